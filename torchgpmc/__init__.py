@@ -1,0 +1,33 @@
+"""Monte Carlo inference for Gaussian process models, native to PyTorch."""
+
+from torchgpmc import likelihoods, samplers
+from torchgpmc.checkpoint import Checkpoint
+from torchgpmc.diagnostics import SamplingWarning
+from torchgpmc.methods import HMC, NUTS, AdaptiveMH, EllipticalSlice, Slice
+from torchgpmc.models import GP, SparseGP, joint_log_density, kmeans_inducing_points
+from torchgpmc.posterior import Posterior
+from torchgpmc.prediction import Prediction
+from torchgpmc.run import sample
+from torchgpmc.samplers import MassMatrix
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "GP",
+    "HMC",
+    "NUTS",
+    "AdaptiveMH",
+    "Checkpoint",
+    "EllipticalSlice",
+    "MassMatrix",
+    "Posterior",
+    "Prediction",
+    "SamplingWarning",
+    "Slice",
+    "SparseGP",
+    "joint_log_density",
+    "kmeans_inducing_points",
+    "likelihoods",
+    "sample",
+    "samplers",
+]

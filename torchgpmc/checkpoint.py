@@ -1,0 +1,122 @@
+"""Checkpoints of a run: a small file for its state, and numbered segments of draws that are never rewritten."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgpmc.diagnostics import SamplingWarning
+from torchgpmc.draws import DrawStore
+from torchgpmc.files import read_tensors, write_atomically
+from torchgpmc.posterior import differences
+
+_FORMAT = "torchgpmc checkpoint 1"
+_SEGMENT_FORMAT = "torchgpmc checkpoint segment 1"
+
+
+class Checkpoint(NamedTuple):
+    """Where and how often to save a run: ``torchgpmc.sample(..., checkpoint=Checkpoint("run.ckpt", every=50))``.
+
+    Args:
+        path: the state's file; segments of draws lie beside it as ``<path>.00000``, ``<path>.00001``, ...
+        every: advances between two saves, warm-up included.
+    """
+
+    path: str | os.PathLike[str]
+    every: int = 100
+
+
+def pack(value: Any) -> Any:
+    """A state as nested lists of tensors and numbers, which load without executing anything."""
+    return [pack(part) for part in value] if isinstance(value, tuple) else value
+
+
+def unpack(template: Any, packed: Any, device: torch.device) -> Any:
+    """The inverse of :func:`pack`, into the NamedTuples of ``template``."""
+    if isinstance(template, tuple):
+        return type(template)(*(unpack(part, saved, device) for part, saved in zip(template, packed, strict=True)))
+    return packed.to(device) if isinstance(packed, Tensor) else packed
+
+
+class Saved(NamedTuple):
+    """What a checkpoint file gives back."""
+
+    state: Any  # packed
+    generator_state: Tensor
+    num_done: int
+    info: dict[str, Any]
+    store: DrawStore
+
+
+class CheckpointFile:
+    """Saves and restores one run.
+
+    Args:
+        checkpoint: where, and how often.
+        settings: everything that determines the draws; a file made with other settings is refused.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, settings: dict[str, str]):
+        self.path = Path(checkpoint.path)
+        self.every = checkpoint.every
+        self.settings = settings
+        self._segments = 0
+        self._pieces_saved = 0
+
+    def _segment_path(self, index: int) -> Path:
+        return self.path.with_name(f"{self.path.name}.{index:05d}")
+
+    def restore(self) -> Saved | None:
+        """What was saved, or ``None`` if there is no file yet.
+
+        Raises:
+            ValueError: the file is damaged, or belongs to a run with other settings; the message lists the differences.
+        """
+        if not self.path.exists():
+            return None
+        content = read_tensors(self.path, _FORMAT)
+        different = differences(content["settings"], self.settings)
+        if different:
+            raise ValueError(
+                f"checkpoint {self.path} belongs to another run: {different}. Expected the same settings; use another path, or delete it."
+            )
+        store = DrawStore()
+        for index in range(content["segments"]):
+            store.restore(read_tensors(self._segment_path(index), _SEGMENT_FORMAT))
+        self._segments, self._pieces_saved = content["segments"], store.num_pieces
+        return Saved(content["state"], content["generator"], content["num_done"], content["info"], store)
+
+    def is_due(self, num_done: int) -> bool:
+        """Whether to save after ``num_done`` advances."""
+        return num_done % self.every == 0
+
+    def save(self, state: Any, generator_state: Tensor, num_done: int, info: dict[str, Any], store: DrawStore) -> None:
+        """New draws to a segment, then the state; if the disk refuses, a warning, and the draws wait for the next save."""
+        try:
+            segments, pieces = self._segments, self._pieces_saved
+            if store.num_pieces > pieces:
+                write_atomically(self._segment_path(segments), {"format": _SEGMENT_FORMAT, **store.piece(pieces)})
+                segments, pieces = segments + 1, store.num_pieces
+            content = {
+                "format": _FORMAT,
+                "settings": self.settings,
+                "state": pack(state),
+                "generator": generator_state,
+                "num_done": num_done,
+                "segments": segments,
+                "info": info,
+            }
+            write_atomically(self.path, content)
+            self._segments, self._pieces_saved = segments, pieces
+        except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
+            warnings.warn(
+                f"checkpoint {self.path} could not be written ({error}); sampling goes on and the draws are kept in memory. "
+                f"Free some space: the next save will try again.",
+                SamplingWarning,
+                stacklevel=3,
+            )

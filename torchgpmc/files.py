@@ -1,0 +1,41 @@
+"""Files of tensors, numbers and strings: written atomically, read without executing anything."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def write_atomically(path: Path, content: dict[str, Any]) -> None:
+    """Writes ``content`` beside ``path`` and moves it into place, so that a reader sees the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_tensors(path: Path, expected_format: str) -> dict[str, Any]:
+    """Reads a file of :func:`write_atomically` with ``weights_only=True``.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: not a file of that format.
+    """
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise ValueError(f"{path} is not a torchgpmc file, or is damaged: {error}") from error
+    found = content.get("format") if isinstance(content, dict) else None
+    if found != expected_format:
+        raise ValueError(f"{path} holds {found!r}. Expected {expected_format!r}.")
+    return content

@@ -1,0 +1,112 @@
+"""gpytorch modules as pure functions of their constrained parameters, at C settings at once."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from gpytorch.constraints import Interval
+from torch import Tensor, nn
+from torch.distributions import Distribution, Transform
+from torch.func import functional_call
+
+_MAX_NESTING = 8
+
+
+def public_name(raw_name: str) -> str:
+    """The user's name of a gpytorch parameter: the dotted path without ``raw_``.
+
+    Example:
+        >>> public_name("base_kernel.raw_lengthscale")
+        'base_kernel.lengthscale'
+    """
+    path, _, leaf = raw_name.rpartition(".")
+    leaf = leaf.removeprefix("raw_")
+    return f"{path}.{leaf}" if path else leaf
+
+
+def constraint_of(module: nn.Module, leaf: str) -> Interval | None:
+    """The gpytorch constraint of parameter ``leaf`` of ``module``, if any."""
+    finder = getattr(module, "constraint_for_parameter_name", None)
+    return finder(leaf) if finder is not None else None
+
+
+def parameters_with_owners(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """Dotted raw name, owning module and attribute name of every parameter below ``module``, each once."""
+    for name, _ in module.named_parameters():
+        path, _, leaf = name.rpartition(".")
+        yield name, module.get_submodule(path), leaf
+
+
+class _Call(nn.Module):
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, function: Callable[[nn.Module], Any]) -> Any:
+        return function(self.module)
+
+
+class PureModule:
+    """A private copy of a gpytorch module that is evaluated at given *constrained* parameter values.
+
+    The copy's constraints pass values through unchanged, so a value is what ``module.lengthscale`` returns while
+    ``function`` runs; the user's module is never written to.
+
+    Args:
+        module: a kernel, mean or likelihood; copied.
+    """
+
+    def __init__(self, module: nn.Module):
+        evaluated = copy.deepcopy(module)
+        for part in evaluated.modules():
+            if isinstance(part, Interval):
+                part._transform = None  # gpytorch: a constraint without transform is not enforced
+        for parameter in evaluated.parameters():
+            parameter.requires_grad_(False)
+        self._call = _Call(evaluated)
+
+    def __call__(self, values: Mapping[str, Tensor], function: Callable[[Any], Any]) -> Any:
+        """``function(module)`` with the parameters in ``values`` (dotted raw name -> constrained value) put in place."""
+        if not values:
+            return function(self._call.module)
+        return functional_call(self._call, {f"module.{name}": value for name, value in values.items()}, (function,))
+
+
+def convert_distribution(distribution: Distribution, dtype: torch.dtype, device: torch.device) -> Any:
+    """A copy of a distribution, or gpytorch prior, whose every number lives in ``dtype`` on ``device``.
+
+    ``Module.to`` is not enough: the base distributions inside ``HalfCauchyPrior`` or ``LogNormalPrior`` and the limits of
+    ``UniformPrior`` are plain attributes and would stay float32. Argument checks are switched off in the copy, because a draw
+    that underflows to the edge of its support has log density -inf rather than being an error.
+
+    Args:
+        distribution: copied, not changed.
+        dtype: floating type of the answer of ``log_prob``.
+        device: where it lives.
+    """
+    converted = copy.deepcopy(distribution)
+    _convert_attributes(converted, dtype, device, 0)
+    return converted
+
+
+def _convert_attributes(owner: Any, dtype: torch.dtype, device: torch.device, depth: int) -> None:
+    if depth > _MAX_NESTING:
+        return
+    stores = [vars(owner)]
+    if isinstance(owner, nn.Module):
+        stores += [owner._buffers, owner._modules]
+    for store in stores:
+        for name, value in store.items():
+            if isinstance(value, Tensor) and value.is_floating_point():
+                store[name] = value.detach().to(device=device, dtype=dtype)
+            elif isinstance(value, Distribution | Transform):
+                _convert_attributes(value, dtype, device, depth + 1)
+            elif isinstance(value, list):
+                for part in value:
+                    if isinstance(part, Distribution | Transform):
+                        _convert_attributes(part, dtype, device, depth + 1)
+    if isinstance(owner, Distribution):
+        vars(owner)["_validate_args"] = False

@@ -1,0 +1,114 @@
+"""Binary classification."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from gpytorch.likelihoods import Likelihood
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.distributions import Bernoulli as BernoulliDistribution
+from torch.nn.functional import logsigmoid
+
+from torchgpmc import quadrature
+from torchgpmc.likelihoods.base import Factorised, GPyTorchExpectation, Moments, require_targets
+from torchgpmc.special import log_ndtr, normal_hazard
+from torchgpmc.random import uniform
+
+
+class _ExpectedLogNdtr(torch.autograd.Function):
+    """E log Phi(s f), f ~ N(mean, variance), with both derivatives from the same evaluations.
+
+    d/dmean E g(f) = E g'(f) and d/dvariance E g(mean + sd x) = E[g'(f) x] / (2 sd), under the quadrature rule itself.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, variance: Tensor, sign: Tensor) -> Tensor:
+        nodes, weights = quadrature.gauss_hermite(quadrature.DEFAULT_NODES, mean.dtype, mean.device)
+        deviation = variance.sqrt()
+        points = torch.addcmul((sign * mean).unsqueeze(-1), (sign * deviation).unsqueeze(-1), nodes)
+        value = log_ndtr(points)
+        slope = normal_hazard(points, value) @ torch.stack([weights, weights * nodes], 1)
+        ctx.save_for_backward(sign * slope[..., 0], sign * slope[..., 1] / (2 * deviation))
+        return value @ weights
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        mean_slope, variance_slope = ctx.saved_tensors
+        return gradient * mean_slope, gradient * variance_slope, None
+
+
+class Bernoulli(GPyTorchExpectation, Factorised, Likelihood):
+    r"""Labels 0 or 1 with :math:`p(y = 1 | f) = \Phi(f)` (probit) or :math:`1 / (1 + e^{-f})` (logit).
+
+    No probability is floored: log Phi(-40) is -804.6, with the gradient to match.
+
+    Args:
+        link: ``"probit"`` (default) or ``"logit"``.
+
+    Raises:
+        ValueError: another link.
+
+    Example:
+        >>> import torch
+        >>> Bernoulli().log_prob(torch.zeros(1, 2), torch.tensor([0.0, 1.0]))
+        tensor([-1.3863])
+    """
+
+    is_classification = True
+
+    def __init__(self, link: str = "probit"):
+        super().__init__()
+        if link not in ("probit", "logit"):
+            raise ValueError(f"link is {link!r}. Expected 'probit' or 'logit'.")
+        self.link = link
+
+    @property
+    def is_probit(self) -> bool:
+        """Whether the link is the normal distribution function."""
+        return self.link == "probit"
+
+    def _log_link(self, f: Tensor) -> Tensor:
+        return log_ndtr(f) if self.is_probit else logsigmoid(f)
+
+    def _probability(self, f: Tensor) -> Tensor:
+        return torch.special.ndtr(f) if self.is_probit else torch.sigmoid(f)
+
+    def forward(self, function_samples: Tensor) -> BernoulliDistribution:
+        return BernoulliDistribution(probs=self._probability(function_samples))
+
+    def validate_targets(self, targets: Tensor) -> Tensor:
+        """Labels as 0 and 1; -1 and +1 are accepted."""
+        ok = (targets == 0) | (targets == 1) | (targets == -1)
+        remedy = "Encode the two classes as 0 and 1."
+        require_targets(ok, targets, "labels 0 and 1 (or -1 and +1)", remedy)
+        if bool((targets == -1).any()):
+            require_targets(targets != 0, targets, "labels -1 and +1, without 0", remedy)
+            return (targets > 0).to(targets.dtype)
+        return targets
+
+    def pointwise_log_prob(self, f: Tensor, targets: Tensor) -> Tensor:
+        return self._log_link((2 * targets - 1) * f)
+
+    def expected_log_likelihood(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
+        if self.is_probit:
+            return _ExpectedLogNdtr.apply(mean, variance, 2 * targets - 1)
+        return super().expected_log_likelihood(mean, variance, targets)
+
+    def predictive_log_prob(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
+        if self.is_probit:
+            return log_ndtr((2 * targets - 1) * mean / torch.sqrt(1 + variance))
+        return super().predictive_log_prob(mean, variance, targets)
+
+    def response_moments(self, mean: Tensor, variance: Tensor) -> Moments:
+        """Closed form for probit, :math:`\\Phi(m / \\sqrt{1 + v})` (Rasmussen & Williams 2006, eq. 3.82)."""
+        if self.is_probit:
+            probability = torch.special.ndtr(mean / torch.sqrt(1 + variance))
+        else:
+            probability = quadrature.expectation(torch.sigmoid, mean, variance)
+        return Moments(probability, probability * (1 - probability))
+
+    def sample(self, f: Tensor, generator: torch.Generator) -> Tensor:
+        return (uniform(f.shape, f, generator) < self._probability(f)).to(f.dtype)

@@ -1,0 +1,115 @@
+"""From any gpytorch likelihood to one this package can evaluate at C settings."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import gpytorch.likelihoods
+import torch
+from torch import nn
+from torch.distributions import Distribution
+
+from torchgpmc.functional import PureModule, parameters_with_owners
+from torchgpmc.likelihoods.base import Factorised, LogLikelihood
+from torchgpmc.likelihoods.bernoulli import Bernoulli
+from torchgpmc.likelihoods.gaussian import Gaussian
+from torchgpmc.likelihoods.softmax import Softmax
+from torchgpmc.likelihoods.student_t import StudentT
+from torchgpmc.random import draw, make_generator
+
+_WITH_CLOSED_FORMS = {
+    gpytorch.likelihoods.GaussianLikelihood: Gaussian,
+    gpytorch.likelihoods.StudentTLikelihood: StudentT,
+    gpytorch.likelihoods.SoftmaxLikelihood: Softmax,
+}
+
+
+class Foreign(Factorised):
+    """A gpytorch likelihood we know nothing about but its ``forward(f)``; everything by quadrature."""
+
+    def __init__(self, likelihood: Any):
+        self.likelihood = likelihood
+
+    def forward(self, function_samples: Tensor) -> Distribution:
+        return self.likelihood.forward(function_samples)
+
+
+def convert_likelihood(likelihood: Any) -> Any:
+    """A private copy of a likelihood, ours in place of gpytorch's where ours is better.
+
+    gpytorch's ``BernoulliLikelihood`` floors the probit (log Phi(-40) comes out near -36 where -804.6 is right) and is replaced by
+    :class:`Bernoulli`, with a note; ``GaussianLikelihood``, ``StudentTLikelihood`` and ``SoftmaxLikelihood`` gain closed forms
+    and keep their parameters, priors and names.
+
+    Raises:
+        TypeError: not a gpytorch likelihood.
+    """
+    if not isinstance(likelihood, gpytorch.likelihoods.Likelihood):
+        raise TypeError(
+            f"likelihood is {likelihood!r}. Expected a gpytorch or torchgpmc likelihood object, for instance "
+            f"torchgpmc.likelihoods.Bernoulli()."
+        )
+    if isinstance(likelihood, LogLikelihood):
+        return copy.deepcopy(likelihood)
+    if type(likelihood) is gpytorch.likelihoods.BernoulliLikelihood:
+        warnings.warn(
+            "gpytorch's BernoulliLikelihood floors small probabilities; torchgpmc.likelihoods.Bernoulli(link='probit') is used instead.",
+            stacklevel=4,
+        )
+        return Bernoulli()
+    ours = _WITH_CLOSED_FORMS.get(type(likelihood))
+    if ours is None:
+        return copy.deepcopy(likelihood)
+    # The same attributes under a class with more methods: parameters, priors, constraints and names all stay.
+    converted = ours.__new__(ours)
+    converted.__dict__.update(copy.deepcopy(likelihood).__dict__)
+    return converted
+
+
+def as_likelihood(module: Any) -> Any:
+    """The likelihood's evaluation interface: itself if it is ours, else an adapter around its ``forward``."""
+    return module if isinstance(module, LogLikelihood) else Foreign(module)
+
+
+def check_forward(likelihood: nn.Module) -> None:
+    """Checks that a foreign likelihood factorises and treats C settings as C rows.
+
+    Raises:
+        ValueError: ``forward`` does not return a distribution over each element, or mixes settings.
+    """
+    if isinstance(likelihood, LogLikelihood):
+        return
+    name = type(likelihood).__name__
+    pure = PureModule(likelihood)
+    settings = {}
+    example = torch.float64
+    for raw, owner, leaf in parameters_with_owners(likelihood):
+        value = getattr(owner, leaf).detach()
+        example = value.dtype
+        settings[raw] = torch.stack([value + 0.1, value + 0.2]).abs()
+        settings[raw] = settings[raw] if value.dim() else settings[raw].unsqueeze(-1)
+    f = torch.tensor([[-0.3, 0.2, 0.5], [0.4, -0.1, 0.3]], dtype=example)
+
+    def distribution(module: Any) -> Any:
+        return module.forward(f)
+
+    try:
+        together = pure(settings, distribution)
+        shape = tuple(together.batch_shape)
+    except Exception as error:  # whatever a user's likelihood may raise
+        raise ValueError(
+            f"{name}.forward failed on f of shape (chains, data) = (2, 3): {error}. Expected it to return a torch distribution "
+            f"over each element, with parameters of shape (chains, 1); subclass torchgpmc.likelihoods.Factorised to say more."
+        ) from error
+    if shape != (2, 3):
+        raise ValueError(
+            f"{name}.forward gives a distribution of batch shape {shape} for f of shape (chains, data) = (2, 3). "
+            f"Expected (2, 3): one distribution for each observation."
+        )
+    targets = draw(together, make_generator(0))
+    for row in range(2):
+        alone = pure({key: value[row : row + 1] for key, value in settings.items()}, lambda m: m.forward(f[row : row + 1]))
+        if not torch.allclose(alone.log_prob(targets[row : row + 1]), together.log_prob(targets)[row : row + 1], equal_nan=True):
+            raise ValueError(f"{name} mixes hyperparameter settings. Expected parameters of shape (chains, 1) to act row by row.")

@@ -1,0 +1,37 @@
+"""Regression with outliers."""
+
+from __future__ import annotations
+
+import torch
+from gpytorch.likelihoods import StudentTLikelihood
+from torch import Tensor
+from torch.distributions import StudentT as StudentTDistribution
+
+from torchgpmc.likelihoods.base import Factorised, GPyTorchExpectation, Moments
+
+
+class StudentT(GPyTorchExpectation, Factorised, StudentTLikelihood):
+    """y = f + t, t Student with ``deg_free`` degrees of freedom and squared scale ``noise``; gpytorch's, at C settings.
+
+    Takes gpytorch's arguments, among them ``noise_prior`` and ``deg_free_prior``. The noise variance is
+    ``noise * deg_free / (deg_free - 2)``; gpytorch keeps ``deg_free`` above 2 by default.
+
+    Example:
+        >>> import torch
+        >>> StudentT().log_prob(torch.zeros(1, 2), torch.zeros(2)).shape
+        torch.Size([1])
+    """
+
+    def forward(self, function_samples: Tensor) -> StudentTDistribution:  # type: ignore[override]  # unused extra arguments
+        return StudentTDistribution(self.deg_free, function_samples, self.noise.sqrt(), validate_args=False)
+
+    def pointwise_log_prob(self, f: Tensor, targets: Tensor) -> Tensor:
+        degrees, squared_scale = self.deg_free, self.noise
+        half = 0.5 * (degrees + 1)
+        constant = torch.lgamma(half) - torch.lgamma(0.5 * degrees) - 0.5 * torch.log(torch.pi * degrees * squared_scale)
+        return constant - half * torch.log1p((targets - f).square() / (degrees * squared_scale))
+
+    def response_moments(self, mean: Tensor, variance: Tensor) -> Moments:
+        degrees = self.deg_free
+        noise = torch.where(degrees > 2, self.noise * degrees / (degrees - 2).clamp_min(1e-300), torch.inf)
+        return Moments(mean, variance + noise)

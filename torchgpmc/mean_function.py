@@ -1,0 +1,58 @@
+"""Any gpytorch mean at C hyperparameter settings at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from gpytorch.means import Mean, ZeroMean
+from torch import Tensor
+
+from torchgpmc.functional import PureModule, constraint_of, parameters_with_owners
+
+
+class MeanFunction:
+    """A gpytorch mean as a function of its constrained parameters; batched if its batch mode proves sound, else one by one.
+
+    Args:
+        mean: a gpytorch mean without batch dimensions; copied.
+        x: some inputs ``(N, D)``, N at least 1.
+
+    Raises:
+        ValueError: the mean cannot be evaluated at ``x``.
+    """
+
+    def __init__(self, mean: Mean, x: Tensor):
+        self.is_zero = type(mean) is ZeroMean
+        self.pure = PureModule(mean)
+        probe = x[:2]
+        values = {}
+        for name, owner, leaf in parameters_with_owners(mean):
+            raw = getattr(owner, leaf).detach()
+            raw = torch.stack([raw + 0.1, raw - 0.2])
+            constraint = constraint_of(owner, leaf)
+            values[name] = raw if constraint is None else constraint.transform(raw)
+        try:
+            expected = self._one_by_one(values, probe, 2)
+        except Exception as error:  # whatever a user's mean may raise
+            raise ValueError(
+                f"the mean could not be evaluated at inputs of shape {tuple(probe.shape)}: {error}. "
+                f"Expected a gpytorch mean for {x.shape[-1]} input dimensions."
+            ) from error
+        self.batched = True
+        try:
+            self.batched = torch.allclose(self(values, probe, 2), expected)
+        except Exception:  # no usable batch mode: one by one
+            self.batched = False
+
+    def __call__(self, values: Mapping[str, Tensor], x: Tensor, num_settings: int) -> Tensor:
+        """Prior means ``(num_settings, N)`` at ``x`` ``(N, D)``."""
+        if self.is_zero:
+            return x.new_zeros(num_settings, len(x))
+        if self.batched:
+            return self.pure(values, lambda mean: mean(x)).expand(num_settings, len(x))
+        return self._one_by_one(values, x, num_settings)
+
+    def _one_by_one(self, values: Mapping[str, Tensor], x: Tensor, num_settings: int) -> Tensor:
+        settings = ({name: value[row] for name, value in values.items()} for row in range(num_settings))
+        return torch.stack([self.pure(setting, lambda mean: mean(x)) for setting in settings])

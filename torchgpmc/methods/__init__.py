@@ -1,0 +1,7 @@
+"""Sampling methods: small frozen option sets that enter :func:`torchgpmc.sample`."""
+
+from torchgpmc.methods.base import Method, Run, Settings
+from torchgpmc.methods.joint import HMC, NUTS, AdaptiveMH, Slice
+from torchgpmc.methods.latent import EllipticalSlice
+
+__all__ = ["HMC", "NUTS", "AdaptiveMH", "EllipticalSlice", "Method", "Run", "Settings", "Slice"]

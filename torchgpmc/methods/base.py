@@ -1,0 +1,108 @@
+"""How an engine enters the one loop in ``run.py``: a Method prepares a Run, and the Run advances."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from torchgpmc.density import ChunkedDensity
+from torchgpmc.draws import Draw, Draws
+from torchgpmc.models.base import GPModel
+from torchgpmc.types import LogDensity
+
+_MAX_START_ATTEMPTS = 100
+_LATENT_START_SPREAD = 0.1
+
+
+class Settings(NamedTuple):
+    """What the user asked of :func:`torchgpmc.sample`, checked; ``None`` where the user said nothing."""
+
+    num_samples: int
+    warmup_steps: int | None
+    num_chains: int | None
+    chain_chunk: int | None
+
+
+class Run(Protocol):
+    """One run of an engine on one model. Its state holds everything that changes, adaptation included."""
+
+    def init(self, generator: torch.Generator) -> Any:
+        """The first state: a NamedTuple of tensors, numbers and NamedTuples, which is what a checkpoint saves."""
+        ...
+
+    def num_advances(self) -> int:
+        """How many advances make a complete run, warm-up included."""
+        ...
+
+    def advance(self, state: Any, generator: torch.Generator) -> tuple[Any, Draw | None, dict[str, Tensor]]:
+        """The next state, the draws it yields (``None`` during warm-up) and statistics ``(C,)``."""
+        ...
+
+    def finish(self, draw: Draw) -> Draws:
+        """All draws with their weights, if the engine weights them."""
+        ...
+
+
+class Method(Protocol):
+    """An engine's options."""
+
+    def prepare(self, model: GPModel, settings: Settings) -> Run:
+        """A run of this engine.
+
+        Raises:
+            ValueError: the engine cannot sample this model, or not with these settings.
+        """
+        ...
+
+
+def chain_settings(settings: Settings) -> tuple[int, int]:
+    """Warm-up steps and chains of a Markov chain method, with the defaults filled in: ``num_samples`` and 4."""
+    warmup = settings.num_samples if settings.warmup_steps is None else settings.warmup_steps
+    return warmup, 4 if settings.num_chains is None else settings.num_chains
+
+
+def in_chunks(density: LogDensity, num_chains: int, chain_chunk: int | None) -> LogDensity:
+    """``density`` evaluated at most ``chain_chunk`` chains at once."""
+    if chain_chunk is None or chain_chunk >= num_chains:
+        return density
+    return ChunkedDensity(density, num_chains, chain_chunk)
+
+
+def check_positive(name: str, value: float, low: float = 0.0, high: float = float("inf")) -> None:
+    """Raises a ``ValueError`` unless ``value`` lies strictly between ``low`` and ``high``."""
+    if not isinstance(value, int | float) or not low < value < high:
+        raise ValueError(f"{name} is {value!r}. Expected a number above {low:g}" + (f" and below {high:g}." if high < float("inf") else "."))
+
+
+def check_count(name: str, value: int, least: int = 1) -> None:
+    """Raises a ``ValueError`` unless ``value`` is a whole number of at least ``least``."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} is {value!r}. Expected a whole number of at least {least}.")
+
+
+def starting_positions(model: GPModel, density: LogDensity, num_chains: int, generator: torch.Generator) -> Tensor:
+    """Positions [theta, v] of finite log density ``(C, P + V)``: theta from the prior, v small.
+
+    Raises:
+        ValueError: some chain found no such position in many prior draws.
+    """
+    position = _start(model, num_chains, generator)
+    for _ in range(_MAX_START_ATTEMPTS):
+        value, gradient = density.value_and_grad(position)
+        bad = torch.isinf(value) | (gradient.abs().amax(-1) > 1e100 if gradient.shape[-1] else torch.isinf(value))
+        if not bool(bad.any()):
+            return position
+        position = torch.where(bad.unsqueeze(-1), _start(model, num_chains, generator), position)
+    raise ValueError(
+        f"{int(bad.sum())} of {num_chains} chains found no starting point of finite log density in {_MAX_START_ATTEMPTS} draws from the "
+        f"prior. Expected the prior to give the data some probability; check the scale of train_x and train_y, the priors, and "
+        f"raise jitter (now {model.jitter:g}) if factorisations fail."
+    )
+
+
+def _start(model: GPModel, num_chains: int, generator: torch.Generator) -> Tensor:
+    theta = model.layout.starting_points(num_chains, generator)
+    v = torch.randn(num_chains, model.latent_size, dtype=theta.dtype, device=theta.device, generator=generator)
+    return torch.cat([theta, _LATENT_START_SPREAD * v], -1)

@@ -1,0 +1,8 @@
+"""Gaussian process models whose posterior is to be sampled."""
+
+from torchgpmc.models.base import GPModel, JointLogDensity, LatentGaussian, LatentPrior, joint_log_density
+from torchgpmc.models.full import GP
+from torchgpmc.models.inducing import kmeans_inducing_points
+from torchgpmc.models.sparse import SparseGP
+
+__all__ = ["GP", "GPModel", "JointLogDensity", "LatentGaussian", "LatentPrior", "SparseGP", "joint_log_density", "kmeans_inducing_points"]

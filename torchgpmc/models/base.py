@@ -1,0 +1,236 @@
+"""What GP and SparseGP share: checked data, gpytorch modules, the layout of theta, and the joint density on [theta, v]."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any, NamedTuple
+
+import torch
+from gpytorch.kernels import Kernel
+from gpytorch.means import Mean, ZeroMean
+from torch import Tensor, nn
+
+from torchgpmc.covariance import CovarianceFunction, covariance_function
+from torchgpmc.density import AutogradDensity
+from torchgpmc.functional import PureModule
+from torchgpmc.likelihoods.conversion import as_likelihood, check_forward, convert_likelihood
+from torchgpmc.mean_function import MeanFunction
+from torchgpmc.models.validation import check_devices, check_inputs, check_targets
+from torchgpmc.parameters import Layout, build_layout
+
+_DERIVED = ("layout", "covariance", "mean_function", "_pure_likelihood", "_bound")
+_LOG_2PI = math.log(2 * math.pi)
+
+
+class LatentPrior(NamedTuple):
+    """p(f | theta) at C settings, with everything in it that depends on theta alone."""
+
+    kernel_values: dict[str, Tensor]
+    mean_values: dict[str, Tensor]
+    likelihood_values: dict[str, Tensor]
+    mean: Tensor  # (C, N), prior mean at the data
+    factor: Tensor  # (C, N, N) or (C, M, M), lower Cholesky factor of K(X, X) or K(Z, Z), jitter included
+    projection: Tensor | None  # (C, M, N), factor^-1 K(Z, X); None for the full GP
+    variance: Tensor | None  # (C, N), of f given u; None for the full GP
+    ok: Tensor  # (C,), whether the factorisation succeeded
+
+
+class LatentGaussian(NamedTuple):
+    """Marginals of f at T test points given theta and v: mean and variance ``(C, K, T)``."""
+
+    mean: Tensor
+    variance: Tensor
+
+
+class GPModel(nn.Module):
+    """Base of the latent Gaussian models; see :class:`GP` and :class:`SparseGP`.
+
+    Holds copies of data, kernel, mean and likelihood in one dtype. What is derived from them (the layout, private evaluation
+    copies, distances) is rebuilt after ``.to()``, ``deepcopy`` and unpickling, and never saved.
+    """
+
+    train_x: Tensor
+    train_y: Tensor
+    layout: Layout
+    covariance: CovarianceFunction
+    mean_function: MeanFunction
+
+    def __init__(
+        self,
+        train_x: Tensor,
+        train_y: Tensor,
+        kernel: Kernel,
+        likelihood: Any,
+        *,
+        mean: Mean | None = None,
+        jitter: float = 1e-6,
+        dtype: torch.dtype = torch.float64,
+        extra_inputs: dict[str, Tensor] | None = None,
+    ):
+        super().__init__()
+        if not isinstance(kernel, Kernel):
+            raise TypeError(f"kernel is {kernel!r}. Expected a gpytorch kernel, for instance ScaleKernel(RBFKernel()).")
+        if mean is not None and not isinstance(mean, Mean):
+            raise TypeError(f"mean is {mean!r}. Expected a gpytorch mean, for instance gpytorch.means.ConstantMean(), or None.")
+        if not dtype.is_floating_point:
+            raise ValueError(f"dtype is {dtype}. Expected torch.float64 (recommended) or torch.float32.")
+        if not (isinstance(jitter, int | float) and 0 <= jitter < math.inf):
+            raise ValueError(f"jitter is {jitter!r}. Expected a variance of at least 0, for instance 1e-6.")
+        x = check_inputs("train_x", train_x, dtype)
+        likelihood = convert_likelihood(likelihood)
+        check_devices(train_x=train_x, train_y=train_y, kernel=kernel, mean=mean, likelihood=likelihood, **(extra_inputs or {}))
+        self.jitter = float(jitter)
+        self.register_buffer("train_x", x)
+        self.register_buffer("train_y", check_targets(train_y, x, as_likelihood(likelihood), dtype))
+        for name, value in (extra_inputs or {}).items():
+            self.register_buffer(name, value)
+        self.kernel = copy.deepcopy(kernel).to(dtype)
+        self.mean = (ZeroMean() if mean is None else copy.deepcopy(mean)).to(dtype)
+        self.likelihood = likelihood.to(dtype)
+        check_forward(self.likelihood)
+        self._derive()
+
+    def _derive(self) -> None:
+        x = self.train_x
+        self.layout = build_layout({"kernel": self.kernel, "mean": self.mean, "likelihood": self.likelihood}, x.dtype, x.device)
+        self.covariance = covariance_function(self.kernel, x)
+        self.mean_function = MeanFunction(self.mean, x)
+        self._pure_likelihood = PureModule(self.likelihood)
+        self._bound = self._bind()
+
+    def _bind(self) -> Any:
+        """Covariances at the model's own inputs, ready for theta."""
+        raise NotImplementedError
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in _DERIVED}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._derive()
+
+    def _apply(self, fn: Any, recurse: bool = True) -> GPModel:
+        super()._apply(fn, recurse)
+        self._derive()
+        return self
+
+    @property
+    def num_latents(self) -> int:
+        """K, the number of latent functions, which the likelihood decides."""
+        return int(getattr(self.likelihood, "num_latents", getattr(self.likelihood, "num_features", 1)))
+
+    @property
+    def latent_shape(self) -> tuple[int, int]:
+        """(K, N) or (K, M): the whitened latents v are ``(C, K * N)`` or ``(C, K * M)``."""
+        raise NotImplementedError
+
+    @property
+    def latent_size(self) -> int:
+        """V, the number of whitened latents."""
+        return math.prod(self.latent_shape)
+
+    def prior(self, theta: Tensor) -> LatentPrior:
+        """p(f | theta) at C settings: all work that depends on theta ``(C, P)`` alone."""
+        raise NotImplementedError
+
+    def _prior_values(self, theta: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+        likelihood = {
+            name: value if value.dim() > 1 else value.unsqueeze(-1)  # (C,) -> (C, 1), to broadcast against f
+            for name, value in self.layout.raw_values(theta, "likelihood").items()
+        }
+        return self.layout.raw_values(theta, "kernel"), self.layout.raw_values(theta, "mean"), likelihood
+
+    def log_likelihood(self, prior: LatentPrior, v: Tensor, targets: Tensor | None = None) -> Tensor:
+        """log p(y | theta, v) ``(C,)`` (for the sparse model its expectation); nothing is factorised here.
+
+        Args:
+            prior: of ``theta``, C settings.
+            v: whitened latents ``(C, V)``.
+            targets: ``(N,)``, or ``(C, N)`` for one data set a chain; the training targets by default.
+        """
+        raise NotImplementedError
+
+    def latents(self, prior: LatentPrior, v: Tensor) -> Tensor:
+        """Function values at the data (full GP) or the inducing points: ``(C, N)``, ``(C, N, K)`` for several latents."""
+        raise NotImplementedError
+
+    def predict(self, prior: LatentPrior, v: Tensor, x: Tensor) -> LatentGaussian:
+        """Marginals of f at test inputs ``(T, D)`` given theta and v."""
+        raise NotImplementedError
+
+    def _whitened(self, v: Tensor) -> Tensor:
+        return v.view(len(v), *self.latent_shape)
+
+    def _at_boundary(self, f: Tensor) -> Tensor:
+        """(C, K, N) to what likelihoods take: ``(C, N)``, or ``(C, N, K)``."""
+        return f.squeeze(1) if self.num_latents == 1 else f.mT
+
+    def with_targets(self, targets: Tensor) -> GPModel:
+        """A copy of the model with other targets: ``(N,)``, or ``(C, N)`` for one data set a chain (calibration tests)."""
+        model = copy.deepcopy(self)
+        model.train_y = check_targets(targets, model.train_x, as_likelihood(model.likelihood), model.train_x.dtype)
+        return model
+
+    def likelihood_function(self, values: dict[str, Tensor], function: Any) -> Any:
+        """``function(likelihood)`` with the likelihood's parameters at C settings; see :class:`Factorised` for its methods."""
+        return self._pure_likelihood(values, lambda module: function(as_likelihood(module)))
+
+
+class JointLogDensity(AutogradDensity):
+    r"""The posterior density of position = [theta, v], up to a constant: what HMC and its kin sample.
+
+    .. math:: \log p(\theta) + \log |dx / d\theta| + \log N(v | 0, I) + \log p(y | f(\theta, v))
+
+    For the sparse model the last term is its expectation under p(f | u), so the density is that of the optimal q(v, theta)
+    (Hensman et al. 2015, eq. 7).
+
+    Args:
+        model: a GP or SparseGP.
+        targets: ``(N,)``, or ``(C, N)`` for one data set a chain; the model's own by default.
+    """
+
+    def __init__(self, model: GPModel, targets: Tensor | None = None):
+        self.model = model
+        self.targets = model.train_y if targets is None else targets
+        super().__init__(self._evaluate)
+
+    def _evaluate(self, position: Tensor) -> Tensor:
+        num_hyperparameters = self.model.layout.size
+        theta, v = position[:, :num_hyperparameters], position[:, num_hyperparameters:]
+        prior = self.model.prior(theta)
+        log_normal = -0.5 * (v * v).sum(-1) - 0.5 * _LOG_2PI * v.shape[-1]
+        value = self.model.layout.log_prior(theta) + log_normal + self.model.log_likelihood(prior, v, self.targets)
+        return torch.where(prior.ok, value, torch.nan)
+
+    def select(self, rows: Tensor) -> JointLogDensity:
+        return self if self.targets.dim() == 1 else JointLogDensity(self.model, self.targets[rows])
+
+
+def joint_log_density(model: GPModel, targets: Tensor | None = None) -> JointLogDensity:
+    """The log density of [theta, v] given the data; see :class:`JointLogDensity`."""
+    return JointLogDensity(model, targets)
+
+
+def predictive_marginals(mean: Tensor, covariance: Tensor, diagonal: Tensor, factor: Tensor, v: Tensor) -> LatentGaussian:
+    """Marginals of f* given whitened v: mean + A'v and k** - |A|^2 columnwise, A = factor^-1 K(., x*).
+
+    Args:
+        mean: prior mean at the test points ``(C, T)``.
+        covariance: K(X or Z, x*) ``(C, V, T)``.
+        diagonal: k(x*, x*) ``(C, T)``.
+        factor: lower Cholesky factor ``(C, V, V)``.
+        v: whitened latents ``(C, K, V)``.
+    """
+    projection = torch.linalg.solve_triangular(factor, covariance, upper=False)
+    variance = conditional_variance(diagonal, projection)
+    latent_mean = mean.unsqueeze(1) + v @ projection
+    return LatentGaussian(latent_mean, variance.unsqueeze(1).expand_as(latent_mean))
+
+
+def conditional_variance(diagonal: Tensor, projection: Tensor) -> Tensor:
+    """k - |A|^2 columnwise, kept above rounding error: it is a variance, and its root is taken."""
+    explained = projection.square().sum(-2)
+    return torch.maximum(diagonal - explained, torch.finfo(diagonal.dtype).eps * diagonal.detach())
+
+

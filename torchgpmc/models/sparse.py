@@ -1,0 +1,114 @@
+"""The sparse variational Gaussian process whose optimal, free-form q(v, theta) is sampled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from gpytorch.kernels import Kernel
+from gpytorch.means import Mean
+from torch import Tensor
+
+from torchgpmc.linalg import cholesky, solve_lower
+from torchgpmc.models.base import GPModel, LatentGaussian, LatentPrior, conditional_variance, predictive_marginals
+from torchgpmc.models.validation import check_inputs
+
+
+class SparseGP(GPModel):
+    r"""A Gaussian process seen through M inducing points (Hensman, Matthews, Filippone & Ghahramani 2015).
+
+    With :math:`u = L v`, :math:`L L^T = K(Z, Z) + jitter \cdot I` and p(f | u) the exact conditional, the samplers draw from
+
+    .. math:: \log q(v, \theta) = E_{p(f | u = L v, \theta)} \log p(y | f) + \log N(v | 0, I) + \log p(\theta) + const
+
+    which is the best approximation to the posterior of (u, theta) that has this conditional (their eq. 7), and costs
+    O(N M^2) an evaluation.
+
+    Args:
+        train_x: inputs ``(N, D)``, or ``(N,)``.
+        train_y: targets ``(N,)``, as the likelihood has them.
+        kernel: a gpytorch kernel without batch dimensions.
+        likelihood: with one latent function; see :class:`GP`.
+        inducing_points: Z ``(M, D)``; :func:`torchgpmc.kmeans_inducing_points` makes good ones. Fixed while sampling.
+        mean: a gpytorch mean; zero by default.
+        jitter: variance added to the diagonal of K(Z, Z).
+        dtype: floating type of all computation.
+
+    Raises:
+        ValueError: as :class:`GP`; no inducing points, or of the wrong width; a likelihood without expectations.
+
+    Example:
+        >>> import torch
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> import torchgpmc as tg
+        >>> x, kernel = torch.rand(50, 2), RBFKernel(lengthscale_prior=GammaPrior(2.0, 1.0))
+        >>> tg.SparseGP(x, x[:, 0], kernel, tg.likelihoods.Poisson(), inducing_points=x[:7])
+        Traceback (most recent call last):
+            ...
+        ValueError: train_y holds [...]. Expected counts 0, 1, 2, .... Poisson models whole numbers; for real data use Gaussian or StudentT.
+    """
+
+    inducing_points: Tensor
+
+    def __init__(
+        self,
+        train_x: Tensor,
+        train_y: Tensor,
+        kernel: Kernel,
+        likelihood: Any,
+        *,
+        inducing_points: Tensor,
+        mean: Mean | None = None,
+        jitter: float = 1e-6,
+        dtype: torch.dtype = torch.float64,
+    ):
+        width = check_inputs("train_x", train_x, dtype).shape[1]
+        points = check_inputs("inducing_points", inducing_points, dtype, width)
+        super().__init__(
+            train_x, train_y, kernel, likelihood, mean=mean, jitter=jitter, dtype=dtype, extra_inputs={"inducing_points": points}
+        )
+        if not hasattr(self.likelihood, "forward") or (
+            hasattr(self.likelihood, "log_prob") and not hasattr(self.likelihood, "expected_log_likelihood")
+        ):
+            raise ValueError(
+                f"{type(self.likelihood).__name__} does not factorise over data. Expected a likelihood with "
+                f"expected_log_likelihood for SparseGP; use GP, or subclass torchgpmc.likelihoods.Factorised."
+            )
+
+    def _bind(self) -> Any:
+        z = self.inducing_points
+        return self.covariance.bind(z, z), self.covariance.bind(z, self.train_x)
+
+    @property
+    def latent_shape(self) -> tuple[int, int]:
+        return self.num_latents, len(self.inducing_points)
+
+    def prior(self, theta: Tensor) -> LatentPrior:
+        kernel_values, mean_values, likelihood_values = self._prior_values(theta)
+        inner, cross = (bound(kernel_values).expand(len(theta), -1, -1) for bound in self._bound)
+        jitter = self.jitter * torch.eye(inner.shape[-1], dtype=inner.dtype, device=inner.device)
+        factor, ok = cholesky(inner + jitter)
+        projection = solve_lower(factor, cross)
+        variance = conditional_variance(self.covariance.diagonal(kernel_values, self.train_x), projection)
+        mean = self.mean_function(mean_values, self.train_x, len(theta))
+        return LatentPrior(kernel_values, mean_values, likelihood_values, mean, factor, projection, variance, ok)
+
+    def latents(self, prior: LatentPrior, v: Tensor) -> Tensor:
+        mean = self.mean_function(prior.mean_values, self.inducing_points, len(v))
+        return self._at_boundary(mean.unsqueeze(1) + self._whitened(v) @ prior.factor.mT)
+
+    def log_likelihood(self, prior: LatentPrior, v: Tensor, targets: Tensor | None = None) -> Tensor:
+        assert prior.projection is not None and prior.variance is not None  # made by this class's prior()
+        mean = self._at_boundary(prior.mean.unsqueeze(1) + self._whitened(v) @ prior.projection)
+        variance = prior.variance if self.num_latents == 1 else prior.variance.unsqueeze(-1).expand_as(mean)
+        y = self.train_y if targets is None else targets
+        return self.likelihood_function(
+            prior.likelihood_values, lambda likelihood: likelihood.expected_log_likelihood(mean, variance, y).sum(-1)
+        )
+
+    def predict(self, prior: LatentPrior, v: Tensor, x: Tensor) -> LatentGaussian:
+        covariance = self.covariance.bind(self.inducing_points, x)(prior.kernel_values)
+        diagonal = self.covariance.diagonal(prior.kernel_values, x)
+        mean = self.mean_function(prior.mean_values, x, len(v))
+        return predictive_marginals(mean, covariance, diagonal, prior.factor, self._whitened(v))

@@ -1,0 +1,76 @@
+"""Checks of what users pass to a model: expected, got, remedy, before anything is computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def check_inputs(name: str, x: Any, dtype: torch.dtype, num_columns: int | None = None) -> Tensor:
+    """Inputs as an ``(N, D)`` copy in ``dtype``; 1-D inputs become ``(N, 1)``.
+
+    Raises:
+        TypeError: not a tensor.
+        ValueError: wrong shape, no rows, NaN or infinite values, or not ``num_columns`` columns.
+    """
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} is {type(x).__name__}. Expected a torch tensor of shape (N, D); use torch.as_tensor({name}).")
+    if x.dim() == 1:
+        x = x.unsqueeze(-1)
+    if x.dim() != 2:
+        raise ValueError(f"{name} has shape {tuple(x.shape)}. Expected (N, D), or (N,) for one input dimension.")
+    if x.shape[0] == 0 or x.shape[1] == 0:
+        raise ValueError(f"{name} has shape {tuple(x.shape)}. Expected at least one row and one column.")
+    if num_columns is not None and x.shape[1] != num_columns:
+        raise ValueError(
+            f"{name} has {x.shape[1]} columns but the model's train_x has {num_columns}. Expected {num_columns} columns."
+        )
+    _check_finite(name, x)
+    return x.detach().to(dtype, copy=True)
+
+
+def check_targets(y: Any, x: Tensor, likelihood: Any, dtype: torch.dtype) -> Tensor:
+    """Targets as an ``(N,)`` copy (or ``(C, N)``, one data set a chain) in ``dtype``, labels as the likelihood wants them.
+
+    Raises:
+        TypeError: not a tensor.
+        ValueError: wrong shape, NaN or infinite values, or values outside the set the likelihood describes.
+    """
+    if not isinstance(y, Tensor):
+        raise TypeError(f"train_y is {type(y).__name__}. Expected a torch tensor of shape (N,); use torch.as_tensor(train_y).")
+    if y.dim() not in (1, 2) or y.shape[-1] != len(x):
+        remedy = " Use train_y.squeeze(-1)." if y.dim() == 2 and tuple(y.shape) == (len(x), 1) else ""
+        raise ValueError(f"train_y has shape {tuple(y.shape)} but train_x has {len(x)} rows. Expected ({len(x)},).{remedy}")
+    _check_finite("train_y", y)
+    return likelihood.validate_targets(y.detach().to(dtype, copy=True))
+
+
+def _check_finite(name: str, tensor: Tensor) -> None:
+    if tensor.is_complex():
+        raise ValueError(f"{name} is complex. Expected real numbers.")
+    finite = torch.isfinite(tensor)
+    if not bool(finite.all()):
+        row = int((~finite).nonzero()[0, 0])
+        raise ValueError(
+            f"{name} has {int((~finite).sum())} NaN or infinite values, the first in row {row}. "
+            f"Expected finite numbers; drop or impute those rows."
+        )
+
+
+def check_devices(**parts: Tensor | nn.Module | None) -> None:
+    """Checks that tensors and the parameters of modules share one device.
+
+    Raises:
+        ValueError: they do not; the message lists who is where.
+    """
+    devices: dict[str, torch.device] = {}
+    for name, part in parts.items():
+        if isinstance(part, Tensor):
+            devices[name] = part.device
+        elif isinstance(part, nn.Module):
+            devices.update({f"{name}.{leaf}": parameter.device for leaf, parameter in part.named_parameters()})
+    if len(set(devices.values())) > 1:
+        listing = ", ".join(f"{name} on {device}" for name, device in devices.items())
+        raise ValueError(f"the model's parts are on different devices: {listing}. Expected one device; move them with .to(device).")

@@ -1,0 +1,228 @@
+"""The layout: gpytorch parameters with priors <-> one flat unconstrained vector theta, with its log prior density."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any, NamedTuple
+
+import torch
+from gpytorch.priors import Prior
+from torch import Tensor, nn
+
+from torchgpmc.bijections import Interval
+from torchgpmc.functional import constraint_of, parameters_with_owners, public_name
+from torchgpmc.priors import RestrictedPrior, support_of
+
+_NO_PRIOR = (
+    "parameter '{name}' has no prior. Expected every parameter to be sampled or fixed. Either give it a gpytorch prior "
+    "(e.g. `{leaf}_prior=gpytorch.priors.GammaPrior(2.0, 1.0)` in the constructor, or `register_prior`), or fix it with "
+    "`.requires_grad_(False)` on '{raw}'."
+)
+
+
+class Entry(NamedTuple):
+    """One sampled parameter: where it lies in theta, and how."""
+
+    name: str  # as in Posterior.samples, e.g. "kernel.base_kernel.lengthscale"
+    raw_name: str  # as in model.named_parameters()
+    shape: torch.Size
+    columns: slice  # of theta
+    interval: Interval
+    prior: RestrictedPrior
+
+
+class FixedEntry(NamedTuple):
+    """One parameter that is not sampled: read from its module whenever it is needed."""
+
+    name: str
+    raw_name: str
+    owner: nn.Module
+    leaf: str
+
+    def value(self) -> Tensor:
+        """The constrained value, ``shape``."""
+        raw = getattr(self.owner, self.leaf).detach()
+        constraint = constraint_of(self.owner, self.leaf)
+        return raw if constraint is None else constraint.transform(raw)
+
+
+class Layout:
+    r"""How a model's hyperparameters make up theta, and the prior density of theta.
+
+    .. math:: \log p(\theta) = \sum_j \log p_j(x_j(\theta)) + \log |dx_j / d\theta_j|
+
+    Priors act on constrained values x; theta is log(x - lower) on a half line and a logit on a bounded interval, the interval
+    being the intersection of the gpytorch constraint and the prior's support.
+
+    Args:
+        entries: the sampled parameters, in the order of theta.
+        fixed: the others.
+    """
+
+    def __init__(self, entries: list[Entry], fixed: list[FixedEntry], dtype: torch.dtype, device: torch.device):
+        self.entries = entries
+        self.fixed = fixed
+        self.dtype = dtype
+        self.device = device
+
+    @property
+    def size(self) -> int:
+        """P, the number of sampled hyperparameters."""
+        return sum(math.prod(entry.shape) for entry in self.entries)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the sampled parameters, in the order of theta."""
+        return [entry.name for entry in self.entries]
+
+    def constrain(self, theta: Tensor) -> dict[str, Tensor]:
+        """Sampled parameters at C settings: public name -> constrained value ``(C, *shape)``; theta is ``(C, P)``."""
+        return {entry.name: _value(entry, theta) for entry in self.entries}
+
+    def raw_values(self, theta: Tensor, prefix: str) -> dict[str, Tensor]:
+        """Every parameter below ``prefix``, sampled or fixed: raw name without the prefix -> constrained ``(C, *shape)``."""
+        start = prefix + "."
+        values = {e.raw_name.removeprefix(start): _value(e, theta) for e in self.entries if e.raw_name.startswith(start)}
+        for entry in self.fixed:
+            if entry.raw_name.startswith(start):
+                value = entry.value()
+                values[entry.raw_name.removeprefix(start)] = value.expand(len(theta), *value.shape)
+        return values
+
+    def unconstrain(self, values: dict[str, Tensor]) -> Tensor:
+        """theta ``(C, P)`` from constrained values ``{name: (C, *shape)}``; the inverse of :meth:`constrain`."""
+        columns = [entry.interval.unconstrain(values[entry.name]).reshape(-1, math.prod(entry.shape)) for entry in self.entries]
+        return torch.cat(columns, -1)
+
+    def log_prior(self, theta: Tensor) -> Tensor:
+        """Log prior density of theta ``(C, P)``, Jacobian included: ``(C,)``."""
+        total = theta.new_zeros(len(theta))
+        for entry in self.entries:
+            unconstrained = theta[:, entry.columns]
+            value = entry.interval.constrain(unconstrained).view(-1, *entry.shape)
+            total = total + entry.prior.log_prob(value) + entry.interval.log_jacobian(unconstrained).sum(-1)
+        return total
+
+    def sample_prior(self, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Draws theta ``(num_draws, P)`` from the prior, determined by ``generator``.
+
+        Raises:
+            NotImplementedError: a prior has ``log_prob`` alone; the message names it.
+        """
+        values = {}
+        for entry in self.entries:
+            try:
+                values[entry.name] = entry.prior.sample(num_draws, generator)
+            except NotImplementedError as error:
+                raise NotImplementedError(f"the prior of '{entry.name}' cannot draw: it has log_prob alone") from error
+        return self.unconstrain(values) if values else torch.zeros(num_draws, 0, dtype=self.dtype, device=self.device)
+
+    def starting_points(self, num_chains: int, generator: torch.Generator) -> Tensor:
+        """Dispersed starts ``(num_chains, P)``: prior draws, or uniform on (-2, 2) where a prior cannot draw."""
+        columns = [torch.zeros(num_chains, 0, dtype=self.dtype, device=self.device)]
+        for entry in self.entries:
+            shape = (num_chains, math.prod(entry.shape))
+            try:
+                start = entry.interval.unconstrain(entry.prior.sample(num_chains, generator)).reshape(shape)
+            except NotImplementedError:
+                start = 4 * torch.rand(shape, dtype=self.dtype, device=self.device, generator=generator) - 2
+            columns.append(start)
+        return torch.cat(columns, -1)
+
+
+def _value(entry: Entry, theta: Tensor) -> Tensor:
+    return entry.interval.constrain(theta[:, entry.columns]).view(-1, *entry.shape)
+
+
+def build_layout(modules: dict[str, nn.Module], dtype: torch.dtype, device: torch.device) -> Layout:
+    """The layout of the parameters of a model's kernel, mean and likelihood.
+
+    Args:
+        modules: attribute name on the model -> gpytorch module, in the order theta is to have.
+        dtype: floating type of theta.
+        device: device of theta.
+
+    Raises:
+        ValueError: a parameter has neither a prior nor ``requires_grad=False``; a prior matches no parameter; the prior's support
+            and the constraint do not meet.
+    """
+    entries: list[Entry] = []
+    fixed: list[FixedEntry] = []
+    start = 0
+    for prefix, module in modules.items():
+        priors = _priors_by_parameter(prefix, module)
+        for raw, owner, leaf in parameters_with_owners(module):
+            raw_name, name = f"{prefix}.{raw}", public_name(f"{prefix}.{raw}")
+            parameter = getattr(owner, leaf)
+            if not parameter.requires_grad:
+                fixed.append(FixedEntry(name, raw_name, owner, leaf))
+                continue
+            if (id(owner), leaf) not in priors:
+                raise ValueError(_NO_PRIOR.format(name=name, leaf=leaf.removeprefix("raw_"), raw=raw_name))
+            prior = priors[(id(owner), leaf)]
+            interval = _interval(name, owner, leaf, prior)
+            columns = slice(start, start + parameter.numel())
+            restricted = RestrictedPrior(prior, parameter.shape, interval, dtype, device)
+            entries.append(Entry(name, raw_name, parameter.shape, columns, interval, restricted))
+            start = columns.stop
+    return Layout(entries, fixed, dtype, device)
+
+
+def _interval(name: str, owner: nn.Module, leaf: str, prior: Prior) -> Interval:
+    constraint = constraint_of(owner, leaf)
+    interval = support_of(prior)
+    if constraint is not None:
+        lower, upper = torch.as_tensor(constraint.lower_bound), torch.as_tensor(constraint.upper_bound)
+        if bool((lower != lower.flatten()[0]).any()) or bool((upper != upper.flatten()[0]).any()):
+            raise ValueError(
+                f"parameter '{name}' has a constraint whose bounds differ between elements. Expected one lower and one upper "
+                f"bound; split it into several parameters, or use the widest bounds."
+            )
+        interval = interval.intersect(Interval(float(lower.flatten()[0]), float(upper.flatten()[0])))
+    if interval.lower >= interval.upper:
+        raise ValueError(
+            f"parameter '{name}': its {type(prior).__name__} and its constraint have no value in common. "
+            f"Expected overlapping intervals; change the prior or the constraint."
+        )
+    return interval
+
+
+def _priors_by_parameter(prefix: str, module: nn.Module) -> dict[tuple[int, str], Prior]:
+    """Priors of all parameters below ``module``, keyed by owner and attribute; matches priors set through a closure."""
+    result: dict[tuple[int, str], Prior] = {}
+    for path, owner in module.named_modules():
+        for prior_name, (prior, closure, _) in getattr(owner, "_priors", {}).items():
+            full_name = ".".join(part for part in (prefix, path, prior_name) if part)
+            matched, leaf = _match(full_name, owner, closure)
+            key = (id(matched), leaf)
+            if key in result:
+                raise ValueError(f"prior '{full_name}': its parameter '{leaf}' has a second prior. Expected one; remove one.")
+            result[key] = prior
+    return result
+
+
+def _match(full_name: str, owner: nn.Module, closure: Any) -> tuple[nn.Module, str]:
+    """The parameter whose constrained value ``closure`` returns, found by perturbing a copy twice."""
+    twin = copy.deepcopy(owner)
+    owners = dict(owner.named_modules())
+    candidates = {raw for raw, _, _ in parameters_with_owners(owner)}
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(2):
+        values = {}
+        for raw, part, leaf in parameters_with_owners(twin):
+            parameter = getattr(part, leaf)
+            noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+            parameter.data = noise
+            constraint = constraint_of(part, leaf)
+            values[raw] = noise if constraint is None else constraint.transform(noise)
+        answer = closure(twin)
+        candidates &= {raw for raw, value in values.items() if answer.shape == value.shape and torch.equal(answer, value)}
+    if len(candidates) != 1:
+        raise ValueError(
+            f"prior '{full_name}' is set through a closure that returns no parameter's own value. Expected a closure such as "
+            f"`lambda module: module.lengthscale`; put the prior on the parameter itself, with the prior transformed to match."
+        )
+    path, _, leaf = candidates.pop().rpartition(".")
+    return owners[path], leaf
+

@@ -1,0 +1,206 @@
+"""The result of sampling: draws by gpytorch's names, predictions, diagnostics, files."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchgpmc.diagnostics import Summary, complaints, nested_rhat, summarise
+from torchgpmc.draws import Draws
+from torchgpmc.files import read_tensors, write_atomically
+from torchgpmc.models.base import GPModel
+from torchgpmc.models.validation import check_inputs
+from torchgpmc.prediction import Prediction
+
+_FORMAT = "torchgpmc posterior 1"
+_CHUNK_ELEMENTS = 4_000_000
+
+
+class Posterior:
+    """Draws from the posterior of hyperparameters and latent function together.
+
+    Made by :func:`torchgpmc.sample` and :meth:`load`.
+
+    Attributes:
+        samples: name -> constrained draws ``(chains, draws, *shape)``, under gpytorch's own names.
+        whitened: latents v ``(chains, draws, V)``, standard normal a priori.
+        log_weights: ``(chains, draws)``, unnormalised; ``None`` for Markov chains, whose draws weigh the same.
+        stats: per-draw statistics ``(chains, draws)``: ``lp``, ``acceptance_rate``, ``n_steps``, ``diverging``, ...
+        info: what was run: method, seed, steps, seconds, gradient evaluations; plain numbers and strings.
+    """
+
+    def __init__(self, model: GPModel, draws: Draws, stats: dict[str, Tensor], info: dict[str, Any]):
+        self.model = model
+        self.theta = draws.theta
+        self.whitened = draws.whitened
+        self.log_weights = draws.log_weights
+        self.stats = stats
+        self.info = info
+        chains, count, size = draws.theta.shape
+        flat = model.layout.constrain(draws.theta.reshape(chains * count, size).to(model.train_x.device))
+        self.samples = {name: value.reshape(chains, count, *value.shape[1:]).cpu() for name, value in flat.items()}
+        self._latents: Tensor | None = None
+
+    @property
+    def num_chains(self) -> int:
+        """C; 1 for importance methods."""
+        return self.theta.shape[0]
+
+    @property
+    def num_draws(self) -> int:
+        """S, kept draws a chain."""
+        return self.theta.shape[1]
+
+    @property
+    def latents(self) -> Tensor:
+        """Function values at the data (GP) or the inducing points (SparseGP): ``(chains, draws, N or M)``, then K for several.
+
+        Computed from ``whitened`` when first asked for: one factorisation a draw.
+        """
+        if self._latents is None:
+            theta, v = self._flat(None)
+            parts = [
+                self.model.latents(self.model.prior(theta[rows]), v[rows]).cpu() for rows in self._chunks(len(theta), 0)
+            ]
+            joined = torch.cat(parts)
+            self._latents = joined.reshape(self.num_chains, self.num_draws, *joined.shape[1:])
+        return self._latents
+
+    def _flat(self, num_draws: int | None) -> tuple[Tensor, Tensor]:
+        index = self._subset(num_draws)
+        device = self.model.train_x.device
+        return self.theta.flatten(0, 1)[index].to(device), self.whitened.flatten(0, 1)[index].to(device)
+
+    def _subset(self, num_draws: int | None) -> Tensor:
+        total = self.num_chains * self.num_draws
+        if num_draws is None or num_draws >= total:
+            return torch.arange(total)
+        return torch.linspace(0, total - 1, num_draws).round().long()
+
+    def _chunks(self, count: int, num_points: int) -> list[slice]:
+        data = len(self.model.train_x)
+        inner = self.model.latent_shape[1]
+        size = max(1, _CHUNK_ELEMENTS // (inner * (inner + data + num_points)))
+        return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+
+    def predict(self, x: Tensor, *, num_draws: int | None = None, test_chunk: int = 2048) -> Prediction:
+        """The predictive distribution at test inputs, hyperparameters and latents averaged out.
+
+        Args:
+            x: test inputs ``(T, D)``, or ``(T,)`` for one dimension.
+            num_draws: use only this many draws, evenly spaced; all by default.
+            test_chunk: test points handled at once.
+
+        Raises:
+            ValueError: wrong shape, NaN or infinite values, or ``num_draws`` below 1.
+        """
+        width = self.model.train_x.shape[1]
+        x = check_inputs("x", x, self.model.train_x.dtype, width).to(self.model.train_x.device)
+        if num_draws is not None and (not isinstance(num_draws, int) or num_draws < 1):
+            raise ValueError(f"num_draws is {num_draws!r}. Expected a whole number of at least 1, or None for all draws.")
+        theta, v = self._flat(num_draws)
+        means, variances, values = [], [], []
+        with torch.no_grad():
+            for rows in self._chunks(len(theta), min(len(x), test_chunk)):
+                prior = self.model.prior(theta[rows])
+                parts = [self.model.predict(prior, v[rows], part) for part in x.split(test_chunk)]
+                means.append(torch.cat([part.mean for part in parts], -1))
+                variances.append(torch.cat([part.variance for part in parts], -1))
+                values.append(prior.likelihood_values)
+        likelihood_values = {name: torch.cat([value[name] for value in values]) for name in values[0]}
+        log_weights = self._log_weights()[self._subset(num_draws)].to(x)
+        return Prediction(
+            self.model, torch.cat(means), torch.cat(variances), likelihood_values, torch.log_softmax(log_weights, 0)
+        )
+
+    def _log_weights(self) -> Tensor:
+        if self.log_weights is None:
+            return torch.zeros(self.num_chains * self.num_draws, dtype=self.theta.dtype)
+        return self.log_weights.flatten()
+
+    def summary(self) -> Summary:
+        """Mean, sd, 5 % and 95 % quantiles, bulk and tail effective sizes and rank R-hat of every hyperparameter, and of ``lp``."""
+        return summarise({**self.samples, "lp": self.stats["lp"]}, self.log_weights)
+
+    def complaints(self) -> list[str]:
+        """What speaks against trusting these draws, one sentence each; empty if nothing does."""
+        return complaints(self.summary(), self.stats, self.num_chains, self.log_weights)
+
+    def nested_rhat(self, name: str, superchain_ids: list[int]) -> Tensor:
+        """R-hat for many short chains in groups that share a start, for each element of ``samples[name]``."""
+        values = self.samples[name]
+        flat = values.reshape(*values.shape[:2], -1)
+        return torch.tensor([nested_rhat(flat[..., i], superchain_ids) for i in range(flat.shape[-1])]).reshape(values.shape[2:])
+
+    def to_arviz(self) -> Any:
+        """An ArviZ ``DataTree`` with groups ``posterior``, ``sample_stats`` and ``observed_data``; needs the extra ``arviz``."""
+        try:
+            from arviz_base import from_dict
+        except ImportError as error:
+            raise ImportError("to_arviz needs arviz-base. Install it with: pip install 'torchgpmc[arviz]'") from error
+        groups: dict[str, dict[str, Any]] = {
+            "posterior": {name: value.numpy() for name, value in self.samples.items()},
+            "sample_stats": {name: value.numpy() for name, value in self.stats.items()},
+        }
+        groups["posterior"]["latents"] = self.latents.numpy()
+        if self.log_weights is not None:
+            groups["sample_stats"]["log_weight"] = self.log_weights.numpy()
+        if self.model.train_y.dim() == 1:
+            groups["observed_data"] = {"y": self.model.train_y.cpu().numpy()}
+        return from_dict(groups)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes draws, statistics and settings to one file, atomically; tensors, numbers and strings only."""
+        content = {
+            "format": _FORMAT,
+            "model": model_fingerprint(self.model),
+            "theta": self.theta,
+            "whitened": self.whitened,
+            "log_weights": self.log_weights,
+            "stats": self.stats,
+            "info": self.info,
+        }
+        write_atomically(Path(path), content)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str], model: GPModel) -> Posterior:
+        """Reads what :meth:`save` wrote, for a model built with the same data, kernel and priors.
+
+        Raises:
+            ValueError: not such a file, or one made with other data or parameters.
+        """
+        content = read_tensors(Path(path), _FORMAT)
+        different = differences(content["model"], model_fingerprint(model))
+        if different:
+            raise ValueError(f"{path} was made with another model: {different}. Expected the model it was sampled from.")
+        draws = Draws(content["theta"], content["whitened"], content["log_weights"])
+        return Posterior(model, draws, content["stats"], content["info"])
+
+
+def model_fingerprint(model: GPModel) -> dict[str, str]:
+    """What identifies a model in files: its class, names, settings and a digest of its data."""
+    fixed = {entry.name: entry.value() for entry in model.layout.fixed}
+    return {
+        "class": type(model).__name__,
+        "parameters": ", ".join(f"{entry.name} {tuple(entry.shape)}" for entry in model.layout.entries),
+        "fixed parameters": ", ".join(f"{name} {_digest(value)}" for name, value in fixed.items()),
+        "kernel": " ".join(str(model.kernel).split()),
+        "likelihood": " ".join(str(model.likelihood).split()),
+        "jitter": repr(model.jitter),
+        "data": ", ".join(f"{name} {_digest(value)}" for name, value in model.named_buffers() if "." not in name),
+    }
+
+
+def differences(old: dict[str, str], new: dict[str, str]) -> str:
+    """The keys in which two fingerprints differ, for a message; empty if none."""
+    return "; ".join(f"{key} was {old.get(key)!r}, is {new.get(key)!r}" for key in sorted({*old, *new}) if old.get(key) != new.get(key))
+
+
+def _digest(tensor: Tensor) -> str:
+    array = tensor.detach().cpu().contiguous().numpy()
+    return f"{array.dtype}{array.shape} {hashlib.sha256(array.tobytes()).hexdigest()[:16]}"

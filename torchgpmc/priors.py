@@ -1,0 +1,133 @@
+"""gpytorch priors as batched log densities restricted to an interval, in one dtype."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from gpytorch.priors import Prior
+from torch import Tensor
+from torch.distributions import Distribution, constraints
+
+from torchgpmc.bijections import Interval
+from torchgpmc.functional import convert_distribution
+from torchgpmc.random import with_forked_global_generator
+
+_MAX_REJECTIONS = 1000
+
+
+def support_of(prior: Distribution) -> Interval:
+    """The interval a prior says it lives on; the whole line where it says nothing that bounds a scalar."""
+    try:
+        support = prior.support
+    except (NotImplementedError, AttributeError):
+        support = None
+    if isinstance(support, constraints.independent):
+        support = support.base_constraint
+    lower = torch.as_tensor(getattr(support, "lower_bound", -math.inf))
+    upper = torch.as_tensor(getattr(support, "upper_bound", math.inf))
+    if bool((lower != lower.min()).any()) or bool((upper != upper.min()).any()):
+        raise ValueError(
+            f"{type(prior).__name__} has bounds that differ between elements. Expected one lower and one upper bound; "
+            f"split the parameter, or use the widest bounds."
+        )
+    return Interval(float(lower.min()), float(upper.min()))
+
+
+class RestrictedPrior:
+    """A prior over one parameter, restricted to an interval and renormalised there where it has a distribution function.
+
+    Args:
+        prior: a gpytorch prior on constrained values; a user's own with ``log_prob`` alone is enough.
+        shape: shape of the parameter.
+        interval: where the parameter may lie: its constraint intersected with the prior's support.
+        dtype: floating type of all answers.
+        device: device of all answers.
+    """
+
+    def __init__(self, prior: Prior, shape: torch.Size, interval: Interval, dtype: torch.dtype, device: torch.device):
+        self.prior = convert_distribution(prior, dtype, device)
+        self.shape = shape
+        self.interval = interval
+        self._like = torch.zeros((), dtype=dtype, device=device)
+        self._rows_at_once = self._answers_rows_independently()
+        self._log_mass = self._restricted_log_mass(support_of(prior))
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log density of C values ``(C, *shape)``, summed over the elements of each: ``(C,)``."""
+        return self._unnormalised(value) - self._log_mass
+
+    def _unnormalised(self, value: Tensor) -> Tensor:
+        if self._rows_at_once:
+            # A trailing dimension keeps priors that sum over the last one (SmoothedBoxPrior) from summing over chains.
+            rows = value if self.shape else value.unsqueeze(-1)
+            return self.prior.log_prob(rows).reshape(len(value), -1).sum(-1)
+        return torch.stack([self.prior.log_prob(row).sum() for row in value])
+
+    def _test_values(self) -> Tensor:
+        """Three distinct values inside the interval, ``(3, *shape)``."""
+        count = 3 * math.prod(self.shape)
+        return self.interval.constrain(torch.linspace(-0.7, 0.6, count).to(self._like)).view(3, *self.shape)
+
+    def _answers_rows_independently(self) -> bool:
+        value = self._test_values()
+        alone = torch.stack([self.prior.log_prob(row).sum() for row in value])
+        self._rows_at_once = True
+        try:
+            together = self._unnormalised(value)
+        except (RuntimeError, ValueError):
+            return False
+        return together.shape == alone.shape and torch.allclose(together, alone, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+    def _restricted_log_mass(self, support: Interval) -> Tensor:
+        zero = torch.zeros_like(self._like)
+        if self.interval == support or getattr(self.prior, "_transform", None) is not None:
+            return zero
+        try:
+            bounds = (self._cdf(self.interval.lower, support, 0.0), self._cdf(self.interval.upper, support, 1.0))
+        except (NotImplementedError, AttributeError):
+            return zero
+        return torch.log(bounds[1] - bounds[0]).expand(self.shape).sum()
+
+    def _cdf(self, point: float, support: Interval, beyond: float) -> Tensor:
+        if point <= support.lower or point >= support.upper:
+            return torch.full_like(self._like, beyond)
+        cdf: Callable[[Tensor], Tensor] = self.prior.cdf
+        return cdf(torch.full_like(self._like, point))
+
+    def can_sample(self) -> bool:
+        """Whether the prior knows how to draw."""
+        generator = torch.Generator(device=self._like.device).manual_seed(0)
+        try:
+            self.sample(1, generator)
+        except NotImplementedError:
+            return False
+        return True
+
+    def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Draws ``(num_draws, *shape)`` from the restricted prior, by rejection.
+
+        Raises:
+            NotImplementedError: the prior cannot draw.
+            RuntimeError: nearly all of the prior's mass lies outside the interval.
+        """
+        event = self.prior.batch_shape + self.prior.event_shape
+        missing = self.shape[: len(self.shape) - len(event)] if event != torch.Size([1]) else self.shape
+
+        def propose() -> Tensor:
+            return self.prior.sample(torch.Size((num_draws, *missing))).reshape(num_draws, *self.shape)
+
+        result = with_forked_global_generator(propose, generator)
+        joint = len(self.prior.event_shape) > 0
+        for _ in range(_MAX_REJECTIONS):
+            outside = ~self.interval.contains(result)
+            if joint and self.shape:  # one prior for the whole vector: accept or reject it whole
+                outside = outside.reshape(num_draws, -1).any(-1).view(-1, *[1] * len(self.shape)).expand_as(result)
+            if not bool(outside.any()):
+                return result
+            result = torch.where(outside, with_forked_global_generator(propose, generator), result)
+        raise RuntimeError(
+            f"could not draw from {type(self.prior).__name__} inside ({self.interval.lower}, {self.interval.upper}): "
+            f"nearly all of its mass lies outside. Change the prior or the constraint."
+        )

@@ -1,0 +1,226 @@
+"""``sample``: the only loop over draws; progress, checkpoints, interruption, warnings."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from torchgpmc.checkpoint import Checkpoint, CheckpointFile, unpack
+from torchgpmc.diagnostics import SamplingWarning
+from torchgpmc.draws import DrawStore
+from torchgpmc.methods.base import Method, Run, Settings, chain_settings, check_count
+from torchgpmc.methods.joint import NUTS
+from torchgpmc.models.base import GPModel
+from torchgpmc.posterior import Posterior, model_fingerprint
+from torchgpmc.random import make_generator
+
+_SECONDS_BETWEEN_DISPLAYS = 0.2
+
+
+def sample(
+    model: GPModel,
+    method: Method | None = None,
+    *,
+    num_samples: int = 1000,
+    warmup_steps: int | None = None,
+    num_chains: int | None = None,
+    seed: int | None = None,
+    progress: bool = True,
+    checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
+    chain_chunk: int | None = None,
+) -> Posterior:
+    """Draws hyperparameters and latent function from the exact posterior of a GP model.
+
+    The same seed, device and versions give the same draws; progress and checkpoints never change them, and no global random
+    generator is touched. Ctrl-C keeps the draws made so far.
+
+    Args:
+        model: a :class:`GP` or :class:`SparseGP`.
+        method: for instance ``NUTS()``, the default.
+        num_samples: kept draws a chain.
+        warmup_steps: steps before the first kept draw, in which the method tunes itself; ``num_samples`` by default.
+        num_chains: chains run together as one batch; 4 by default.
+        seed: of all randomness; ``None`` draws one and records it in ``posterior.info["seed"]``.
+        progress: whether to show a bar with acceptance, step size and divergences.
+        checkpoint: a path (or :class:`Checkpoint`): a run killed half-way resumes from it to the same bits; a finished one is
+            returned; one with other settings is an error.
+        chain_chunk: evaluate at most this many chains at once, to bound memory; does not change random draws.
+
+    Returns:
+        The posterior draws. Warns (:class:`SamplingWarning`) in plain words if they are not to be trusted.
+
+    Raises:
+        TypeError: ``model`` or ``method`` is of the wrong kind.
+        ValueError: a number out of range, or a model the method cannot sample; before any sampling.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> x = torch.linspace(0, 1, 10)
+        >>> model = tg.GP(x, (x > 0.5).int(), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0)), tg.likelihoods.Bernoulli())
+        >>> posterior = tg.sample(model, tg.NUTS(), num_samples=200, num_chains=2, seed=0, progress=False)
+        >>> posterior.samples["kernel.lengthscale"].shape
+        torch.Size([2, 200, 1, 1])
+    """
+    if not isinstance(model, GPModel):
+        raise TypeError(f"model is {type(model).__name__}. Expected a torchgpmc.GP or torchgpmc.SparseGP.")
+    method = NUTS() if method is None else method
+    if isinstance(method, type) or not hasattr(method, "prepare"):
+        raise TypeError(f"method is {method!r}. Expected a method object, for instance torchgpmc.NUTS() or torchgpmc.HMC(num_steps=20).")
+    settings = _check_settings(model, num_samples, warmup_steps, num_chains, chain_chunk)
+    if seed is None:
+        seed = secrets.randbits(62)
+    check_count("seed", seed, 0)
+    run = method.prepare(model, settings)
+    file = _checkpoint_file(checkpoint, model, method, settings, seed)
+    loop = _Loop(run, model, make_generator(seed, model.train_x.device), file)
+    info = loop.run(_description(method, settings, seed), progress)
+    draw, stats = loop.store.joined()
+    posterior = Posterior(model, run.finish(draw), stats, info)
+    for complaint in posterior.complaints():
+        warnings.warn(complaint, SamplingWarning, stacklevel=2)
+    return posterior
+
+
+def _check_settings(
+    model: GPModel, num_samples: int, warmup_steps: int | None, num_chains: int | None, chain_chunk: int | None
+) -> Settings:
+    check_count("num_samples", num_samples)
+    if warmup_steps is not None:
+        check_count("warmup_steps", warmup_steps, 0)
+    if num_chains is not None:
+        check_count("num_chains", num_chains)
+    if chain_chunk is not None:
+        check_count("chain_chunk", chain_chunk)
+    settings = Settings(num_samples, warmup_steps, num_chains, chain_chunk)
+    if model.train_y.dim() == 2 and len(model.train_y) != chain_settings(settings)[1]:
+        raise ValueError(
+            f"the model has targets for {len(model.train_y)} chains and num_chains is {num_chains}. "
+            f"Expected num_chains={len(model.train_y)}: one data set a chain."
+        )
+    return settings
+
+
+def _description(method: Method, settings: Settings, seed: int) -> dict[str, Any]:
+    return {"method": repr(method), "num_samples": settings.num_samples, "seed": seed, "torch": str(torch.__version__)}
+
+
+def _checkpoint_file(
+    checkpoint: str | os.PathLike[str] | Checkpoint | None, model: GPModel, method: Method, settings: Settings, seed: int
+) -> CheckpointFile | None:
+    if checkpoint is None:
+        return None
+    checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
+    check_count("checkpoint.every", checkpoint.every)
+    identity = {key: str(value) for key, value in _description(method, settings, seed).items()}
+    identity |= {key: str(value) for key, value in settings._asdict().items()}
+    return CheckpointFile(checkpoint, identity | {"device": str(model.train_x.device)} | model_fingerprint(model))
+
+
+class _Loop:
+    """Advances a run to its end, or to an interruption; what is kept is in ``store``."""
+
+    def __init__(self, run: Run, model: GPModel, generator: torch.Generator, file: CheckpointFile | None):
+        self.run_ = run
+        self.device = model.train_x.device
+        self.generator = generator
+        self.file = file
+        self.store = DrawStore()
+        self.totals: dict[str, Any] = {"seconds": 0.0, "warmup_seconds": 0.0, "num_evaluations": 0.0, "interrupted": False}
+
+    def run(self, info: dict[str, Any], progress: bool) -> dict[str, Any]:
+        """The finished run's description, totals included.
+
+        Raises:
+            KeyboardInterrupt: interrupted before the first draw was kept.
+        """
+        state, done = self._start()
+        total = self.run_.num_advances()
+        generator_state = self.generator.get_state()
+        bar = tqdm(total=total, initial=done, disable=not progress, desc="sampling", unit="step", dynamic_ncols=True)
+        display = _Display(bar)
+        last_saved = done
+        try:
+            while done < total:
+                began = time.perf_counter()
+                state, draw, stats = self.run_.advance(state, self.generator)
+                if draw is not None:
+                    self.store.append(draw, stats)
+                done += 1
+                self._count(stats, draw is None, time.perf_counter() - began)
+                if self.file is not None:
+                    generator_state = self.generator.get_state()
+                    if self.file.is_due(done) or done == total:
+                        self.file.save(state, generator_state, done, {**info, **self.totals}, self.store)
+                        last_saved = done
+                display.show(stats, draw is None)
+        except KeyboardInterrupt:
+            if self.file is not None and done > last_saved:
+                self.file.save(state, generator_state, done, {**info, **self.totals}, self.store)
+            if not len(self.store):
+                raise
+            self.totals["interrupted"] = True
+            warnings.warn(
+                f"interrupted: {len(self.store)} draws a chain are kept; the rest was not sampled.", SamplingWarning, stacklevel=3
+            )
+        finally:
+            bar.close()
+        return {**info, **self.totals}
+
+    def _start(self) -> tuple[Any, int]:
+        template = self.run_.init(self.generator)
+        saved = None if self.file is None else self.file.restore()
+        if saved is None:
+            return template, 0
+        self.generator.set_state(saved.generator_state)
+        self.store = saved.store
+        self.totals = {name: saved.info[name] for name in self.totals} | {"interrupted": False}
+        return unpack(template, saved.state, self.device), saved.num_done
+
+    def _count(self, stats: dict[str, Tensor], warming_up: bool, seconds: float) -> None:
+        self.totals["seconds"] += seconds
+        if warming_up:
+            self.totals["warmup_seconds"] += seconds
+        if "n_steps" in stats:
+            self._pending = getattr(self, "_pending", 0.0) + stats["n_steps"].sum()
+            self.totals["num_evaluations"] = float(self._pending)
+
+
+class _Display:
+    """The progress bar's numbers, read off the device a few times a second."""
+
+    def __init__(self, bar: Any):
+        self.bar = bar
+        self.divergences: Tensor | None = None
+        self.shown = 0.0
+        self.pending = 0
+
+    def show(self, stats: dict[str, Tensor], warming_up: bool) -> None:
+        """One more advance, with its statistics."""
+        if self.bar.disable:
+            return
+        self.pending += 1
+        if "diverging" in stats and not warming_up:
+            now = stats["diverging"].sum()
+            self.divergences = now if self.divergences is None else self.divergences + now
+        if time.monotonic() - self.shown < _SECONDS_BETWEEN_DISPLAYS and self.bar.n + self.pending < self.bar.total:
+            return
+        numbers = {"accept": f"{float(stats['acceptance_rate'].mean()):.2f}"} if "acceptance_rate" in stats else {}
+        if "step_size" in stats:
+            numbers["step"] = f"{float(stats['step_size'].mean()):.2g}"
+        if self.divergences is not None:
+            numbers["divergences"] = str(int(self.divergences))
+        if "n_failures" in stats and float(stats["n_failures"].sum()):
+            numbers["failures"] = str(int(stats["n_failures"].sum()))
+        self.bar.set_description("warm-up" if warming_up else "sampling", refresh=False)
+        self.bar.set_postfix(numbers, refresh=False)
+        self.bar.update(self.pending)
+        self.pending, self.shown = 0, time.monotonic()

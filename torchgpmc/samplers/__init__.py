@@ -1,0 +1,10 @@
+"""Markov kernels on C chains at once. They know log densities, not Gaussian processes."""
+
+from torchgpmc.samplers.elliptical_slice import elliptical_slice
+from torchgpmc.samplers.hmc import hmc
+from torchgpmc.samplers.metropolis import metropolis
+from torchgpmc.samplers.nuts import nuts
+from torchgpmc.samplers.preconditioner import MassMatrix, Preconditioner
+from torchgpmc.samplers.slice import Block, slice_sampler
+
+__all__ = ["Block", "MassMatrix", "Preconditioner", "elliptical_slice", "hmc", "metropolis", "nuts", "slice_sampler"]

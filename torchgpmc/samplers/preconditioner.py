@@ -1,0 +1,57 @@
+"""Mass matrices: a linear map that makes a position's coordinates roughly independent and of unit scale."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class MassMatrix(Enum):
+    """Which covariances of the position warm-up estimates; the inverse mass matrix is that estimate."""
+
+    IDENTITY = "identity"
+    DIAGONAL = "diagonal"
+    BLOCK = "dense among hyperparameters, diagonal among latents"
+    DENSE = "dense"
+
+    def dense_size(self, num_hyperparameters: int, dimension: int) -> int:
+        """How many leading coordinates share a dense block."""
+        return {MassMatrix.BLOCK: num_hyperparameters, MassMatrix.DENSE: dimension}.get(self, 0)
+
+
+class Preconditioner(NamedTuple):
+    """S = blockdiag(factor, diag(deviation)), with S S' the inverse mass matrix; momenta are S'^-1 times standard normals.
+
+    Working with the standard normal rho = S' p throughout, Hamilton's equations are x' = S rho, rho' = S' grad log p(x), and the
+    kinetic energy is |rho|^2 / 2.
+    """
+
+    factor: Tensor  # (B, B), lower Cholesky factor of the covariance of the leading B coordinates; B may be 0
+    deviation: Tensor  # (D - B,), standard deviations of the others
+
+    def apply(self, rho: Tensor) -> Tensor:
+        """S rho for each row of ``(C, D)``."""
+        size = len(self.factor)
+        if size == 0:
+            return rho * self.deviation
+        return torch.cat([rho[:, :size] @ self.factor.mT, rho[:, size:] * self.deviation], -1)
+
+    def apply_transpose(self, gradient: Tensor) -> Tensor:
+        """S' gradient for each row of ``(C, D)``."""
+        size = len(self.factor)
+        if size == 0:
+            return gradient * self.deviation
+        return torch.cat([gradient[:, :size] @ self.factor, gradient[:, size:] * self.deviation], -1)
+
+    def standard_deviation(self) -> Tensor:
+        """Marginal standard deviations of S S', ``(D,)``."""
+        return torch.cat([self.factor.square().sum(-1).sqrt(), self.deviation])
+
+
+def identity_preconditioner(dense_size: int, dimension: int, like: Tensor) -> Preconditioner:
+    """S = I, with room for a dense block of ``dense_size``; dtype and device of ``like``."""
+    factor = torch.eye(dense_size, dtype=like.dtype, device=like.device)
+    return Preconditioner(factor, torch.ones(dimension - dense_size, dtype=like.dtype, device=like.device))
