@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 class Cholesky(NamedTuple):
@@ -33,17 +34,92 @@ def cholesky(matrix: Tensor) -> Cholesky:
     return Cholesky(factor, info == 0)
 
 
-def add_diagonal(matrix: Tensor, value: float) -> Tensor:
-    """``matrix + value I``, written into ``matrix``: call it on a tensor made for the purpose."""
-    matrix.diagonal(dim1=-2, dim2=-1).add_(value)
+def _halved_lower(matrix: Tensor) -> Tensor:
+    """The lower triangle with half the diagonal, in place."""
+    matrix = matrix.tril_()
+    matrix.diagonal(dim1=-2, dim2=-1).mul_(0.5)
     return matrix
+
+
+def _factor_adjoint(factor: Tensor, half: Tensor) -> Tensor:
+    """Gradient in K of a function of L, K = L L', from ``half``, the lower triangle of L' dL-bar: L^-T Phi(half) L^-1.
+
+    Phi halves the diagonal of the lower triangle (Murray 2016, "Differentiation of the Cholesky decomposition", eq. 10). Not
+    symmetrised: K is made symmetric by whatever made it, which sees the sum of both halves either way.
+    """
+    half = _halved_lower(half)
+    left = torch.linalg.solve_triangular(factor.mT, half, upper=True)
+    return torch.linalg.solve_triangular(factor, left, upper=False, left=False)
+
+
+class _ApplyFactor(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, covariance: Tensor, factor: Tensor, v: Tensor) -> Tensor:
+        ctx.save_for_backward(factor, v)
+        return v @ factor.mT
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, Tensor]:
+        factor, v = ctx.saved_tensors
+        v_gradient = gradient @ factor
+        # L-bar = gradient' v, and the lower triangle of L' tril(L-bar) is that of (L' gradient') v: no product of two N x N matrices.
+        covariance = _factor_adjoint(factor, v_gradient.mT @ v) if ctx.needs_input_grad[0] else None
+        return covariance, None, v_gradient
+
+
+def apply_factor(covariance: Tensor, factor: Tensor, v: Tensor) -> Tensor:
+    """L v for K vectors a matrix, differentiable in ``covariance`` = L L' (once) and ``v``; nothing is factorised here.
+
+    Half the cost of differentiating through the factorisation itself, since the adjoint of L has rank K.
+
+    Args:
+        covariance: ``(C, N, N)``; carries the graph.
+        factor: its Cholesky factor, taken as a constant.
+        v: ``(C, K, N)``.
+
+    Returns:
+        ``(C, K, N)``.
+    """
+    return _ApplyFactor.apply(covariance, factor.detach(), v)
+
+
+class _Whiten(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, covariance: Tensor, factor: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+        # An explicit inverse, as M is small beside N: matrix products keep every N-sized tensor in the same memory order, where
+        # triangular solves would hand back transposed ones and each elementwise operation would then cost fivefold.
+        inverse = solve_lower(factor, torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device).expand_as(factor))
+        white = inverse @ right
+        ctx.save_for_backward(inverse, white)
+        return white, (white * white).sum(-2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor, square_gradient: Tensor) -> tuple[Tensor, None, Tensor]:
+        inverse, white = ctx.saved_tensors
+        total = torch.addcmul(gradient, white, square_gradient.unsqueeze(-2), value=2)
+        # L-bar = -tril(right-bar white'), and the lower triangle of L' L-bar is that of -total white'.
+        half = _halved_lower(torch.baddbmm(white.new_zeros(()), total, white.mT, beta=0, alpha=-1))
+        return inverse.mT @ half @ inverse, None, inverse.mT @ total
+
+
+def whiten(covariance: Tensor, factor: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """A = L^-1 right and its squared column norms, differentiable in ``covariance`` = L L' (once) and ``right``.
+
+    Nothing is factorised here.
+
+    Args:
+        covariance: ``(C, M, M)``; carries the graph.
+        factor: its Cholesky factor, taken as a constant.
+        right: ``(C, M, N)``.
+
+    Returns:
+        A ``(C, M, N)`` and ``(C, N)``.
+    """
+    return _Whiten.apply(covariance, factor.detach(), right)
 
 
 def solve_lower(factor: Tensor, right: Tensor) -> Tensor:
     """Solves ``factor x = right`` for lower triangular ``(..., N, N)`` and right-hand sides ``(..., N, R)``."""
     return torch.linalg.solve_triangular(factor, right, upper=False)
-
-
-def matvec(matrix: Tensor, vector: Tensor) -> Tensor:
-    """``(..., M, N)`` times ``(..., N)``."""
-    return (matrix @ vector.unsqueeze(-1)).squeeze(-1)

@@ -21,13 +21,19 @@ _NO_PRIOR = (
 )
 
 
+class Hyperparameters(NamedTuple):
+    """All parameters of a model at C settings: module -> raw name within it -> constrained value ``(C, *shape)``."""
+
+    by_module: dict[str, dict[str, Tensor]]
+    num_settings: int
+
+
 class Entry(NamedTuple):
-    """One sampled parameter: where it lies in theta, and how."""
+    """One sampled parameter and how it enters theta; entries follow one another in theta's columns."""
 
     name: str  # as in Posterior.samples, e.g. "kernel.base_kernel.lengthscale"
     raw_name: str  # as in model.named_parameters()
     shape: torch.Size
-    columns: slice  # of theta
     interval: Interval
     prior: RestrictedPrior
 
@@ -56,11 +62,17 @@ class Layout:
     being the intersection of the gpytorch constraint and the prior's support.
 
     Args:
+        prefixes: names of the modules on the model.
         entries: the sampled parameters, in the order of theta.
         fixed: the others.
+        dtype: floating type of theta.
+        device: where theta lives.
     """
 
-    def __init__(self, entries: list[Entry], fixed: list[FixedEntry], dtype: torch.dtype, device: torch.device):
+    def __init__(
+        self, prefixes: list[str], entries: list[Entry], fixed: list[FixedEntry], dtype: torch.dtype, device: torch.device
+    ):
+        self.prefixes = prefixes
         self.entries = entries
         self.fixed = fixed
         self.dtype = dtype
@@ -78,17 +90,35 @@ class Layout:
 
     def constrain(self, theta: Tensor) -> dict[str, Tensor]:
         """Sampled parameters at C settings: public name -> constrained value ``(C, *shape)``; theta is ``(C, P)``."""
-        return {entry.name: _value(entry, theta) for entry in self.entries}
+        return {entry.name: _constrain(entry, part) for entry, part in self._parts(theta)}
 
-    def raw_values(self, theta: Tensor, prefix: str) -> dict[str, Tensor]:
-        """Every parameter below ``prefix``, sampled or fixed: raw name without the prefix -> constrained ``(C, *shape)``."""
-        start = prefix + "."
-        values = {e.raw_name.removeprefix(start): _value(e, theta) for e in self.entries if e.raw_name.startswith(start)}
-        for entry in self.fixed:
-            if entry.raw_name.startswith(start):
-                value = entry.value()
-                values[entry.raw_name.removeprefix(start)] = value.expand(len(theta), *value.shape)
-        return values
+    def raw_values(self, theta: Tensor) -> Hyperparameters:
+        """Every parameter, sampled or fixed, at C settings ``(C, P)``."""
+        return self._by_module(theta, [_constrain(entry, part) for entry, part in self._parts(theta)])
+
+    def raw_values_and_log_prior(self, theta: Tensor) -> tuple[Hyperparameters, Tensor]:
+        """:meth:`raw_values` and :meth:`log_prior` in one pass: what a log density needs at every step."""
+        total = theta.new_zeros(len(theta))
+        values = []
+        for entry, unconstrained in self._parts(theta):
+            value = _constrain(entry, unconstrained)
+            total = total + entry.prior.log_prob(value) + entry.interval.log_jacobian(unconstrained).sum(-1)
+            values.append(value)
+        return self._by_module(theta, values), total
+
+    def _parts(self, theta: Tensor) -> list[tuple[Entry, Tensor]]:
+        return list(zip(self.entries, theta.split([math.prod(entry.shape) for entry in self.entries], -1), strict=True))
+
+    def _by_module(self, theta: Tensor, values: list[Tensor]) -> Hyperparameters:
+        result: dict[str, dict[str, Tensor]] = {prefix: {} for prefix in self.prefixes}
+        for entry, value in zip(self.entries, values, strict=True):
+            prefix, _, raw = entry.raw_name.partition(".")
+            result[prefix][raw] = value
+        for fixed in self.fixed:
+            prefix, _, raw = fixed.raw_name.partition(".")
+            value = fixed.value()
+            result[prefix][raw] = value.expand(len(theta), *value.shape)
+        return Hyperparameters(result, len(theta))
 
     def unconstrain(self, values: dict[str, Tensor]) -> Tensor:
         """theta ``(C, P)`` from constrained values ``{name: (C, *shape)}``; the inverse of :meth:`constrain`."""
@@ -97,12 +127,7 @@ class Layout:
 
     def log_prior(self, theta: Tensor) -> Tensor:
         """Log prior density of theta ``(C, P)``, Jacobian included: ``(C,)``."""
-        total = theta.new_zeros(len(theta))
-        for entry in self.entries:
-            unconstrained = theta[:, entry.columns]
-            value = entry.interval.constrain(unconstrained).view(-1, *entry.shape)
-            total = total + entry.prior.log_prob(value) + entry.interval.log_jacobian(unconstrained).sum(-1)
-        return total
+        return self.raw_values_and_log_prior(theta)[1]
 
     def sample_prior(self, num_draws: int, generator: torch.Generator) -> Tensor:
         """Draws theta ``(num_draws, P)`` from the prior, determined by ``generator``.
@@ -131,8 +156,8 @@ class Layout:
         return torch.cat(columns, -1)
 
 
-def _value(entry: Entry, theta: Tensor) -> Tensor:
-    return entry.interval.constrain(theta[:, entry.columns]).view(-1, *entry.shape)
+def _constrain(entry: Entry, unconstrained: Tensor) -> Tensor:
+    return entry.interval.constrain(unconstrained).view(-1, *entry.shape)
 
 
 def build_layout(modules: dict[str, nn.Module], dtype: torch.dtype, device: torch.device) -> Layout:
@@ -149,7 +174,6 @@ def build_layout(modules: dict[str, nn.Module], dtype: torch.dtype, device: torc
     """
     entries: list[Entry] = []
     fixed: list[FixedEntry] = []
-    start = 0
     for prefix, module in modules.items():
         priors = _priors_by_parameter(prefix, module)
         for raw, owner, leaf in parameters_with_owners(module):
@@ -162,11 +186,9 @@ def build_layout(modules: dict[str, nn.Module], dtype: torch.dtype, device: torc
                 raise ValueError(_NO_PRIOR.format(name=name, leaf=leaf.removeprefix("raw_"), raw=raw_name))
             prior = priors[(id(owner), leaf)]
             interval = _interval(name, owner, leaf, prior)
-            columns = slice(start, start + parameter.numel())
             restricted = RestrictedPrior(prior, parameter.shape, interval, dtype, device)
-            entries.append(Entry(name, raw_name, parameter.shape, columns, interval, restricted))
-            start = columns.stop
-    return Layout(entries, fixed, dtype, device)
+            entries.append(Entry(name, raw_name, parameter.shape, interval, restricted))
+    return Layout(list(modules), entries, fixed, dtype, device)
 
 
 def _interval(name: str, owner: nn.Module, leaf: str, prior: Prior) -> Interval:

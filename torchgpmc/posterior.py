@@ -13,7 +13,7 @@ from torch import Tensor
 from torchgpmc.diagnostics import Summary, complaints, nested_rhat, summarise
 from torchgpmc.draws import Draws
 from torchgpmc.files import read_tensors, write_atomically
-from torchgpmc.models.base import GPModel
+from torchgpmc.models.base import GPModel, likelihood_values
 from torchgpmc.models.validation import check_inputs
 from torchgpmc.prediction import Prediction
 
@@ -111,11 +111,11 @@ class Posterior:
                 parts = [self.model.predict(prior, v[rows], part) for part in x.split(test_chunk)]
                 means.append(torch.cat([part.mean for part in parts], -1))
                 variances.append(torch.cat([part.variance for part in parts], -1))
-                values.append(prior.likelihood_values)
-        likelihood_values = {name: torch.cat([value[name] for value in values]) for name in values[0]}
+                values.append(likelihood_values(prior))
+        joined = {name: torch.cat([value[name] for value in values]) for name in values[0]}
         log_weights = self._log_weights()[self._subset(num_draws)].to(x)
         return Prediction(
-            self.model, torch.cat(means), torch.cat(variances), likelihood_values, torch.log_softmax(log_weights, 0)
+            self.model, torch.cat(means), torch.cat(variances), joined, torch.log_softmax(log_weights, 0)
         )
 
     def _log_weights(self) -> Tensor:

@@ -38,7 +38,9 @@ def normal_hazard(x: Tensor, log_cdf: Tensor | None = None) -> Tensor:
         log_cdf: ``log_ndtr(x)`` if it is at hand.
     """
     log_cdf = log_ndtr(x) if log_cdf is None else log_cdf
-    ratio = torch.exp(-0.5 * x * x - log_cdf - LOG_SQRT_2PI)
+    ratio = torch.addcmul(log_cdf + LOG_SQRT_2PI, x, x, value=0.5).neg_().exp_()
+    if x.device.type == "cpu" and (not x.numel() or float(x.detach().amin()) > -40.0):
+        return ratio
     inverse_square = 1 / (x * x).clamp_min(1600.0)
     series = 1 - inverse_square * (1 - 3 * inverse_square * (1 - 5 * inverse_square * (1 - 7 * inverse_square)))
     return torch.where(x < -40.0, -x / series, ratio)

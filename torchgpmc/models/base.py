@@ -12,12 +12,13 @@ from gpytorch.means import Mean, ZeroMean
 from torch import Tensor, nn
 
 from torchgpmc.covariance import CovarianceFunction, covariance_function
-from torchgpmc.density import AutogradDensity
+from torchgpmc.density import AutogradDensity, keep_freed_memory
 from torchgpmc.functional import PureModule
 from torchgpmc.likelihoods.conversion import as_likelihood, check_forward, convert_likelihood
+from torchgpmc.linalg import cholesky, solve_lower
 from torchgpmc.mean_function import MeanFunction
 from torchgpmc.models.validation import check_devices, check_inputs, check_targets
-from torchgpmc.parameters import Layout, build_layout
+from torchgpmc.parameters import Hyperparameters, Layout, build_layout
 
 _DERIVED = ("layout", "covariance", "mean_function", "_pure_likelihood", "_bound")
 _LOG_2PI = math.log(2 * math.pi)
@@ -26,11 +27,10 @@ _LOG_2PI = math.log(2 * math.pi)
 class LatentPrior(NamedTuple):
     """p(f | theta) at C settings, with everything in it that depends on theta alone."""
 
-    kernel_values: dict[str, Tensor]
-    mean_values: dict[str, Tensor]
-    likelihood_values: dict[str, Tensor]
+    values: dict[str, dict[str, Tensor]]  # module -> raw parameter name -> constrained (C, *shape)
     mean: Tensor  # (C, N), prior mean at the data
-    factor: Tensor  # (C, N, N) or (C, M, M), lower Cholesky factor of K(X, X) or K(Z, Z), jitter included
+    covariance: Tensor  # (C, N, N) or (C, M, M), K(X, X) or K(Z, Z), jitter included; derivatives in theta flow through it
+    factor: Tensor  # its lower Cholesky factor, a constant to autograd
     projection: Tensor | None  # (C, M, N), factor^-1 K(Z, X); None for the full GP
     variance: Tensor | None  # (C, N), of f given u; None for the full GP
     ok: Tensor  # (C,), whether the factorisation succeeded
@@ -132,14 +132,20 @@ class GPModel(nn.Module):
 
     def prior(self, theta: Tensor) -> LatentPrior:
         """p(f | theta) at C settings: all work that depends on theta ``(C, P)`` alone."""
+        return self.prior_at(self.layout.raw_values(theta))
+
+    def prior_at(self, hyperparameters: Hyperparameters) -> LatentPrior:
+        """:meth:`prior` from constrained values."""
         raise NotImplementedError
 
-    def _prior_values(self, theta: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-        likelihood = {
-            name: value if value.dim() > 1 else value.unsqueeze(-1)  # (C,) -> (C, 1), to broadcast against f
-            for name, value in self.layout.raw_values(theta, "likelihood").items()
-        }
-        return self.layout.raw_values(theta, "kernel"), self.layout.raw_values(theta, "mean"), likelihood
+    def _factorised(self, covariance: Tensor, jitter: Tensor, num_settings: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Covariances with jitter ``(C, N, N)``, their factors, and whether each succeeded."""
+        covariance = (covariance + jitter).expand(num_settings, -1, -1)
+        factor, ok = cholesky(covariance.detach())
+        return covariance, factor, ok
+
+    def _jitter_matrix(self, size: int) -> Tensor:
+        return self.jitter * torch.eye(size, dtype=self.train_x.dtype, device=self.train_x.device)
 
     def log_likelihood(self, prior: LatentPrior, v: Tensor, targets: Tensor | None = None) -> Tensor:
         """log p(y | theta, v) ``(C,)`` (for the sparse model its expectation); nothing is factorised here.
@@ -194,17 +200,24 @@ class JointLogDensity(AutogradDensity):
         self.model = model
         self.targets = model.train_y if targets is None else targets
         super().__init__(self._evaluate)
+        keep_freed_memory()
 
     def _evaluate(self, position: Tensor) -> Tensor:
-        num_hyperparameters = self.model.layout.size
-        theta, v = position[:, :num_hyperparameters], position[:, num_hyperparameters:]
-        prior = self.model.prior(theta)
-        log_normal = -0.5 * (v * v).sum(-1) - 0.5 * _LOG_2PI * v.shape[-1]
-        value = self.model.layout.log_prior(theta) + log_normal + self.model.log_likelihood(prior, v, self.targets)
+        theta, v = position.split([self.model.layout.size, self.model.latent_size], -1)
+        hyperparameters, log_prior = self.model.layout.raw_values_and_log_prior(theta)
+        prior = self.model.prior_at(hyperparameters)
+        log_normal = -0.5 * ((v * v).sum(-1) + _LOG_2PI * v.shape[-1])
+        value = log_prior + log_normal + self.model.log_likelihood(prior, v, self.targets)
         return torch.where(prior.ok, value, torch.nan)
 
     def select(self, rows: Tensor) -> JointLogDensity:
         return self if self.targets.dim() == 1 else JointLogDensity(self.model, self.targets[rows])
+
+
+def likelihood_values(prior: LatentPrior) -> dict[str, Tensor]:
+    """The likelihood's parameters at C settings, at least ``(C, 1)`` so that they broadcast against f."""
+    values = prior.values["likelihood"]
+    return {name: value if value.dim() > 1 else value.unsqueeze(-1) for name, value in values.items()}
 
 
 def joint_log_density(model: GPModel, targets: Tensor | None = None) -> JointLogDensity:
@@ -222,15 +235,14 @@ def predictive_marginals(mean: Tensor, covariance: Tensor, diagonal: Tensor, fac
         factor: lower Cholesky factor ``(C, V, V)``.
         v: whitened latents ``(C, K, V)``.
     """
-    projection = torch.linalg.solve_triangular(factor, covariance, upper=False)
-    variance = conditional_variance(diagonal, projection)
+    projection = solve_lower(factor, covariance)
+    variance = conditional_variance(diagonal, projection.square().sum(-2))
     latent_mean = mean.unsqueeze(1) + v @ projection
     return LatentGaussian(latent_mean, variance.unsqueeze(1).expand_as(latent_mean))
 
 
-def conditional_variance(diagonal: Tensor, projection: Tensor) -> Tensor:
-    """k - |A|^2 columnwise, kept above rounding error: it is a variance, and its root is taken."""
-    explained = projection.square().sum(-2)
+def conditional_variance(diagonal: Tensor, explained: Tensor) -> Tensor:
+    """Prior variance less what is explained, kept above rounding error: it is a variance, and its root is taken."""
     return torch.maximum(diagonal - explained, torch.finfo(diagonal.dtype).eps * diagonal.detach())
 
 

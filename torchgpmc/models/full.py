@@ -9,8 +9,9 @@ from gpytorch.kernels import Kernel
 from gpytorch.means import Mean
 from torch import Tensor
 
-from torchgpmc.linalg import cholesky
-from torchgpmc.models.base import GPModel, LatentGaussian, LatentPrior, predictive_marginals
+from torchgpmc.linalg import apply_factor
+from torchgpmc.models.base import GPModel, LatentGaussian, LatentPrior, likelihood_values, predictive_marginals
+from torchgpmc.parameters import Hyperparameters
 
 
 class GP(GPModel):
@@ -58,30 +59,29 @@ class GP(GPModel):
         super().__init__(train_x, train_y, kernel, likelihood, mean=mean, jitter=jitter, dtype=dtype)
 
     def _bind(self) -> Any:
-        return self.covariance.bind(self.train_x, self.train_x)
+        return self.covariance.bind(self.train_x, self.train_x), self._jitter_matrix(len(self.train_x))
 
     @property
     def latent_shape(self) -> tuple[int, int]:
         return self.num_latents, len(self.train_x)
 
-    def prior(self, theta: Tensor) -> LatentPrior:
-        kernel_values, mean_values, likelihood_values = self._prior_values(theta)
-        covariance = self._bound(kernel_values)
-        jitter = self.jitter * torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
-        factor, ok = cholesky((covariance + jitter).expand(len(theta), -1, -1))
-        mean = self.mean_function(mean_values, self.train_x, len(theta))
-        return LatentPrior(kernel_values, mean_values, likelihood_values, mean, factor, None, None, ok)
+    def prior_at(self, hyperparameters: Hyperparameters) -> LatentPrior:
+        values, count = hyperparameters
+        covariance_at, jitter = self._bound
+        covariance, factor, ok = self._factorised(covariance_at(values["kernel"]), jitter, count)
+        mean = self.mean_function(values["mean"], self.train_x, count)
+        return LatentPrior(values, mean, covariance, factor, None, None, ok)
 
     def latents(self, prior: LatentPrior, v: Tensor) -> Tensor:
-        return self._at_boundary(prior.mean.unsqueeze(1) + self._whitened(v) @ prior.factor.mT)
+        return self._at_boundary(prior.mean.unsqueeze(1) + apply_factor(prior.covariance, prior.factor, self._whitened(v)))
 
     def log_likelihood(self, prior: LatentPrior, v: Tensor, targets: Tensor | None = None) -> Tensor:
         f = self.latents(prior, v)
         y = self.train_y if targets is None else targets
-        return self.likelihood_function(prior.likelihood_values, lambda likelihood: likelihood.log_prob(f, y))
+        return self.likelihood_function(likelihood_values(prior), lambda likelihood: likelihood.log_prob(f, y))
 
     def predict(self, prior: LatentPrior, v: Tensor, x: Tensor) -> LatentGaussian:
-        covariance = self.covariance.bind(self.train_x, x)(prior.kernel_values)
-        diagonal = self.covariance.diagonal(prior.kernel_values, x)
-        mean = self.mean_function(prior.mean_values, x, len(v))
+        covariance = self.covariance.bind(self.train_x, x)(prior.values["kernel"])
+        diagonal = self.covariance.diagonal(prior.values["kernel"], x)
+        mean = self.mean_function(prior.values["mean"], x, len(v))
         return predictive_marginals(mean, covariance, diagonal, prior.factor, self._whitened(v))

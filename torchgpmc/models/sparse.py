@@ -9,9 +9,17 @@ from gpytorch.kernels import Kernel
 from gpytorch.means import Mean
 from torch import Tensor
 
-from torchgpmc.linalg import cholesky, solve_lower
-from torchgpmc.models.base import GPModel, LatentGaussian, LatentPrior, conditional_variance, predictive_marginals
+from torchgpmc.linalg import apply_factor, whiten
+from torchgpmc.models.base import (
+    GPModel,
+    LatentGaussian,
+    LatentPrior,
+    conditional_variance,
+    likelihood_values,
+    predictive_marginals,
+)
 from torchgpmc.models.validation import check_inputs
+from torchgpmc.parameters import Hyperparameters
 
 
 class SparseGP(GPModel):
@@ -78,25 +86,25 @@ class SparseGP(GPModel):
 
     def _bind(self) -> Any:
         z = self.inducing_points
-        return self.covariance.bind(z, z), self.covariance.bind(z, self.train_x)
+        return self.covariance.bind(z, z), self.covariance.bind(z, self.train_x), self._jitter_matrix(len(z))
 
     @property
     def latent_shape(self) -> tuple[int, int]:
         return self.num_latents, len(self.inducing_points)
 
-    def prior(self, theta: Tensor) -> LatentPrior:
-        kernel_values, mean_values, likelihood_values = self._prior_values(theta)
-        inner, cross = (bound(kernel_values).expand(len(theta), -1, -1) for bound in self._bound)
-        jitter = self.jitter * torch.eye(inner.shape[-1], dtype=inner.dtype, device=inner.device)
-        factor, ok = cholesky(inner + jitter)
-        projection = solve_lower(factor, cross)
-        variance = conditional_variance(self.covariance.diagonal(kernel_values, self.train_x), projection)
-        mean = self.mean_function(mean_values, self.train_x, len(theta))
-        return LatentPrior(kernel_values, mean_values, likelihood_values, mean, factor, projection, variance, ok)
+    def prior_at(self, hyperparameters: Hyperparameters) -> LatentPrior:
+        values, count = hyperparameters
+        inner_at, cross_at, jitter = self._bound
+        covariance, factor, ok = self._factorised(inner_at(values["kernel"]), jitter, count)
+        cross = cross_at(values["kernel"]).expand(count, -1, -1)
+        projection, explained = whiten(covariance, factor, cross)
+        variance = conditional_variance(self.covariance.diagonal(values["kernel"], self.train_x), explained)
+        mean = self.mean_function(values["mean"], self.train_x, count)
+        return LatentPrior(values, mean, covariance, factor, projection, variance, ok)
 
     def latents(self, prior: LatentPrior, v: Tensor) -> Tensor:
-        mean = self.mean_function(prior.mean_values, self.inducing_points, len(v))
-        return self._at_boundary(mean.unsqueeze(1) + self._whitened(v) @ prior.factor.mT)
+        mean = self.mean_function(prior.values["mean"], self.inducing_points, len(v))
+        return self._at_boundary(mean.unsqueeze(1) + apply_factor(prior.covariance, prior.factor, self._whitened(v)))
 
     def log_likelihood(self, prior: LatentPrior, v: Tensor, targets: Tensor | None = None) -> Tensor:
         assert prior.projection is not None and prior.variance is not None  # made by this class's prior()
@@ -104,11 +112,11 @@ class SparseGP(GPModel):
         variance = prior.variance if self.num_latents == 1 else prior.variance.unsqueeze(-1).expand_as(mean)
         y = self.train_y if targets is None else targets
         return self.likelihood_function(
-            prior.likelihood_values, lambda likelihood: likelihood.expected_log_likelihood(mean, variance, y).sum(-1)
+            likelihood_values(prior), lambda likelihood: likelihood.expected_log_likelihood(mean, variance, y).sum(-1)
         )
 
     def predict(self, prior: LatentPrior, v: Tensor, x: Tensor) -> LatentGaussian:
-        covariance = self.covariance.bind(self.inducing_points, x)(prior.kernel_values)
-        diagonal = self.covariance.diagonal(prior.kernel_values, x)
-        mean = self.mean_function(prior.mean_values, x, len(v))
+        covariance = self.covariance.bind(self.inducing_points, x)(prior.values["kernel"])
+        diagonal = self.covariance.diagonal(prior.values["kernel"], x)
+        mean = self.mean_function(prior.values["mean"], x, len(v))
         return predictive_marginals(mean, covariance, diagonal, prior.factor, self._whitened(v))

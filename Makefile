@@ -1,0 +1,36 @@
+# `make demo` and `make test` work in a fresh clone with Python 3.10+ and make alone. Nothing is fetched after installation.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+export PYTHONHASHSEED = 0
+
+.PHONY: demo test test-fast check format benchmarks clean
+
+$(VENV)/installed: setup.cfg constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(VENV)/installed
+	$(BIN)/python examples/breast_cancer.py --output demo-output
+
+test: $(VENV)/installed
+	$(BIN)/python -m pytest
+
+test-fast: $(VENV)/installed
+	$(BIN)/python -m pytest -m "not slow"
+
+check: $(VENV)/installed
+	$(BIN)/ruff check torchgpmc tests examples benchmarks
+	$(BIN)/ruff format --check torchgpmc tests examples benchmarks
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_import_floors.py torchgpmc
+
+format: $(VENV)/installed
+	$(BIN)/ruff check --fix torchgpmc tests examples benchmarks
+	$(BIN)/ruff format torchgpmc tests examples benchmarks
+
+clean:
+	rm -rf $(VENV) demo-output build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
