@@ -116,26 +116,28 @@ class _ScaledRBF(torch.autograd.Function):
     """exp(log_scale - 0.5 sum_d w_d (x1_d - x2_d)^2), the exponent by one matrix product, the gradient by one more."""
 
     @staticmethod
-    def forward(ctx: Any, weights: Tensor, log_scale: Tensor, x1: Tensor, x2: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, weights: Tensor, log_scale: Tensor, x1: Tensor, x2: Tensor, minus_half_square1: Tensor, minus_half_square2: Tensor
+    ) -> Tensor:
         chains, (n1, dims) = len(weights), x1.shape
-        left = (x1 * weights[:, None, :]).reshape(chains * n1, dims)
-        row = torch.addmm(log_scale[:, None], weights, x1.square().T, alpha=-0.5)
-        column = weights @ x2.square().T * -0.5
-        exponent = (left @ x2.T).view(chains, n1, -1).add_(row[:, :, None]).add_(column[:, None, :])
+        row = torch.addmm(log_scale[:, None], weights, minus_half_square1.T)
+        column = weights @ minus_half_square2.T
+        exponent = ((x1 * weights[:, None, :]).view(chains * n1, dims) @ x2.T).view(chains, n1, -1)
+        exponent.add_(row[:, :, None]).add_(column[:, None, :])
         covariance = exponent.clamp_min_(_LOWEST_EXPONENT[x1.dtype]).exp_()
-        ctx.save_for_backward(covariance, x1, x2)
+        ctx.save_for_backward(covariance, x1, x2, minus_half_square1, minus_half_square2)
         return covariance
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        covariance, x1, x2 = ctx.saved_tensors
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+        covariance, x1, x2, minus_half_square1, minus_half_square2 = ctx.saved_tensors
         product = gradient * covariance
         chains, n1, n2 = product.shape
         row, column = product.sum(2), product.sum(1)
-        cross = torch.einsum("cnd,nd->cd", (product.reshape(chains * n1, n2) @ x2).view(chains, n1, -1), x1)
-        weights = torch.addmm(torch.addmm(cross, row, x1.square(), alpha=-0.5), column, x2.square(), alpha=-0.5)
-        return weights, row.sum(1), None, None
+        cross = ((product.reshape(chains * n1, n2) @ x2).view(chains, n1, -1) * x1).sum(1)
+        weights = cross.addmm_(row, minus_half_square1).addmm_(column, minus_half_square2)
+        return weights, row.sum(1), None, None, None, None
 
 
 class _IsotropicRBF(torch.autograd.Function):
@@ -162,6 +164,8 @@ class _Inputs(NamedTuple):
     x1: Tensor
     x2: Tensor
     same: bool
+    minus_half_square1: Tensor  # (N1, D), -x1^2 / 2
+    minus_half_square2: Tensor
     squared_distance: Tensor | None  # (N1, N2)
 
 
@@ -171,7 +175,8 @@ def _prepare(x1: Tensor, x2: Tensor, isotropic: bool) -> _Inputs:
     center = x1.mean(0) if len(x1) else 0.0
     x1, x2 = x1 - center, x2 - center
     keep = isotropic and not (x1.requires_grad or x2.requires_grad)
-    return _Inputs(x1, x2, same, _pairwise_square(x1, x2) if keep else None)
+    squares = -0.5 * x1.square(), -0.5 * x2.square()
+    return _Inputs(x1, x2, same, *squares, _pairwise_square(x1, x2) if keep else None)
 
 
 def _pairwise_square(x1: Tensor, x2: Tensor) -> Tensor:
@@ -282,7 +287,8 @@ class BoundClosedForm(NamedTuple):
             log_scale = torch.zeros_like(weights[:, 0]) if form.scale is None else values[form.scale].log()
             if inputs.squared_distance is not None:
                 return _IsotropicRBF.apply(weights[:, 0], log_scale, inputs.squared_distance)
-            return _ScaledRBF.apply(weights, log_scale, inputs.x1, inputs.x2)
+            squares = inputs.minus_half_square1, inputs.minus_half_square2
+            return _ScaledRBF.apply(weights, log_scale, inputs.x1, inputs.x2, *squares)
         correlation = form.profile(_scaled_square(inputs, lengthscale), values, form.base)
         return correlation if form.scale is None else values[form.scale][:, None, None] * correlation
 

@@ -100,8 +100,8 @@ class _Whiten(torch.autograd.Function):
         inverse, white = ctx.saved_tensors
         total = torch.addcmul(gradient, white, square_gradient.unsqueeze(-2), value=2)
         # L-bar = -tril(right-bar white'), and the lower triangle of L' L-bar is that of -total white'.
-        half = _halved_lower(torch.baddbmm(white.new_zeros(()), total, white.mT, beta=0, alpha=-1))
-        return inverse.mT @ half @ inverse, None, inverse.mT @ total
+        half = _halved_lower(total @ white.mT)
+        return -(inverse.mT @ half @ inverse), None, inverse.mT @ total
 
 
 def whiten(covariance: Tensor, factor: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from torchgpmc.random import make_generator, normal_like
 
 # Elements in the largest temporary; quadrature multiplies a draw's test points by its number of nodes.
 _CHUNK_ELEMENTS = 2_000_000
-_ASSUMED_NODES = 32
+_ASSUMED_NODES = 128
 
 
 class Prediction:

@@ -19,6 +19,10 @@ from torchgpmc import quadrature
 from torchgpmc.random import draw
 
 
+# A density narrower than the latent's spread (Student t, Laplace noise) needs a finer rule than a logarithm does.
+PREDICTION_NODES = 128
+
+
 class Moments(NamedTuple):
     """Mean and variance of the response at each point, of the same shape."""
 
@@ -70,7 +74,7 @@ class Factorised(LogLikelihood):
 
     def predictive_log_prob(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         r""":math:`\log \int p(y_n | f) N(f | mean_n, variance_n) df`, elementwise; ``variance`` is a variance."""
-        return quadrature.log_expectation(lambda f: self.pointwise_log_prob(f, targets), mean, variance)
+        return quadrature.log_expectation(lambda f: self.pointwise_log_prob(f, targets), mean, variance, PREDICTION_NODES)
 
     def conditional_moments(self, f: Tensor) -> Moments:
         """Mean and variance of y_n given f_n, elementwise."""

@@ -1,0 +1,64 @@
+"""Small models that the tests share."""
+
+import gpytorch
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.priors import GammaPrior, HalfNormalPrior, LogNormalPrior
+
+import torchgpmc as tg
+
+
+def inputs(num_data, num_columns=2, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(num_data, num_columns, generator=generator, dtype=torch.float64)
+
+
+def kernel(num_columns=2, ard=True):
+    base = RBFKernel(ard_num_dims=num_columns if ard else None, lengthscale_prior=GammaPrior(2.0, 3.0))
+    return ScaleKernel(base, outputscale_prior=GammaPrior(2.0, 1.5))
+
+
+def fixed_kernel(lengthscale=0.4, outputscale=1.3):
+    result = ScaleKernel(RBFKernel())
+    result.outputscale, result.base_kernel.lengthscale = outputscale, lengthscale
+    return result.requires_grad_(False)
+
+
+LIKELIHOODS = {
+    "probit": lambda: tg.likelihoods.Bernoulli(link="probit"),
+    "logit": lambda: tg.likelihoods.Bernoulli(link="logit"),
+    "gaussian": lambda: tg.likelihoods.Gaussian(noise_prior=HalfNormalPrior(0.5)),
+    "student_t": lambda: tg.likelihoods.StudentT(noise_prior=LogNormalPrior(-1.0, 0.5), deg_free_prior=GammaPrior(2.0, 0.3)),
+    "poisson": lambda: tg.likelihoods.Poisson(),
+    "softmax": lambda: tg.likelihoods.Softmax(num_classes=3, mixing_weights=False),
+    "laplace": lambda: gpytorch.likelihoods.LaplaceLikelihood(noise_prior=GammaPrior(2.0, 4.0)),
+}
+
+
+def targets(likelihood, num_data, seed=0):
+    generator = torch.Generator().manual_seed(100 + seed)
+    noise = torch.randn(num_data, generator=generator, dtype=torch.float64)
+    return {
+        "probit": (noise > 0).double(),
+        "logit": (noise > 0.3).double(),
+        "poisson": noise.abs().mul(2).floor(),
+        "softmax": (noise.abs() * 1.5).floor().clamp_max(2),
+    }.get(likelihood, noise)
+
+
+def gp(likelihood="probit", num_data=6, num_columns=2, device="cpu", **options):
+    model = tg.GP(inputs(num_data, num_columns), targets(likelihood, num_data), kernel(num_columns), LIKELIHOODS[likelihood](), **options)
+    return model.to(device)
+
+
+def sparse_gp(likelihood="probit", num_data=12, num_inducing=4, num_columns=2, device="cpu", **options):
+    x = inputs(num_data, num_columns)
+    model = tg.SparseGP(
+        x,
+        targets(likelihood, num_data),
+        kernel(num_columns),
+        LIKELIHOODS[likelihood](),
+        inducing_points=inputs(num_inducing, num_columns, seed=7),
+        **options,
+    )
+    return model.to(device)

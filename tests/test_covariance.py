@@ -1,0 +1,166 @@
+"""Batched covariances against gpytorch itself, one setting at a time on the user's own kernel."""
+
+import copy
+
+import pytest
+import torch
+from gpytorch.kernels import (
+    ArcKernel,
+    ConstantKernel,
+    CosineKernel,
+    LinearKernel,
+    MaternKernel,
+    PeriodicKernel,
+    PiecewisePolynomialKernel,
+    PolynomialKernel,
+    RBFKernel,
+    RFFKernel,
+    RQKernel,
+    ScaleKernel,
+    SpectralMixtureKernel,
+)
+
+from torchgpmc.covariance import BatchMode, ClosedForm, OneByOne, covariance_function
+from torchgpmc.functional import constraint_of, parameters_with_owners
+
+KERNELS = {
+    "rbf": lambda: RBFKernel(),
+    "scaled rbf": lambda: ScaleKernel(RBFKernel()),
+    "scaled rbf, ard": lambda: ScaleKernel(RBFKernel(ard_num_dims=3)),
+    "rbf, ard, active dims": lambda: RBFKernel(ard_num_dims=2, active_dims=(0, 2)),
+    "matern 1/2": lambda: ScaleKernel(MaternKernel(nu=0.5)),
+    "matern 3/2, ard": lambda: MaternKernel(nu=1.5, ard_num_dims=3),
+    "matern 5/2, active dims": lambda: ScaleKernel(MaternKernel(nu=2.5, active_dims=(1,))),
+    "rational quadratic": lambda: ScaleKernel(RQKernel(ard_num_dims=3)),
+    "periodic": lambda: ScaleKernel(PeriodicKernel()),
+    "linear": lambda: LinearKernel(),
+    "linear, ard": lambda: LinearKernel(ard_num_dims=3),
+    "cosine": lambda: CosineKernel(),
+    "polynomial": lambda: PolynomialKernel(power=2),
+    "spectral mixture": lambda: SpectralMixtureKernel(num_mixtures=3, ard_num_dims=3),
+    "piecewise polynomial": lambda: ScaleKernel(PiecewisePolynomialKernel(q=2)),
+    "constant": lambda: ConstantKernel(),
+    "random features": lambda: RFFKernel(num_samples=5, num_dims=3),
+    "arc": lambda: ScaleKernel(ArcKernel(MaternKernel(nu=1.5), ard_num_dims=3)),
+    "sum": lambda: ScaleKernel(RBFKernel()) + LinearKernel(),
+    "sum with a constant": lambda: ScaleKernel(RBFKernel()) + ConstantKernel(),
+    "product": lambda: RBFKernel(active_dims=(0,)) * PeriodicKernel(active_dims=(1,)),
+    "scaled sum": lambda: ScaleKernel(RBFKernel() + MaternKernel(nu=2.5)),
+    "scaled product of sums": lambda: ScaleKernel((RBFKernel() + LinearKernel()) * RQKernel()),
+}
+# gpytorch's own distances round at this level in the arc kernel's trigonometric embedding.
+TOLERANCE = {"arc": 1e-6}
+
+
+def inputs(count, seed):
+    return torch.randn(count, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def settings(kernel, chains):
+    """Random raw values of every parameter, and what gpytorch makes of them."""
+    generator = torch.Generator().manual_seed(5)
+    raw, constrained = {}, {}
+    for name, owner, leaf in parameters_with_owners(kernel):
+        shape = getattr(owner, leaf).shape
+        raw[name] = 0.5 * torch.randn(chains, *shape, generator=generator, dtype=torch.float64)
+        constraint = constraint_of(owner, leaf)
+        constrained[name] = (raw[name] if constraint is None else constraint.transform(raw[name])).detach()
+    return raw, constrained
+
+
+def reference(kernel, raw, row, x1, x2):
+    """gpytorch at one setting, as a user would: parameters written into the module; gradients in the constrained values."""
+    twin = copy.deepcopy(kernel)
+    leaves = {}
+    for name, owner, leaf in parameters_with_owners(twin):
+        parameter = getattr(owner, leaf).requires_grad_(True)
+        parameter.data = raw[name][row].clone()
+        leaves[name] = (parameter, constraint_of(owner, leaf))
+    covariance = twin(x1, x2).to_dense()
+    weights = torch.arange(covariance.numel(), dtype=covariance.dtype).view_as(covariance).cos()
+    slopes = torch.autograd.grad((covariance * weights).sum(), [leaf for leaf, _ in leaves.values()], allow_unused=True)
+    gradients = {}
+    for (name, (leaf, constraint)), slope in zip(leaves.items(), slopes, strict=True):
+        point = leaf.detach().requires_grad_(True)
+        if constraint is not None:
+            (jacobian,) = torch.autograd.grad(constraint.transform(point).sum(), point)
+            slope = slope / jacobian
+        gradients[name] = slope
+    return covariance.detach(), gradients
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["K(x, x)", "K(x, z)"])
+@pytest.mark.parametrize("name", KERNELS)
+def test_values_and_gradients_equal_gpytorch(name, same):
+    kernel = KERNELS[name]().double()
+    x1 = inputs(6, 0)
+    x2 = x1 if same else inputs(4, 1)
+    raw, constrained = settings(kernel, 3)
+    values = {key: value.clone().requires_grad_(True) for key, value in constrained.items()}
+    found = covariance_function(kernel, x1).bind(x1, x2)(values)
+    weights = torch.arange(found[0].numel(), dtype=found.dtype).view_as(found[0]).cos()
+    gradients = torch.autograd.grad((found * weights).sum(), list(values.values()), allow_unused=True)
+    tolerance = TOLERANCE.get(name, 1e-10)
+    for row in range(3):
+        expected, slopes = reference(kernel, raw, row, x1, x2)
+        torch.testing.assert_close(found[row].detach(), expected, rtol=tolerance, atol=tolerance)
+        for key, gradient in zip(values, gradients, strict=True):
+            torch.testing.assert_close(gradient[row], slopes[key], rtol=10 * tolerance, atol=10 * tolerance)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_diagonal_equals_the_matrix_diagonal(name):
+    kernel = KERNELS[name]().double()
+    x = inputs(5, 0)
+    _, values = settings(kernel, 2)
+    function = covariance_function(kernel, x)
+    matrix = function.bind(x, x)(values)
+    tolerance = TOLERANCE.get(name, 1e-10)
+    torch.testing.assert_close(function.diagonal(values, x), matrix.diagonal(dim1=-2, dim2=-1), rtol=tolerance, atol=tolerance)
+
+
+def test_routes_are_the_intended_ones():
+    routes = {name: type(covariance_function(make().double(), inputs(4, 0))) for name, make in KERNELS.items()}
+    assert routes["scaled rbf, ard"] is routes["matern 1/2"] is routes["rational quadratic"] is ClosedForm
+    assert routes["periodic"] is routes["sum"] is routes["constant"] is BatchMode
+
+
+class NoBatchMode(RBFKernel):
+    """A user's kernel that forgets the batch dimension: it must fall to the route that always works."""
+
+    def forward(self, x1, x2, diag=False, **params):
+        scale = self.lengthscale.flatten()[0]
+        result = torch.exp(-(torch.cdist(x1, x2) ** 2) / scale)
+        return result.diagonal(dim1=-1, dim2=-2) if diag else result
+
+
+def test_a_kernel_without_sound_batch_mode_is_still_exact():
+    kernel, x = NoBatchMode().double(), inputs(4, 0)
+    function = covariance_function(kernel, x)
+    assert isinstance(function, OneByOne)
+    found = function.bind(x, x)({"raw_lengthscale": torch.tensor([[[0.5]], [[2.0]]], dtype=torch.float64)})
+    expected = torch.stack([torch.exp(-(torch.cdist(x, x) ** 2) / scale) for scale in (0.5, 2.0)])
+    torch.testing.assert_close(found, expected)
+
+
+def test_no_denormal_numbers_at_short_lengthscales():
+    x = torch.linspace(0, 1, 50, dtype=torch.float64).unsqueeze(-1)
+    for dtype in (torch.float64, torch.float32):
+        for make in (lambda: RBFKernel(), lambda: RBFKernel(ard_num_dims=1), lambda: MaternKernel(nu=2.5), lambda: MaternKernel(nu=0.5)):
+            points = x.to(dtype)
+            value = covariance_function(make().to(dtype), points).bind(points, points)
+            covariance = value({"raw_lengthscale": torch.full((1, 1, 1), 1e-3, dtype=dtype)})
+            smallest = covariance[covariance > 0].min()
+            assert float(smallest) >= torch.finfo(dtype).tiny ** 0.5
+            assert bool((covariance.diagonal(dim1=-2, dim2=-1) == 1).all())
+
+
+def test_errors_name_the_remedy():
+    with pytest.raises(ValueError, match=r"ard_num_dims=5 but its inputs have 3 columns.*Expected ard_num_dims=3"):
+        covariance_function(ScaleKernel(RBFKernel(ard_num_dims=5)).double(), inputs(4, 0))
+    with pytest.raises(ValueError, match="active_dims"):
+        covariance_function(RBFKernel(active_dims=(7,)).double(), inputs(4, 0))
+    with pytest.raises(ValueError, match="batch_shape"):
+        covariance_function(RBFKernel(batch_shape=torch.Size([2])).double(), inputs(4, 0))
+    with pytest.raises(ValueError, match="check active_dims"):
+        covariance_function(ScaleKernel(PeriodicKernel(active_dims=(7,))).double(), inputs(4, 0))

@@ -1,0 +1,226 @@
+"""theta and its prior density: integration, restriction, dtype, drawing, and priors set in every way gpytorch allows."""
+
+import math
+
+import gpytorch
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from gpytorch.constraints import GreaterThan, Interval, LessThan, Positive
+from gpytorch.kernels import LinearKernel, RBFKernel, ScaleKernel
+from gpytorch.priors import (
+    GammaPrior,
+    HalfCauchyPrior,
+    HalfNormalPrior,
+    LogNormalPrior,
+    MultivariateNormalPrior,
+    NormalPrior,
+    Prior,
+    SmoothedBoxPrior,
+    UniformPrior,
+)
+from torch.distributions import constraints
+
+from tests.calibration import worst_excess
+from torchgpmc.parameters import build_layout
+
+
+class Triangular(Prior):
+    """A user's own prior on (0, 2): log_prob alone, density x / 2."""
+
+    arg_constraints = {}
+
+    def __init__(self):
+        torch.nn.Module.__init__(self)
+        super().__init__(validate_args=False)
+        self._transform = None
+
+    @property
+    def support(self):
+        return constraints.interval(0.0, 2.0)
+
+    def log_prob(self, x):
+        return torch.log(x / 2)
+
+
+PRIORS = {
+    "gamma": lambda: GammaPrior(1.5, 1 / 3),
+    "log normal": lambda: LogNormalPrior(0.1, 0.7),
+    "normal": lambda: NormalPrior(0.3, 1.1),
+    "half cauchy": lambda: HalfCauchyPrior(0.7),
+    "half normal": lambda: HalfNormalPrior(1.3),
+    "uniform": lambda: UniformPrior(0.2, 1.7),
+    "user's own": lambda: Triangular(),
+    "smoothed box": lambda: SmoothedBoxPrior(0.5, 1.5, 0.1),
+}
+CONSTRAINTS = {
+    "positive": lambda: Positive(),
+    "above 0.3": lambda: GreaterThan(0.3),
+    "below 1.2": lambda: LessThan(1.2),
+    "between": lambda: Interval(0.1, 1.4),
+}
+# These have no cdf in torch, so their restriction is not renormalised; the test checks the mass it should have kept.
+UNNORMALISED = {"user's own", "smoothed box"}
+
+
+class Holder(gpytorch.Module):
+    """A module with one parameter ``x``, a prior on it and a constraint."""
+
+    def __init__(self, prior, constraint, shape=()):
+        super().__init__()
+        self.register_parameter("raw_x", torch.nn.Parameter(torch.zeros(shape)))
+        self.register_constraint("raw_x", constraint)
+        self.register_prior("x_prior", prior, lambda m: m.raw_x_constraint.transform(m.raw_x))
+
+
+def layout_of(prior, constraint, shape=(), dtype=torch.float64):
+    return build_layout({"kernel": Holder(prior, constraint, shape).to(dtype)}, dtype, torch.device("cpu"))
+
+
+def grid_integral(layout, function=None):
+    """Integral over the unconstrained line of the density (times a function of the constrained value), by the trapezoid rule."""
+    grid = torch.linspace(-60, 60, 240_001, dtype=torch.float64).unsqueeze(-1).to(layout.dtype)
+    density = layout.log_prior(grid).double().exp().nan_to_num()
+    if function is not None:
+        density = density * function(layout.constrain(grid)["kernel.x"].double())
+    return float(torch.trapezoid(density, grid[:, 0].double()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("constraint", CONSTRAINTS)
+@pytest.mark.parametrize("prior", PRIORS)
+def test_density_of_theta_integrates_to_one(prior, constraint, dtype):
+    layout = layout_of(PRIORS[prior](), CONSTRAINTS[constraint](), dtype=dtype)
+    interval = layout.entries[0].interval
+    expected = 1.0
+    if prior == "user's own":  # cdf x^2 / 4
+        expected = (min(interval.upper, 2.0) ** 2 - max(interval.lower, 0.0) ** 2) / 4
+    elif prior == "smoothed box":
+        box = SmoothedBoxPrior(0.5, 1.5, 0.1)
+        x = np.linspace(max(interval.lower, -1), min(interval.upper, 3), 400_001)
+        expected = np.trapezoid(box.log_prob(torch.as_tensor(x).unsqueeze(-1)).exp().numpy(), x)
+    elif prior == "half cauchy" and math.isinf(interval.upper):
+        expected = grid_integral(layout)  # heavy tail beyond the grid: at least the rest must be right
+        assert expected == pytest.approx(1.0, abs=1e-4)
+    assert grid_integral(layout) == pytest.approx(expected, rel=2e-5 if dtype == torch.float64 else 1e-3)
+
+
+def test_multivariate_normal_prior_integrates_to_one():
+    prior = MultivariateNormalPrior(torch.tensor([0.2, -0.1]), covariance_matrix=torch.tensor([[1.0, 0.6], [0.6, 0.8]]))
+    module = LinearKernel(ard_num_dims=2)
+    module.register_prior("variance_prior", prior, lambda m: m.raw_variance)
+    module.raw_variance_constraint._transform = None  # an unconstrained vector parameter
+    module.raw_variance_constraint.lower_bound = torch.tensor(-math.inf)
+    layout = build_layout({"kernel": module.double()}, torch.float64, torch.device("cpu"))
+    axis = torch.linspace(-9, 9, 361, dtype=torch.float64)
+    grid = torch.cartesian_prod(axis, axis)
+    assert layout.log_prior(grid).exp().sum() * (axis[1] - axis[0]) ** 2 == pytest.approx(1.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("prior", PRIORS)
+def test_answers_come_in_the_models_dtype(prior, dtype):
+    layout = layout_of(PRIORS[prior](), Positive(), dtype=dtype)
+    theta = torch.zeros(2, 1, dtype=dtype, requires_grad=True)
+    value = layout.log_prior(theta)
+    (gradient,) = torch.autograd.grad(value.sum(), theta)
+    assert value.dtype == gradient.dtype == dtype
+
+
+def test_precision_is_float64_not_float32_in_disguise():
+    layout = layout_of(HalfCauchyPrior(0.7), Positive())
+    theta = torch.tensor([[0.123456789]], dtype=torch.float64)
+    scale = float(HalfCauchyPrior(0.7).scale)  # the prior's own number: 0.7 in float32
+    x = math.exp(0.123456789)
+    expected = scipy.stats.halfcauchy(scale=scale).logpdf(x) + 0.123456789
+    assert float(layout.log_prior(theta)) == pytest.approx(expected, rel=1e-13)
+
+
+@pytest.mark.parametrize("name", ["gamma", "normal", "half cauchy", "half normal", "uniform", "log normal", "smoothed box"])
+@pytest.mark.statistical
+def test_draws_follow_the_restricted_density(name):
+    layout = layout_of(PRIORS[name](), Interval(0.3, 1.4))
+    theta = layout.sample_prior(40_000, torch.Generator().manual_seed(1))
+    value = layout.constrain(theta)["kernel.x"]
+    assert bool(((value > 0.3) & (value < 1.4)).all())
+    mass = grid_integral(layout)
+    functions = [lambda x: x, lambda x: x.square(), lambda x: (x < 0.6).double()]
+    expected = torch.tensor([grid_integral(layout, function) / mass for function in functions])
+    replicates = torch.stack([function(value) for function in functions], -1)
+    assert worst_excess(replicates, expected) < 1
+
+
+@pytest.mark.parametrize("prior", ["smoothed box", "gamma"])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 3)])
+def test_settings_do_not_mix(prior, shape):
+    """SmoothedBoxPrior sums over its last dimension, which must never be the chains'."""
+    layout = layout_of(PRIORS[prior](), Positive(), shape)
+    theta = torch.randn(4, layout.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    together = layout.log_prior(theta)
+    alone = torch.cat([layout.log_prior(row.unsqueeze(0)) for row in theta])
+    assert together.shape == (4,)
+    torch.testing.assert_close(together, alone)
+
+
+def test_round_trip_and_names():
+    kernel = ScaleKernel(RBFKernel(ard_num_dims=2, lengthscale_prior=GammaPrior(2.0, 1.0)), outputscale_prior=GammaPrior(2.0, 1.0))
+    layout = build_layout({"kernel": kernel.double()}, torch.float64, torch.device("cpu"))
+    assert layout.names == ["kernel.outputscale", "kernel.base_kernel.lengthscale"] or set(layout.names) == {
+        "kernel.base_kernel.lengthscale",
+        "kernel.outputscale",
+    }
+    theta = torch.randn(3, layout.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    values = layout.constrain(theta)
+    assert values["kernel.base_kernel.lengthscale"].shape == (3, 1, 2)
+    assert values["kernel.outputscale"].shape == (3,)
+    torch.testing.assert_close(layout.unconstrain(values), theta)
+
+
+def test_one_prior_object_may_serve_two_parameters():
+    prior = GammaPrior(2.0, 1.0)
+    kernel = ScaleKernel(RBFKernel(lengthscale_prior=prior), outputscale_prior=prior)
+    assert build_layout({"kernel": kernel}, torch.float64, torch.device("cpu")).size == 2
+
+
+def test_a_prior_set_through_a_closure_on_a_parent_is_matched():
+    kernel = ScaleKernel(RBFKernel(), outputscale_prior=GammaPrior(2.0, 1.0))
+    kernel.register_prior("inner", GammaPrior(2.0, 1.0), lambda m: m.base_kernel.lengthscale)
+    assert set(build_layout({"kernel": kernel}, torch.float64, torch.device("cpu")).names) == {
+        "kernel.outputscale",
+        "kernel.base_kernel.lengthscale",
+    }
+
+
+def test_a_prior_on_a_function_of_a_parameter_is_an_error():
+    kernel = RBFKernel()
+    kernel.register_prior("log_prior", NormalPrior(0.0, 1.0), lambda m: m.lengthscale.log())
+    with pytest.raises(ValueError, match=r"'kernel.log_prior' is set through a closure.*put the prior on the parameter itself"):
+        build_layout({"kernel": kernel}, torch.float64, torch.device("cpu"))
+
+
+def test_a_parameter_with_neither_prior_nor_fixing_is_an_error_with_both_remedies():
+    with pytest.raises(ValueError, match=r"'kernel.base_kernel.lengthscale' has no prior.*lengthscale_prior=.*requires_grad_\(False\)"):
+        build_layout({"kernel": ScaleKernel(RBFKernel(), outputscale_prior=GammaPrior(2.0, 1.0))}, torch.float64, torch.device("cpu"))
+
+
+def test_a_prior_and_a_constraint_without_common_values_are_an_error():
+    with pytest.raises(ValueError, match="no value in common"):
+        layout_of(UniformPrior(2.0, 3.0), Interval(0.0, 1.0))
+
+
+def test_a_fixed_parameter_is_read_when_needed():
+    kernel = ScaleKernel(RBFKernel(lengthscale_prior=GammaPrior(2.0, 1.0))).double()
+    kernel.raw_outputscale.requires_grad_(False)
+    layout = build_layout({"kernel": kernel}, torch.float64, torch.device("cpu"))
+    kernel.outputscale = 3.0
+    values = layout.raw_values(torch.zeros(2, 1, dtype=torch.float64)).by_module["kernel"]
+    torch.testing.assert_close(values["raw_outputscale"], torch.full((2,), 3.0, dtype=torch.float64))
+
+
+def test_a_prior_that_cannot_draw_says_so_and_still_has_starting_points():
+    layout = layout_of(Triangular(), Positive())
+    with pytest.raises(NotImplementedError, match=r"kernel.x.*log_prob alone"):
+        layout.sample_prior(3, torch.Generator().manual_seed(0))
+    start = layout.starting_points(5, torch.Generator().manual_seed(0))
+    assert start.shape == (5, 1) and bool(torch.isfinite(layout.log_prior(start)).all())
