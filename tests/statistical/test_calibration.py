@@ -1,0 +1,83 @@
+"""Simulation-based calibration through ``sample`` (Talts et al. 2018): one data set a chain, by targets of shape (C, N).
+
+The rank of the true value among a chain's kept draws is uniform if the draws are independent draws from the posterior. Chains warm
+up from dispersed starts and keep few, well-separated draws, so that what correlation is left is far below what the test sees.
+"""
+
+import warnings
+
+import pytest
+import torch
+
+import torchgpmc as tg
+from tests.calibration import rank_excess
+from tests.problems import LIKELIHOODS, fixed_kernel, gp, inputs, targets
+from torchgpmc.bijections import Interval
+from torchgpmc.models.base import likelihood_values
+
+CHAINS, DRAWS = 1000, 9
+
+
+def simulate(model, seed, chains):
+    generator = torch.Generator().manual_seed(seed)
+    theta = model.layout.sample_prior(chains, generator)
+    v = torch.randn(chains, model.latent_size, generator=generator, dtype=torch.float64)
+    prior = model.prior(theta)
+    f = model.latents(prior, v)
+    y = model.likelihood_function(likelihood_values(prior), lambda likelihood: likelihood.sample(f, generator))
+    return theta, v, f, model.with_targets(y)
+
+
+def quantities(theta, v, f):
+    return torch.cat([theta, v[..., :2], f[..., :2], f.sum(-1, keepdim=True)], -1)
+
+
+def calibration(model, method, *, warmup_steps, seed=5, chains=CHAINS):
+    """Alarm level: above 1 is an alarm."""
+    theta, v, f, model = simulate(model, seed, chains)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # chains have different data, so R-hat across them means nothing here
+        posterior = tg.sample(
+            model, method, num_samples=DRAWS, warmup_steps=warmup_steps, num_chains=chains, seed=seed, progress=False
+        )
+    drawn = quantities(posterior.theta, posterior.whitened, posterior.latents)
+    ranks = (drawn < quantities(theta, v, f).unsqueeze(1)).sum(1)
+    return rank_excess(ranks.numpy(), DRAWS + 1)
+
+
+METHODS = {
+    "NUTS": (tg.NUTS(thinning=6), 150),
+    "HMC": (tg.HMC(num_steps=12, thinning=10), 150),
+    "AdaptiveMH": (tg.AdaptiveMH(thinning=500), 2000),
+    "Slice": (tg.Slice(thinning=15), 100),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+@pytest.mark.parametrize("likelihood", ["probit", "poisson"])
+@pytest.mark.parametrize("method", METHODS)
+def test_posterior_ranks_are_uniform(method, likelihood):
+    options, warmup_steps = METHODS[method]
+    assert calibration(gp(likelihood, num_data=4), options, warmup_steps=warmup_steps) < 1
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+@pytest.mark.parametrize("likelihood", ["probit", "poisson"])
+def test_elliptical_slice_ranks_are_uniform(likelihood):
+    model = tg.GP(inputs(4), targets(likelihood, 4), fixed_kernel(), LIKELIHOODS[likelihood]())
+    assert calibration(model, tg.EllipticalSlice(thinning=60), warmup_steps=200) < 1
+
+
+@pytest.mark.slow
+def test_a_missing_jacobian_is_caught(monkeypatch):
+    monkeypatch.setattr(Interval, "log_jacobian", lambda self, unconstrained: torch.zeros_like(unconstrained))
+    assert calibration(gp("probit", num_data=4), tg.NUTS(thinning=6), warmup_steps=150) > 1
+
+
+@pytest.mark.slow
+def test_a_halved_likelihood_is_caught(monkeypatch):
+    original = tg.GP.log_likelihood
+    monkeypatch.setattr(tg.GP, "log_likelihood", lambda self, *args: 0.5 * original(self, *args))
+    assert calibration(gp("poisson", num_data=8), tg.NUTS(thinning=4), warmup_steps=100, chains=3000) > 1

@@ -1,0 +1,131 @@
+"""Gaussian noise makes the posterior known: of f by conjugacy at fixed hyperparameters, of theta by quadrature of the evidence."""
+
+import warnings
+
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.priors import GammaPrior
+
+import torchgpmc as tg
+from tests.calibration import worst_excess
+from tests.problems import fixed_kernel, inputs
+
+NOISE = 0.3
+METHODS = {
+    "NUTS": (tg.NUTS(), 300, 150),
+    "HMC": (tg.HMC(), 300, 150),
+    "AdaptiveMH": (tg.AdaptiveMH(thinning=20), 300, 1500),
+    "Slice": (tg.Slice(), 200, 60),
+    "EllipticalSlice": (tg.EllipticalSlice(thinning=5), 300, 200),
+}
+
+
+def noisy_likelihood():
+    likelihood = tg.likelihoods.Gaussian().double()
+    likelihood.noise = NOISE
+    return likelihood.requires_grad_(False)
+
+
+def data(count):
+    x = inputs(count)
+    return x, torch.sin(6 * x[:, 0]) + 0.4 * torch.randn(count, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+
+
+def run(model, name, num_chains=64):
+    method, num_samples, warmup_steps = METHODS[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return tg.sample(
+            model, method, num_samples=num_samples, warmup_steps=warmup_steps, num_chains=num_chains, seed=3, progress=False
+        )
+
+
+def conjugate(model):
+    """Mean and covariance of f at the inputs given y."""
+    prior = model.prior(torch.zeros(1, 0, dtype=torch.float64))
+    covariance = (prior.factor @ prior.factor.mT)[0]
+    gain = torch.linalg.solve(covariance + NOISE * torch.eye(len(covariance), dtype=torch.float64), covariance).T
+    return gain @ model.train_y, covariance - gain @ covariance
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+@pytest.mark.parametrize("name", METHODS)
+def test_means_variances_and_covariances_of_f(name):
+    x, y = data(5)
+    model = tg.GP(x, y, fixed_kernel(), noisy_likelihood())
+    mean, covariance = conjugate(model)
+    f = run(model, name).latents
+    centred = f - mean
+    products = torch.einsum("csi,csj->cij", centred, centred) / f.shape[1]
+    row, column = torch.triu_indices(5, 5)
+    replicates = torch.cat([f.mean(1), products[:, row, column]], -1)  # one independent replicate a chain
+    assert worst_excess(replicates, torch.cat([mean, covariance[row, column]])) < 1
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+@pytest.mark.parametrize("make", ["GP", "SparseGP"])
+def test_predictions_equal_the_conjugate_ones(make):
+    x, y = data(5)
+    test_x = inputs(7, seed=3)
+    options = {"jitter": 1e-10} if make == "GP" else {"jitter": 1e-10, "inducing_points": x}
+    model = getattr(tg, make)(x, y, fixed_kernel(), noisy_likelihood(), **options)
+    posterior = run(model, "NUTS")
+    theta = torch.zeros(1, 0, dtype=torch.float64)
+    cross = model.covariance.bind(model.train_x, test_x)(model.prior(theta).values["kernel"])[0]
+    within = model.covariance.bind(x, x)(model.prior(theta).values["kernel"])[0]
+    gain = torch.linalg.solve(within + NOISE * torch.eye(5, dtype=torch.float64), cross).T
+    expected_mean = gain @ y
+    expected_variance = model.covariance.diagonal(model.prior(theta).values["kernel"], test_x)[0] - (gain * cross.T).sum(-1)
+    v = posterior.whitened
+    flat = v.flatten(0, 1)
+    marginals = model.predict(model.prior(theta), flat, test_x)
+    means = marginals.mean[:, 0].reshape(*v.shape[:2], -1)
+    replicates = torch.cat([means.mean(1), (marginals.variance[0, 0] + (means - expected_mean).square()).mean(1)], -1)
+    assert worst_excess(replicates, torch.cat([expected_mean, expected_variance])) < 1
+    prediction = posterior.predict(test_x)
+    torch.testing.assert_close(prediction.mean, means.mean((0, 1)))
+    torch.testing.assert_close(prediction.variance, prediction.latent_variance + NOISE)
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+@pytest.mark.parametrize("name", ["NUTS", "HMC", "AdaptiveMH", "Slice"])
+def test_hyperparameters_follow_the_evidence(name):
+    x, y = data(8)
+    kernel = ScaleKernel(RBFKernel(), outputscale_prior=GammaPrior(2.0, 1.5))
+    kernel.base_kernel.lengthscale = 0.4
+    kernel.base_kernel.raw_lengthscale.requires_grad_(False)
+    model = tg.GP(x, y, kernel, noisy_likelihood())
+    grid = torch.linspace(-8, 5, 4001, dtype=torch.float64).unsqueeze(-1)
+    prior = model.prior(grid)
+    total = prior.factor @ prior.factor.mT + NOISE * torch.eye(8, dtype=torch.float64)
+    evidence = torch.distributions.MultivariateNormal(torch.zeros(8, dtype=torch.float64), total).log_prob(y)
+    log_posterior = evidence + model.layout.log_prior(grid)
+    weights = torch.softmax(log_posterior, 0)
+    scale = grid[:, 0].exp()
+    expected = torch.stack([(weights * scale).sum(), (weights * grid[:, 0]).sum(), (weights * grid[:, 0] ** 2).sum()])
+    theta = run(model, name).theta[..., 0]
+    replicates = torch.stack([theta.exp().mean(1), theta.mean(1), theta.square().mean(1)], -1)
+    assert worst_excess(replicates, expected) < 1
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+def test_sparse_samplers_agree_with_the_optimal_gaussian():
+    """With Gaussian noise the optimal q(u) is Titsias's (2009): mean and covariance in closed form."""
+    x, y = data(12)
+    z = inputs(4, seed=7)
+    model = tg.SparseGP(x, y, fixed_kernel(), noisy_likelihood(), inducing_points=z)
+    prior = model.prior(torch.zeros(1, 0, dtype=torch.float64))
+    projection = prior.projection[0]  # A: mean of f is A' v, so q(v) has precision I + A A' / noise
+    covariance = torch.linalg.inv(torch.eye(4, dtype=torch.float64) + projection @ projection.T / NOISE)
+    mean = covariance @ projection @ y / NOISE
+    v = run(model, "NUTS").whitened
+    centred = v - mean
+    products = torch.einsum("csi,csj->cij", centred, centred) / v.shape[1]
+    row, column = torch.triu_indices(4, 4)
+    replicates = torch.cat([v.mean(1), products[:, row, column]], -1)
+    assert worst_excess(replicates, torch.cat([mean, covariance[row, column]])) < 1

@@ -1,0 +1,102 @@
+"""Geweke's joint-distribution test, made exact by independent replicates.
+
+A chain starts at a draw (theta, v) from the prior with targets y | theta, v, and alternates one sampler step on (theta, v) given y
+with a fresh y given (theta, v). Both leave the joint distribution as it is if the sampler is exact, so after any number of rounds
+the chain is still a draw from it: the mean of g(end) - g(start) over thousands of independent chains is zero for every function g,
+and its t statistic has a known distribution (Geweke 2004, with independent replicates in place of a long run).
+"""
+
+import pytest
+import torch
+
+from tests.calibration import worst_excess
+from tests.problems import gp, sparse_gp
+from tests.statistical.kernels import SAMPLERS, HalvedLogDensity, position_of
+from torchgpmc.bijections import Interval
+from torchgpmc.models import JointLogDensity
+from torchgpmc.models.base import likelihood_values
+
+CHAINS, ROUNDS = 20_000, 10
+
+
+def functions(model, position, targets):
+    """Moments of theta and v, skewed and mixed, and of v with the data they generated."""
+    size = model.layout.size
+    theta, v = position[:, :size], position[:, size:]
+    parts = [theta, theta.square(), v, v.square(), theta[:, :1] * v, theta.exp().clamp_max(20.0), v * targets[:, : v.shape[1]].clamp_max(10.0)]
+    return torch.cat(parts, -1)
+
+
+def draw_targets(model, position, generator):
+    size = model.layout.size
+    prior = model.prior(position[:, :size])
+    f = model.latents(prior, position[:, size:]).clamp_max(20.0)
+    return model.likelihood_function(likelihood_values(prior), lambda likelihood: likelihood.sample(f, generator))
+
+
+def geweke(model, sampler_name, seed, *, density_class=JointLogDensity, stale=False, rounds=ROUNDS):
+    """Alarm level of the test: above 1 is an alarm."""
+    generator = torch.Generator().manual_seed(seed)
+    theta = model.layout.sample_prior(CHAINS, generator)
+    v = torch.randn(CHAINS, model.latent_size, generator=generator, dtype=theta.dtype)
+    position = torch.cat([theta, v], -1)
+    targets = draw_targets(model, position, generator)
+    start = functions(model, position, targets)
+    state = None
+    for _ in range(rounds):
+        sampler = SAMPLERS[sampler_name](model, density_class(model, targets), position)
+        # Planted error: the log density (and gradient) cached before the targets changed is used again.
+        state = state if stale and state is not None else sampler.init(position, generator)
+        state, _ = sampler.step(state, generator)
+        position = position_of(state).detach()
+        targets = draw_targets(model, position, generator)
+    return worst_excess(functions(model, position, targets) - start)
+
+
+MODELS = {"probit": lambda: gp("probit", num_data=3), "poisson": lambda: gp("poisson", num_data=3)}
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+@pytest.mark.parametrize("likelihood", MODELS)
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_sampler_leaves_the_joint_distribution_as_it_is(sampler, likelihood):
+    assert geweke(MODELS[likelihood](), sampler, seed=11) < 1
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+@pytest.mark.parametrize("likelihood", ["gaussian", "student_t"])
+def test_likelihoods_with_parameters(likelihood):
+    assert geweke(gp(likelihood, num_data=3), "nuts", seed=12) < 1
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+def test_sparse_model_whose_inducing_points_are_its_inputs():
+    """The sparse density is a bound, not p(y | theta, v), unless Z = X makes the bound tight."""
+    full = gp("probit", num_data=3, jitter=1e-10)
+    import torchgpmc as tg
+
+    model = tg.SparseGP(full.train_x, full.train_y, full.kernel, full.likelihood, inducing_points=full.train_x, jitter=1e-10)
+    assert geweke(model, "nuts", seed=13) < 1
+    assert sparse_gp("probit").latent_shape == (1, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", ["nuts", "hmc", "metropolis", "slice"])
+def test_a_missing_jacobian_is_caught(sampler, monkeypatch):
+    monkeypatch.setattr(Interval, "log_jacobian", lambda self, unconstrained: torch.zeros_like(unconstrained))
+    assert geweke(MODELS["probit"](), sampler, seed=14) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_halved_log_ratio_is_caught(sampler):
+    assert geweke(MODELS["poisson"](), sampler, seed=15, density_class=HalvedLogDensity, rounds=20) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", ["metropolis", "hmc", "nuts", "elliptical slice"])
+def test_a_stale_log_likelihood_is_caught(sampler):
+    assert geweke(MODELS["poisson"](), sampler, seed=16, stale=True, rounds=20) > 1
