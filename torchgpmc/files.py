@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,9 @@ def read_tensors(path: Path, expected_format: str) -> dict[str, Any]:
     """
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # a damaged file can fail in the unpickler in any way
         raise ValueError(f"{path} is not a torchgpmc file, or is damaged: {error}") from error
     found = content.get("format") if isinstance(content, dict) else None
     if found != expected_format:

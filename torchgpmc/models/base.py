@@ -77,14 +77,14 @@ class GPModel(nn.Module):
             raise ValueError(f"dtype is {dtype}. Expected torch.float64 (recommended) or torch.float32.")
         if not (isinstance(jitter, int | float) and 0 <= jitter < math.inf):
             raise ValueError(f"jitter is {jitter!r}. Expected a variance of at least 0, for instance 1e-6.")
-        x = check_inputs("train_x", train_x, dtype)
         likelihood = convert_likelihood(likelihood)
         check_devices(train_x=train_x, train_y=train_y, kernel=kernel, mean=mean, likelihood=likelihood, **(extra_inputs or {}))
+        x = check_inputs("train_x", train_x, dtype)
         self.jitter = float(jitter)
         self.register_buffer("train_x", x)
         self.register_buffer("train_y", check_targets(train_y, x, as_likelihood(likelihood), dtype))
         for name, value in (extra_inputs or {}).items():
-            self.register_buffer(name, value)
+            self.register_buffer(name, check_inputs(name, value, dtype, x.shape[1]))
         self.kernel = copy.deepcopy(kernel).to(dtype)
         self.mean = (ZeroMean() if mean is None else copy.deepcopy(mean)).to(dtype)
         self.likelihood = likelihood.to(dtype)

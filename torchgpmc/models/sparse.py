@@ -18,7 +18,6 @@ from torchgpmc.models.base import (
     likelihood_values,
     predictive_marginals,
 )
-from torchgpmc.models.validation import check_inputs
 from torchgpmc.parameters import Hyperparameters
 
 
@@ -71,11 +70,8 @@ class SparseGP(GPModel):
         jitter: float = 1e-6,
         dtype: torch.dtype = torch.float64,
     ):
-        width = check_inputs("train_x", train_x, dtype).shape[1]
-        points = check_inputs("inducing_points", inducing_points, dtype, width)
-        super().__init__(
-            train_x, train_y, kernel, likelihood, mean=mean, jitter=jitter, dtype=dtype, extra_inputs={"inducing_points": points}
-        )
+        extra_inputs = {"inducing_points": inducing_points}
+        super().__init__(train_x, train_y, kernel, likelihood, mean=mean, jitter=jitter, dtype=dtype, extra_inputs=extra_inputs)
         if not hasattr(self.likelihood, "forward") or (
             hasattr(self.likelihood, "log_prob") and not hasattr(self.likelihood, "expected_log_likelihood")
         ):

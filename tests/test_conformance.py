@@ -1,0 +1,147 @@
+"""Every public sampler, method, model and likelihood keeps its contract; and none is missing from the tables."""
+
+import copy
+import dataclasses
+import inspect
+import io
+import pickle
+
+import pytest
+import torch
+
+import torchgpmc as tg
+from tests.problems import LIKELIHOODS, fixed_kernel, gp, inputs, sparse_gp, targets
+from torchgpmc.density import AutogradDensity
+from torchgpmc.samplers import preconditioner as preconditioners
+
+METHODS = {
+    "NUTS": tg.NUTS(max_tree_depth=4),
+    "HMC": tg.HMC(num_steps=3),
+    "AdaptiveMH": tg.AdaptiveMH(),
+    "Slice": tg.Slice(),
+    "EllipticalSlice": tg.EllipticalSlice(),
+}
+MODELS = {"GP": gp, "SparseGP": sparse_gp}
+SPARSE_LIKELIHOODS = list(LIKELIHOODS)
+
+
+def quiet_sample(*args, **options):
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", tg.SamplingWarning)
+        return tg.sample(*args, **{"progress": False, "seed": 1, "num_samples": 6, "warmup_steps": 5, "num_chains": 2, **options})
+
+
+def model_for(method, model="GP", likelihood="probit", device="cpu"):
+    made = MODELS[model](likelihood, device=device)
+    if method == "EllipticalSlice":
+        for part in (made.kernel, made.likelihood):
+            part.requires_grad_(False)
+        made = copy.deepcopy(made)  # rebuilt: the layout now finds nothing to sample
+    return made
+
+
+def test_no_method_is_missing_from_the_table():
+    public = {name for name in tg.__all__ if hasattr(getattr(tg, name), "prepare")}
+    assert public == set(METHODS)
+
+
+def test_no_model_is_missing_from_the_table():
+    assert {name for name in tg.__all__ if inspect.isclass(getattr(tg, name)) and issubclass(getattr(tg, name), torch.nn.Module)} == set(MODELS)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_are_frozen_option_sets(name):
+    method = METHODS[name]
+    assert dataclasses.is_dataclass(method) and type(method).__dataclass_params__.frozen
+    assert type(method)() == type(method)()
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_give_an_ordinary_posterior(method, model, device):
+    made = model_for(method, model, device=device)
+    posterior = quiet_sample(made, METHODS[method], num_samples=40)
+    assert posterior.whitened.shape == (2, 40, made.latent_size)
+    assert {"lp", "acceptance_rate", "n_steps", "n_failures"} <= set(posterior.stats)
+    assert all(value.shape == (2, 40) for value in posterior.stats.values())
+    for entry in made.layout.entries:
+        assert posterior.samples[entry.name].shape == (2, 40, *entry.shape)
+    prediction = posterior.predict(inputs(3, seed=5).to(device))
+    assert prediction.probs.shape == (3,)
+    assert len(torch.unique(posterior.whitened.flatten(0, 1), dim=0)) > 2, "the chains did not move"
+    joint = tg.joint_log_density(made)
+    position = torch.cat([posterior.theta, posterior.whitened], -1)[:, -1].to(device)
+    torch.testing.assert_close(joint(position).cpu(), posterior.stats["lp"][:, -1], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+@pytest.mark.parametrize("model", MODELS)
+def test_models_with_every_likelihood(model, likelihood, device):
+    made = MODELS[model](likelihood, device=device)
+    posterior = quiet_sample(made, METHODS["NUTS"])
+    prediction = posterior.predict(inputs(3, seed=5).to(device))
+    assert prediction.mean.shape[0] == 3 and bool(torch.isfinite(prediction.mean).all())
+    assert prediction.log_prob(targets(likelihood, 3).to(device)).shape == (3,)
+    assert prediction.sample(4).shape == (4, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("model", MODELS)
+def test_models_pickle_copy_move_and_reload(model, dtype):
+    made = MODELS[model]("gaussian", dtype=dtype)
+    position = torch.zeros(2, made.layout.size + made.latent_size, dtype=dtype)
+    value = tg.joint_log_density(made)(position)
+    buffer = io.BytesIO()
+    torch.save(made.state_dict(), buffer)
+    buffer.seek(0)
+    reloaded = MODELS[model]("gaussian", dtype=dtype)
+    reloaded.load_state_dict(torch.load(buffer, weights_only=True))
+    for other in (pickle.loads(pickle.dumps(made)), copy.deepcopy(made), reloaded, copy.deepcopy(made).to("cpu")):
+        torch.testing.assert_close(tg.joint_log_density(other)(position), value)
+    doubled = copy.deepcopy(made).double()
+    assert tg.joint_log_density(doubled)(position.double()).dtype == torch.float64
+
+
+@pytest.mark.parametrize("name", [name for name in tg.samplers.__all__ if name.islower() and name not in ("slice_sampler", "elliptical_slice")])
+def test_samplers_are_two_functions_on_named_tuples(name, generator, device):
+    density = AutogradDensity(lambda x: -0.5 * x.square().sum(-1))
+    position = torch.zeros(3, 4, dtype=torch.float64, device=device)
+    tuning = preconditioners.identity_preconditioner(2, 4, position)
+    extra = {"num_steps": 2} if name == "hmc" else {}
+    sampler = getattr(tg.samplers, name)(density, step_size=torch.tensor(0.3, dtype=torch.float64, device=device), preconditioner=tuning, **extra)
+    _check_sampler(sampler, position, generator)
+
+
+def test_slice_samplers_are_two_functions_on_named_tuples(generator, device):
+    density = AutogradDensity(lambda x: -0.5 * x.square().sum(-1))
+    position = torch.zeros(3, 4, dtype=torch.float64, device=device)
+    _check_sampler(tg.samplers.slice_sampler(density, width=torch.ones(4, dtype=torch.float64, device=device)), position, generator)
+    _check_sampler(tg.samplers.elliptical_slice(density), position, generator)
+
+
+def _check_sampler(sampler, position, generator):
+    assert sampler._fields == ("init", "step")
+    state = sampler.init(position, generator)
+    before = [part.clone() for part in state]
+    new, info = sampler.step(state, generator)
+    assert all(torch.equal(a, b) for a, b in zip(before, state, strict=True)), "a step must not write to its state"
+    assert new._fields == state._fields and new.position.shape == position.shape
+    for field in ("acceptance_rate", "n_steps", "n_failures"):
+        assert getattr(info, field).shape == (3,)
+
+
+def test_no_factorisation_in_the_likelihood(monkeypatch):
+    """All O(N^3) work is in prior(theta): elliptical slice sampling factorises once a run, whatever its length."""
+    counts = []
+    original = torch.linalg.cholesky_ex
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", lambda *args, **options: counts.append(1) or original(*args, **options))
+    model = tg.GP(inputs(6), targets("probit", 6), fixed_kernel(), LIKELIHOODS["probit"]())
+    quiet_sample(model, tg.EllipticalSlice(), num_samples=20)
+    assert len(counts) == 1
+    for made in (gp("probit"), sparse_gp("probit")):
+        prior = made.prior(torch.zeros(2, made.layout.size, dtype=torch.float64))
+        before = len(counts)
+        made.log_likelihood(prior, torch.zeros(2, made.latent_size, dtype=torch.float64))
+        assert len(counts) == before

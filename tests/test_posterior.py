@@ -1,0 +1,232 @@
+"""Posterior and Prediction: averages over draws, weights, files, summaries, export."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+
+import torchgpmc as tg
+from tests.problems import fixed_kernel, gp, inputs, sparse_gp, targets
+from torchgpmc.diagnostics import complaints, summarise
+from torchgpmc.draws import Draws
+
+pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.diagnostics.SamplingWarning")
+
+
+def posterior_of(model, weights=None, chains=2, draws=5, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    theta = 0.3 * torch.randn(chains, draws, model.layout.size, generator=generator, dtype=torch.float64)
+    v = torch.randn(chains, draws, model.latent_size, generator=generator, dtype=torch.float64)
+    stats = {"lp": torch.zeros(chains, draws, dtype=torch.float64)}
+    return tg.Posterior(model, Draws(theta, v, weights), stats, {"method": "made by hand"})
+
+
+def per_draw(posterior, x):
+    """Latent moments of every draw, one draw at a time."""
+    model = posterior.model
+    theta, v = posterior.theta.flatten(0, 1), posterior.whitened.flatten(0, 1)
+    return [model.predict(model.prior(t[None]), w[None], x) for t, w in zip(theta, v, strict=True)]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_class_probabilities_average_probabilities_not_latents(weighted):
+    weights = torch.linspace(-3, 1, 10, dtype=torch.float64).view(2, 5) if weighted else None
+    posterior = posterior_of(gp("probit"), weights)
+    x = inputs(4, seed=9)
+    share = torch.softmax(weights.flatten(), 0) if weighted else torch.full((10,), 0.1, dtype=torch.float64)
+    each = [torch.special.ndtr(p.mean[0, 0] / (1 + p.variance[0, 0]).sqrt()) for p in per_draw(posterior, x)]
+    expected = sum(s * p for s, p in zip(share, each, strict=True))
+    prediction = posterior.predict(x)
+    torch.testing.assert_close(prediction.probs, expected)
+    torch.testing.assert_close(prediction.mean, expected)
+    torch.testing.assert_close(prediction.variance, expected * (1 - expected))
+    torch.testing.assert_close(prediction.log_prob(torch.zeros(4)), torch.log1p(-expected))
+    mean = sum(s * p.mean[0, 0] for s, p in zip(share, per_draw(posterior, x), strict=True))
+    second = sum(s * (p.variance + p.mean.square())[0, 0] for s, p in zip(share, per_draw(posterior, x), strict=True))
+    torch.testing.assert_close(prediction.latent_mean, mean)
+    torch.testing.assert_close(prediction.latent_variance, second - mean.square())
+
+
+def test_logit_probabilities_equal_dense_quadrature():
+    posterior = posterior_of(gp("logit"))
+    x = inputs(3, seed=9)
+    grid = torch.linspace(-12, 12, 8001, dtype=torch.float64)
+    normal = torch.exp(-0.5 * grid**2) / math.sqrt(2 * math.pi)
+    each = [torch.trapezoid(torch.sigmoid(p.mean[0, 0, :, None] + p.variance[0, 0, :, None].sqrt() * grid) * normal, grid) for p in per_draw(posterior, x)]
+    torch.testing.assert_close(posterior.predict(x).probs, sum(each) / 10, rtol=1e-7, atol=1e-9)
+
+
+def test_each_draw_has_its_own_noise():
+    posterior = posterior_of(gp("gaussian"))
+    x, y = inputs(3, seed=9), torch.tensor([0.1, -1.0, 2.0], dtype=torch.float64)
+    noise = posterior.samples["likelihood.noise_covar.noise"].flatten()
+    densities = [
+        scipy.stats.norm(p.mean[0, 0].numpy(), (p.variance[0, 0] + s).sqrt().numpy()).pdf(y.numpy())
+        for p, s in zip(per_draw(posterior, x), noise, strict=True)
+    ]
+    np.testing.assert_allclose(posterior.predict(x).log_prob(y).numpy(), np.log(np.mean(densities, 0)), rtol=1e-10)
+
+
+def test_prediction_does_not_depend_on_chunks(monkeypatch):
+    for model in (gp("poisson"), sparse_gp("poisson"), gp("softmax")):
+        posterior = posterior_of(model)
+        x = inputs(7, seed=9)
+        whole = posterior.predict(x)
+        monkeypatch.setattr("torchgpmc.posterior._CHUNK_ELEMENTS", 1)
+        monkeypatch.setattr("torchgpmc.prediction._CHUNK_ELEMENTS", 1)
+        chunked = posterior.predict(x, test_chunk=2)
+        torch.testing.assert_close(chunked.mean, whole.mean)
+        torch.testing.assert_close(chunked.latent_variance, whole.latent_variance)
+        monkeypatch.undo()
+
+
+def test_num_draws_thins_evenly():
+    posterior = posterior_of(gp("probit"))
+    one = posterior.predict(inputs(2), num_draws=1)
+    torch.testing.assert_close(one.latent_mean, per_draw(posterior, inputs(2))[0].mean[0, 0])
+    with pytest.raises(ValueError, match="num_draws is 0"):
+        posterior.predict(inputs(2), num_draws=0)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("likelihood", ["probit", "poisson", "gaussian", "softmax"])
+def test_response_samples_have_the_predictive_mean(likelihood):
+    from tests.calibration import worst_excess
+
+    weights = torch.linspace(-3, 1, 10, dtype=torch.float64).view(2, 5)
+    prediction = posterior_of(gp(likelihood), weights).predict(inputs(3, seed=9))
+    draws = prediction.sample(40_000, seed=1)
+    if likelihood == "softmax":
+        draws, expected = torch.nn.functional.one_hot(draws.long(), 3)[..., :2].double(), prediction.probs[..., :2]
+        # The expected value itself comes from 256 quasi-random points: leave it a hundredth.
+        assert float((draws.mean(0) - expected).abs().max()) < 0.02
+        return
+    assert worst_excess(draws, prediction.mean) < 1
+    assert torch.equal(draws, prediction.sample(40_000, seed=1))
+
+
+def test_latents_are_function_values_at_the_data():
+    model = gp("probit")
+    posterior = posterior_of(model)
+    theta, v = posterior.theta[1, 2], posterior.whitened[1, 2]
+    factor = model.prior(theta[None]).factor[0]
+    torch.testing.assert_close(posterior.latents[1, 2], factor @ v)
+    assert posterior.latents.shape == (2, 5, 6)
+    assert posterior_of(gp("softmax")).latents.shape == (2, 5, 6, 3)
+    assert posterior_of(sparse_gp("probit")).latents.shape == (2, 5, 4)
+
+
+def test_probs_of_a_regression_is_an_error():
+    with pytest.raises(ValueError, match="Gaussian does not classify.*use prediction.mean"):
+        _ = posterior_of(gp("gaussian")).predict(inputs(2)).probs
+
+
+@pytest.mark.parametrize(
+    ("x", "match"),
+    [(torch.rand(3, 5), "x has 5 columns but the model's train_x has 2"), (torch.tensor([[0.0, math.nan]]), "NaN or infinite")],
+)
+def test_bad_test_inputs_are_errors(x, match):
+    with pytest.raises(ValueError, match=match):
+        posterior_of(gp("probit")).predict(x)
+
+
+def test_bad_test_targets_are_errors():
+    prediction = posterior_of(gp("probit")).predict(inputs(3))
+    with pytest.raises(ValueError, match=r"Expected a tensor of shape \(3,\)"):
+        prediction.log_prob(torch.zeros(4))
+    with pytest.raises(ValueError, match="Expected labels 0 and 1"):
+        prediction.log_prob(torch.tensor([0.0, 2.0, 1.0]))
+
+
+def test_save_and_load_through_tensors_alone(tmp_path):
+    model = gp("probit")
+    posterior = posterior_of(model, torch.zeros(2, 5, dtype=torch.float64))
+    path = tmp_path / "deep" / "run.pt"
+    posterior.save(path)
+    content = torch.load(path, weights_only=True)
+    assert content["format"] == "torchgpmc posterior 1"
+    again = tg.Posterior.load(path, gp("probit"))
+    assert torch.equal(again.theta, posterior.theta) and torch.equal(again.log_weights, posterior.log_weights)
+    assert again.info == posterior.info
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: gp("logit"),
+        lambda: gp("probit", num_data=7),
+        lambda: sparse_gp("probit"),
+        lambda: gp("probit", jitter=1e-5),
+        lambda: tg.GP(inputs(6), targets("probit", 6), fixed_kernel(), tg.likelihoods.Bernoulli()),
+        lambda: tg.GP(inputs(6), 1 - targets("probit", 6), gp("probit").kernel, tg.likelihoods.Bernoulli()),
+    ],
+)
+def test_loading_against_another_model_is_an_error(other, tmp_path):
+    posterior_of(gp("probit")).save(tmp_path / "run.pt")
+    with pytest.raises(ValueError, match=r"was made with another model: .* was .*, is "):
+        tg.Posterior.load(tmp_path / "run.pt", other())
+
+
+def test_loading_something_else_is_an_error(tmp_path):
+    torch.save({"a": 1}, tmp_path / "other.pt")
+    with pytest.raises(ValueError, match="Expected 'torchgpmc posterior 1'"):
+        tg.Posterior.load(tmp_path / "other.pt", gp("probit"))
+    with pytest.raises(FileNotFoundError):
+        tg.Posterior.load(tmp_path / "none.pt", gp("probit"))
+
+
+def test_summary_is_a_table_by_name():
+    posterior = tg.sample(gp("probit"), tg.NUTS(max_tree_depth=4), num_samples=50, warmup_steps=30, num_chains=2, seed=0, progress=False)
+    summary = posterior.summary()
+    assert [row.name for row in summary.rows] == ["kernel.outputscale", "kernel.base_kernel.lengthscale[0, 0]", "kernel.base_kernel.lengthscale[0, 1]", "lp"]
+    row = summary["kernel.outputscale"]
+    values = posterior.samples["kernel.outputscale"]
+    assert row.mean == pytest.approx(float(values.mean()))
+    assert row.sd == pytest.approx(float(values.std(correction=0)))
+    assert "ess_bulk" in str(summary) and "kernel.outputscale" in str(summary)
+
+
+def test_diagnostics_equal_arviz():
+    from arviz_stats.base import array_stats
+
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(4, 200, generator=generator, dtype=torch.float64).cumsum(1) * 0.1
+    row = summarise({"x": values})["x"]
+    assert row.rhat == pytest.approx(float(array_stats.rhat(values.numpy())))
+    assert row.ess_bulk == pytest.approx(float(array_stats.ess(values.numpy())))
+
+
+def test_weighted_summaries_use_the_weights():
+    values, weights = torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.float64), torch.tensor([[0.0, 0.0, math.log(2.0)]], dtype=torch.float64)
+    row = summarise({"x": values}, weights)["x"]
+    assert row.mean == pytest.approx(2.25)
+    assert row.ess_bulk == pytest.approx(16 / 6)
+
+
+def test_complaints_are_in_plain_words():
+    apart = torch.randn(4, 500, generator=torch.Generator().manual_seed(0)).double() + 5 * torch.arange(4)[:, None]
+    flags = torch.zeros(4, 500, dtype=torch.bool)
+    flags[0, :3] = True
+    said = " ".join(complaints(summarise({"x": apart}), {"diverging": flags, "n_failures": flags.double()}, 4, None))
+    for words in ("R-hat of 'x' is", "the chains have not mixed", "effective draws", "3 of 2000 transitions diverged", "3 density evaluations failed"):
+        assert words in said
+    good = torch.randn(4, 1000, generator=torch.Generator().manual_seed(1)).double()
+    assert complaints(summarise({"x": good}), {}, 4, None) == []
+    heavy = torch.randn(1, 1000, generator=torch.Generator().manual_seed(1)).double() * 6
+    assert "k-hat" in complaints(summarise({"x": good[:1]}, heavy), {}, 1, heavy)[0]
+
+
+def test_nested_rhat_of_many_short_chains():
+    posterior = posterior_of(gp("probit"), chains=8, draws=4)
+    value = posterior.nested_rhat("kernel.base_kernel.lengthscale", [0, 0, 1, 1, 2, 2, 3, 3])
+    assert value.shape == (1, 2) and bool((value > 0.5).all())
+
+
+def test_export_to_arviz():
+    tree = posterior_of(gp("probit")).to_arviz()
+    assert tree["posterior"]["kernel.outputscale"].shape == (2, 5)
+    assert tree["posterior"]["latents"].shape == (2, 5, 6)
+    assert tree["sample_stats"]["lp"].shape == (2, 5)
+    assert tree["observed_data"]["y"].shape == (6,)

@@ -1,0 +1,297 @@
+"""sample(): seeds, checkpoints, kill -9, Ctrl-C, a full disk, failures of one chain, chunks."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import warnings
+
+import pytest
+import torch
+
+import torchgpmc as tg
+from tests.problems import gp, sparse_gp
+from torchgpmc import checkpoint as checkpoint_module
+from torchgpmc import run as run_module
+from torchgpmc.models import JointLogDensity
+
+pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.diagnostics.SamplingWarning")
+OPTIONS = {"num_samples": 12, "warmup_steps": 25, "num_chains": 3, "seed": 4, "progress": False}
+METHODS = [tg.NUTS(max_tree_depth=4), tg.HMC(num_steps=3), tg.AdaptiveMH(), tg.Slice()]
+
+
+def same(a, b):
+    return torch.equal(a.theta, b.theta) and torch.equal(a.whitened, b.whitened) and all(torch.equal(a.stats[k], b.stats[k]) for k in a.stats)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+def test_the_same_seed_gives_the_same_draws_and_another_does_not(method):
+    model = gp("probit")
+    first, second = tg.sample(model, method, **OPTIONS), tg.sample(model, method, **OPTIONS)
+    other = tg.sample(model, method, **{**OPTIONS, "seed": 5})
+    assert same(first, second) and not same(first, other)
+
+
+def test_seed_none_records_the_seed_it_drew():
+    model = gp("probit")
+    first = tg.sample(model, tg.HMC(num_steps=2), **{**OPTIONS, "seed": None})
+    again = tg.sample(model, tg.HMC(num_steps=2), **{**OPTIONS, "seed": first.info["seed"]})
+    assert same(first, again)
+
+
+def test_the_global_generator_and_the_module_are_untouched():
+    model = gp("gaussian")
+    before = torch.random.get_rng_state(), {k: v.clone() for k, v in model.state_dict().items()}
+    tg.sample(model, tg.NUTS(max_tree_depth=3), **OPTIONS)
+    assert torch.equal(before[0], torch.random.get_rng_state())
+    assert all(torch.equal(before[1][k], v) for k, v in model.state_dict().items())
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7])
+def test_chunks_do_not_change_the_draws(chunk):
+    model = gp("probit")
+    for method in METHODS:
+        whole = tg.sample(model, method, **OPTIONS)
+        chunked = tg.sample(model, method, **OPTIONS, chain_chunk=chunk)
+        # A batch of another size may round differently in its last digit, and chaos makes that visible in time.
+        torch.testing.assert_close(chunked.theta[:, 0], whole.theta[:, 0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+def test_checkpoints_do_not_change_the_draws_and_a_finished_run_is_returned(method, tmp_path):
+    model = gp("probit")
+    plain = tg.sample(model, method, **OPTIONS)
+    path = tmp_path / "run.ckpt"
+    saved = tg.sample(model, method, **OPTIONS, checkpoint=tg.Checkpoint(path, every=7))
+    assert same(plain, saved)
+    written = {p: p.stat().st_mtime_ns for p in tmp_path.iterdir()}
+    assert same(plain, tg.sample(model, method, **OPTIONS, checkpoint=tg.Checkpoint(path, every=7)))
+    assert written == {p: p.stat().st_mtime_ns for p in tmp_path.iterdir()}
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_after(monkeypatch, advances, error):
+    """Makes the run raise ``error`` in the middle of a later advance."""
+    original = JointLogDensity.value_and_grad
+    calls = []
+
+    def interrupted(self, position):
+        calls.append(1)
+        if len(calls) > advances:
+            raise error
+        return original(self, position)
+
+    monkeypatch.setattr(JointLogDensity, "value_and_grad", interrupted)
+
+
+@pytest.mark.parametrize("method", METHODS[:2], ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize("calls", [20, 60, 120])
+def test_a_run_that_died_resumes_to_the_same_bits(method, calls, tmp_path, monkeypatch):
+    model = gp("probit")
+    plain = tg.sample(model, method, **OPTIONS)
+    checkpoint = tg.Checkpoint(tmp_path / "run.ckpt", every=5)
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        stop_after(patch, calls if isinstance(method, tg.NUTS) else calls // 2, Stop())
+        tg.sample(model, method, **OPTIONS, checkpoint=checkpoint)
+    assert same(plain, tg.sample(model, method, **OPTIONS, checkpoint=checkpoint))
+
+
+def test_ctrl_c_keeps_the_draws_so_far_and_the_checkpoint_goes_on(tmp_path, monkeypatch):
+    model = gp("probit")
+    plain = tg.sample(model, tg.HMC(num_steps=3, random_length=False), **OPTIONS)
+    checkpoint = tg.Checkpoint(tmp_path / "run.ckpt", every=1000)
+    with monkeypatch.context() as patch, pytest.warns(tg.SamplingWarning, match="interrupted: .* draws a chain are kept"):
+        stop_after(patch, 115, KeyboardInterrupt())
+        partial = tg.sample(model, tg.HMC(num_steps=3, random_length=False), **OPTIONS, checkpoint=checkpoint)
+    assert partial.info["interrupted"] and 0 < partial.num_draws < 12
+    assert torch.equal(partial.theta, plain.theta[:, : partial.num_draws])
+    assert same(plain, tg.sample(model, tg.HMC(num_steps=3, random_length=False), **OPTIONS, checkpoint=checkpoint))
+
+
+def test_ctrl_c_in_warm_up_has_nothing_to_keep(monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        stop_after(patch, 10, KeyboardInterrupt())
+        tg.sample(gp("probit"), tg.HMC(num_steps=3), **OPTIONS)
+
+
+SCRIPT = """
+    import sys, warnings
+    warnings.simplefilter("ignore")
+    import torchgpmc as tg
+    from tests.problems import gp
+    posterior = tg.sample(gp("probit", num_data=20), tg.HMC(num_steps=5), num_samples=400, warmup_steps=200, num_chains=2, seed=1,
+                          progress=False, checkpoint=tg.Checkpoint(sys.argv[1], every=10))
+    posterior.save(sys.argv[2])
+"""
+
+
+def test_kill_minus_nine_and_resume_to_the_same_bits(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parent.parent)}
+    command = [sys.executable, "-c", textwrap.dedent(SCRIPT)]
+    checkpoint = tmp_path / "run.ckpt"
+    kills = 0
+    for _ in range(3):
+        process = subprocess.Popen([*command, str(checkpoint), str(tmp_path / "killed.pt")], env=environment)
+        size = len(list(tmp_path.glob("run.ckpt*")))
+        while process.poll() is None and len(list(tmp_path.glob("run.ckpt*"))) < size + 3:
+            time.sleep(0.01)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.wait()
+    assert kills >= 1, "the run finished before it could be killed"
+    subprocess.run([*command, str(checkpoint), str(tmp_path / "killed.pt")], env=environment, check=True)
+    subprocess.run([*command, str(tmp_path / "other.ckpt"), str(tmp_path / "whole.pt")], env=environment, check=True)
+    model = gp("probit", num_data=20)
+    assert same(tg.Posterior.load(tmp_path / "killed.pt", model), tg.Posterior.load(tmp_path / "whole.pt", model))
+
+
+def test_other_settings_are_refused(tmp_path):
+    model, path = gp("probit"), tmp_path / "run.ckpt"
+    tg.sample(model, tg.HMC(num_steps=2), **OPTIONS, checkpoint=path)
+    for other, method, options in (
+        (model, tg.HMC(num_steps=3), OPTIONS),
+        (model, tg.HMC(num_steps=2), {**OPTIONS, "seed": 9}),
+        (model, tg.HMC(num_steps=2), {**OPTIONS, "num_samples": 13}),
+        (gp("probit", num_data=7), tg.HMC(num_steps=2), OPTIONS),
+        (gp("logit"), tg.HMC(num_steps=2), OPTIONS),
+    ):
+        with pytest.raises(ValueError, match=r"belongs to another run: .* was .*, is "):
+            tg.sample(other, method, **options, checkpoint=path)
+
+
+def test_a_damaged_checkpoint_is_an_error_not_a_fresh_start(tmp_path):
+    path = tmp_path / "run.ckpt"
+    path.write_bytes(b"half a file")
+    with pytest.raises(ValueError, match="not a torchgpmc file, or is damaged"):
+        tg.sample(gp("probit"), tg.HMC(num_steps=2), **OPTIONS, checkpoint=path)
+
+
+def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
+    model, path = gp("probit"), tmp_path / "run.ckpt"
+    plain = tg.sample(model, tg.HMC(num_steps=2), **OPTIONS)
+    original = checkpoint_module.write_atomically
+    calls = []
+
+    def sometimes_full(path, content):
+        calls.append(1)
+        if 3 <= len(calls) <= 5:
+            raise OSError(28, "No space left on device")
+        original(path, content)
+
+    with monkeypatch.context() as patch, pytest.warns(tg.SamplingWarning, match="could not be written.*No space left"):
+        patch.setattr(checkpoint_module, "write_atomically", sometimes_full)
+        assert same(plain, tg.sample(model, tg.HMC(num_steps=2), **OPTIONS, checkpoint=tg.Checkpoint(path, every=5)))
+    assert same(plain, tg.sample(model, tg.HMC(num_steps=2), **OPTIONS, checkpoint=tg.Checkpoint(path, every=5)))
+
+
+def test_a_failed_row_is_that_chains_alone():
+    """Hyperparameters that overflow make one chain's covariance useless; the others' values and gradients stand."""
+    model = gp("probit")
+    position = torch.zeros(3, model.layout.size + model.latent_size, dtype=torch.float64)
+    position[1, : model.layout.size] = 800.0  # overflows
+    value, gradient = tg.joint_log_density(model).value_and_grad(position)
+    assert value[1] == -torch.inf and bool((gradient[1] == 0).all())
+    assert bool(torch.isfinite(value[[0, 2]]).all() and torch.isfinite(gradient[[0, 2]]).all())
+
+
+def test_failures_are_counted_and_reported():
+    model = gp("probit", jitter=0.0, num_data=40)
+    with pytest.warns(tg.SamplingWarning, match=r"density evaluations failed .*raise the model's jitter"):
+        posterior = tg.sample(model, tg.NUTS(max_tree_depth=3), **{**OPTIONS, "num_samples": 30})
+    assert float(posterior.stats["n_failures"].sum()) > 0
+    assert bool(torch.isfinite(posterior.theta).all())
+
+
+def test_a_start_that_cannot_be_found_is_an_error():
+    import gpytorch
+
+    model = tg.GP(torch.zeros(3, 1), torch.tensor([1.0, 2.0, 3.0]), gpytorch.kernels.RBFKernel().requires_grad_(False), tg.likelihoods.Poisson(), jitter=0.0)
+    with pytest.raises(ValueError, match=r"found no starting point.*raise jitter"):
+        tg.sample(model, tg.NUTS(), **OPTIONS)
+
+
+def test_the_bar_shows_acceptance_step_and_divergences(capsys):
+    tg.sample(gp("probit"), tg.NUTS(max_tree_depth=3), **{**OPTIONS, "progress": True})
+    shown = capsys.readouterr().err
+    assert "accept=" in shown and "step=" in shown and "divergences=" in shown and "37/37" in shown
+
+
+def test_kept_draws_leave_the_device_and_hold_no_graph():
+    posterior = tg.sample(sparse_gp("probit"), tg.NUTS(max_tree_depth=3), **OPTIONS)
+    for tensor in (posterior.theta, posterior.whitened, *posterior.samples.values(), *posterior.stats.values()):
+        assert tensor.device.type == "cpu" and not tensor.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"num_samples": 0}, "num_samples is 0. Expected a whole number of at least 1"),
+        ({"num_chains": -1}, "num_chains is -1"),
+        ({"warmup_steps": -1}, "warmup_steps is -1"),
+        ({"chain_chunk": 0}, "chain_chunk is 0"),
+        ({"num_samples": 2.5}, "num_samples is 2.5"),
+        ({"seed": -3}, "seed is -3"),
+    ],
+)
+def test_bad_numbers_are_refused(options, match):
+    with pytest.raises(ValueError, match=match):
+        tg.sample(gp("probit"), tg.NUTS(), **{**OPTIONS, **options})
+
+
+@pytest.mark.parametrize(
+    ("method", "match"),
+    [
+        (tg.NUTS(target_accept_prob=1.5), "target_accept_prob is 1.5"),
+        (tg.NUTS(step_size=0.0), "step_size is 0.0"),
+        (tg.NUTS(max_tree_depth=0), "max_tree_depth is 0"),
+        (tg.HMC(num_steps=0), "num_steps is 0"),
+        (tg.AdaptiveMH(thinning=0), "thinning is 0"),
+        (tg.Slice(max_steps_out=0), "max_steps_out is 0"),
+    ],
+)
+def test_bad_options_are_refused(method, match):
+    with pytest.raises(ValueError, match=match):
+        tg.sample(gp("probit"), method, **OPTIONS)
+
+
+@pytest.mark.parametrize("method", ["NUTS", tg.NUTS, 3])
+def test_only_a_method_object_is_a_method(method):
+    with pytest.raises(TypeError, match=r"Expected a method object, for instance torchgpmc.NUTS\(\)"):
+        tg.sample(gp("probit"), method, **OPTIONS)
+
+
+def test_latent_only_methods_name_gibbs():
+    with pytest.raises(ValueError, match=r"EllipticalSlice samples latents alone.*requires_grad_\(False\).*Gibbs"):
+        tg.sample(gp("probit"), tg.EllipticalSlice(), **OPTIONS)
+
+
+def test_targets_for_each_chain_must_match_the_chains():
+    model = gp("probit").with_targets(torch.ones(5, 6))
+    with pytest.raises(ValueError, match="Expected num_chains=5"):
+        tg.sample(model, tg.NUTS(), **OPTIONS)
+
+
+def test_the_default_method_and_defaults_of_numbers(monkeypatch):
+    seen = {}
+
+    def prepare(self, model, settings):
+        seen.update(settings._asdict(), method=self)
+        raise Stop
+
+    monkeypatch.setattr(tg.NUTS, "prepare", prepare)
+    with pytest.raises(Stop):
+        run_module.sample(gp("probit"))
+    assert seen["num_samples"] == 1000 and seen["warmup_steps"] is None and seen["num_chains"] is None
+
+
+def test_quiet_when_all_is_well():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", tg.SamplingWarning)
+        tg.sample(gp("probit", num_data=10), tg.NUTS(), num_samples=600, warmup_steps=300, num_chains=4, seed=2, progress=False)
