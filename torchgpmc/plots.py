@@ -1,0 +1,113 @@
+"""Pictures of a posterior: traces, pairs of hyperparameters, calibration. Needs the extra ``plots`` (matplotlib)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.calibration import calibration_curve
+from torch import Tensor
+
+from torchgpmc.diagnostics import scalar_columns
+from torchgpmc.posterior import Posterior
+
+
+def _figure(rows: int, columns: int, size: float) -> tuple[Any, Any]:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("plots need matplotlib. Install it with: pip install 'torchgpmc[plots]'") from error
+    figure = Figure(figsize=(size * columns, size * rows), layout="constrained")  # no pyplot: no global state
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def _columns(posterior: Posterior, names: list[str] | None, most: int) -> list[tuple[str, Tensor]]:
+    samples = posterior.samples if names is None else {name: posterior.samples[name] for name in names}
+    return list(scalar_columns(samples))[:most]
+
+
+def plot_trace(posterior: Posterior, names: list[str] | None = None, *, most: int = 12) -> Any:
+    """Each chain's draws in order, beside their histogram.
+
+    Args:
+        posterior: what to show.
+        names: keys of ``posterior.samples``; all by default.
+        most: at most this many scalars.
+
+    Returns:
+        A matplotlib ``Figure``; save it with ``figure.savefig``.
+    """
+    columns = _columns(posterior, names, most)
+    figure, axes = _figure(len(columns), 2, 2.6)
+    figure.set_size_inches(10, 1.6 * len(columns) + 0.4)
+    for (name, values), (left, right) in zip(columns, axes, strict=True):
+        for chain in values:
+            left.plot(chain.numpy(), linewidth=0.5, alpha=0.8)
+            right.hist(chain.numpy(), bins=40, density=True, histtype="step")
+        left.set_ylabel(name.removeprefix("kernel."), fontsize=7)
+        right.set_yticks([])
+    axes[-1, 0].set_xlabel("draw")
+    axes[-1, 1].set_xlabel("value")
+    return figure
+
+
+def plot_pair(posterior: Posterior, names: list[str] | None = None, *, most: int = 5) -> Any:
+    """Scatter of every pair of hyperparameters on logarithmic axes where all draws are positive; divergent draws in red.
+
+    Args:
+        posterior: what to show.
+        names: keys of ``posterior.samples``; all by default.
+        most: at most this many scalars.
+
+    Returns:
+        A matplotlib ``Figure``.
+    """
+    columns = _columns(posterior, names, most)
+    figure, axes = _figure(len(columns), len(columns), 2.0)
+    bad = posterior.stats["diverging"].bool().flatten().numpy() if "diverging" in posterior.stats else np.zeros(0, dtype=bool)
+    for row, (y_name, y) in enumerate(columns):
+        for column, (x_name, x) in enumerate(columns):
+            axis = axes[row, column]
+            if column > row:
+                axis.set_axis_off()
+                continue
+            log_x = bool((x > 0).all())
+            if column == row:
+                axis.hist(x.flatten().log10().numpy() if log_x else x.flatten().numpy(), bins=40, histtype="step")
+                axis.set_yticks([])
+            else:
+                axis.plot(x.flatten().numpy(), y.flatten().numpy(), ".", markersize=1, alpha=0.4)
+                if bad.any():
+                    axis.plot(x.flatten().numpy()[bad], y.flatten().numpy()[bad], "r.", markersize=4)
+                axis.set_xscale("log" if log_x else "linear")
+                axis.set_yscale("log" if bool((y > 0).all()) else "linear")
+            if row == len(columns) - 1:
+                axis.set_xlabel(("log10 " if column == row and log_x else "") + x_name.removeprefix("kernel."), fontsize=7)
+            if column == 0:
+                axis.set_ylabel(y_name.removeprefix("kernel."), fontsize=7)
+    return figure
+
+
+def plot_calibration(curves: dict[str, Tensor], test_y: Tensor, *, bins: int = 10) -> Any:
+    """Observed frequency of class 1 against its predicted probability (scikit-learn's reliability curve).
+
+    Args:
+        curves: label -> predicted probabilities of class 1 ``(T,)``, one line each.
+        test_y: labels 0 and 1 ``(T,)``.
+        bins: of equal numbers of points.
+
+    Returns:
+        A matplotlib ``Figure``.
+    """
+    figure, axes = _figure(1, 1, 4.5)
+    axis = axes[0, 0]
+    axis.plot([0, 1], [0, 1], color="grey", linewidth=0.8, linestyle="--")
+    labels = torch.as_tensor(test_y).int().cpu().numpy()
+    for label, probabilities in curves.items():
+        observed, predicted = calibration_curve(labels, probabilities.detach().cpu().numpy(), n_bins=bins, strategy="quantile")
+        axis.plot(predicted, observed, "o-", label=label)
+    axis.set_xlabel("predicted probability of class 1")
+    axis.set_ylabel("observed frequency")
+    axis.legend()
+    return figure
