@@ -1,0 +1,32 @@
+"""The benchmarks' data and models. numpy alone makes the data, so that peers in other environments get the same numbers."""
+
+import numpy as np
+
+
+def probit_data(num_data, num_columns, seed=0, lengthscale=0.35, outputscale=2.08):
+    """Uniform inputs and labels -1/+1 from a probit GP (paper A, section 4.2)."""
+    generator = np.random.default_rng(seed)
+    x = generator.uniform(size=(num_data, num_columns))
+    distance = ((x[:, None] - x[None]) ** 2).sum(-1)
+    covariance = outputscale * np.exp(-0.5 * distance / lengthscale**2) + 1e-8 * np.eye(num_data)
+    f = np.linalg.cholesky(covariance) @ generator.normal(size=num_data)
+    return x, np.where(generator.normal(size=num_data) < f, 1.0, -1.0)
+
+
+def sparse_data(num_data, num_columns, seed=0):
+    generator = np.random.default_rng(seed)
+    return generator.normal(size=(num_data, num_columns)), (generator.normal(size=num_data) > 0).astype(float)
+
+
+def probit_model(num_data, num_columns, ard):
+    """A probit GP with paper A's Gamma priors: outputscale (a variance) Gamma(1.2, 0.2), lengthscales Gamma(1, 1 / sqrt(d))."""
+    import torch
+    from gpytorch.kernels import RBFKernel, ScaleKernel
+    from gpytorch.priors import GammaPrior
+
+    import torchgpmc as tg
+
+    x, y = probit_data(num_data, num_columns)
+    base = RBFKernel(ard_num_dims=num_columns if ard else None, lengthscale_prior=GammaPrior(1.0, 1 / num_columns**0.5))
+    kernel = ScaleKernel(base, outputscale_prior=GammaPrior(1.2, 0.2))
+    return tg.GP(torch.as_tensor(x), torch.as_tensor(y), kernel, tg.likelihoods.Bernoulli())
