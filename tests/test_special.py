@@ -3,7 +3,7 @@ import pytest
 import scipy.special
 import torch
 
-from torchgpmc.special import log_ndtr, normal_hazard
+from torchgpmc.special import log_ndtr, log_ndtr_and_hazard, normal_hazard
 
 POINTS = torch.cat([torch.linspace(-60, 40, 401, dtype=torch.float64), torch.tensor([-1e4, -1e3, -37.0, -37.01, -40.0, 0.0], dtype=torch.float64)])
 
@@ -38,3 +38,10 @@ def test_gradients_are_those_of_the_function():
 def test_hazard_has_no_jump_where_the_series_takes_over():
     below, above = (float(normal_hazard(torch.tensor(-40.0 + s, dtype=torch.float64))) for s in (-1e-9, 1e-9))
     assert below == pytest.approx(above, rel=1e-9)
+
+
+@pytest.mark.parametrize("points", [POINTS, POINTS[POINTS > -30]], ids=["with tail", "without"])
+def test_both_together_equal_each_alone(points):
+    value, hazard = log_ndtr_and_hazard(points)
+    torch.testing.assert_close(value, log_ndtr(points), rtol=1e-14, atol=3e-16)
+    torch.testing.assert_close(hazard, normal_hazard(points), rtol=1e-12, atol=0)

@@ -163,20 +163,20 @@ class _Inputs(NamedTuple):
 
     x1: Tensor
     x2: Tensor
-    same: bool
+    is_prefix: bool  # whether x2 begins with x1, so that the leading diagonal holds distances of zero
     minus_half_square1: Tensor  # (N1, D), -x1^2 / 2
     minus_half_square2: Tensor
     squared_distance: Tensor | None  # (N1, N2)
 
 
 def _prepare(x1: Tensor, x2: Tensor, isotropic: bool) -> _Inputs:
-    same = x1 is x2 or (x1.shape == x2.shape and torch.equal(x1, x2))
+    is_prefix = torch.equal(x1, x2[: len(x1)])
     # Centred inputs lose the fewest digits in |a|^2 + |b|^2 - 2 ab.
     center = x1.mean(0) if len(x1) else 0.0
     x1, x2 = x1 - center, x2 - center
     keep = isotropic and not (x1.requires_grad or x2.requires_grad)
     squares = -0.5 * x1.square(), -0.5 * x2.square()
-    return _Inputs(x1, x2, same, *squares, _pairwise_square(x1, x2) if keep else None)
+    return _Inputs(x1, x2, is_prefix, *squares, _pairwise_square(x1, x2) if keep else None)
 
 
 def _pairwise_square(x1: Tensor, x2: Tensor) -> Tensor:
@@ -193,8 +193,8 @@ def _scaled_square(inputs: _Inputs, lengthscale: Tensor) -> Tensor:
         return inputs.squared_distance * lengthscale.reciprocal().square()
     a, b = inputs.x1 / lengthscale, inputs.x2 / lengthscale
     square = a.square().sum(-1)[:, :, None] + b.square().sum(-1)[:, None, :] - 2 * a @ b.mT
-    if inputs.same:
-        square = square * (1 - torch.eye(square.shape[-1], dtype=square.dtype, device=square.device))
+    if inputs.is_prefix:
+        square = square * (1 - torch.eye(*square.shape[-2:], dtype=square.dtype, device=square.device))
     return square.clamp_min(0.0)
 
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+LOG_SQRT_HALF_PI = 0.5 * math.log(0.5 * math.pi)
+LOG_2 = math.log(2.0)
 SQRT_HALF = math.sqrt(0.5)
 
 # Below these, erfc(-x / sqrt 2) is denormal or zero and its logarithm loses digits.
@@ -44,6 +46,17 @@ def normal_hazard(x: Tensor, log_cdf: Tensor | None = None) -> Tensor:
     inverse_square = 1 / (x * x).clamp_min(1600.0)
     series = 1 - inverse_square * (1 - 3 * inverse_square * (1 - 5 * inverse_square * (1 - 7 * inverse_square)))
     return torch.where(x < -40.0, -x / series, ratio)
+
+
+def log_ndtr_and_hazard(x: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`log_ndtr` and :func:`normal_hazard` together, without a graph, in as few passes over memory as they need."""
+    if x.device.type != "cpu" or x.dtype not in _ERFC_LIMIT or not x.numel() or float(x.amin()) < _ERFC_LIMIT[x.dtype]:
+        value = _log_ndtr_value(x)
+        return value, normal_hazard(x, value)
+    scaled = x * -SQRT_HALF
+    log_erfc = torch.special.erfc(scaled).log_()
+    hazard = torch.addcmul(log_erfc + LOG_SQRT_HALF_PI, scaled, scaled).neg_().exp_()
+    return log_erfc.sub_(LOG_2), hazard
 
 
 class _LogNdtr(torch.autograd.Function):

@@ -13,7 +13,7 @@ from torch.nn.functional import logsigmoid
 
 from torchgpmc import quadrature
 from torchgpmc.likelihoods.base import Factorised, GPyTorchExpectation, Moments, require_targets
-from torchgpmc.special import log_ndtr, normal_hazard
+from torchgpmc.special import log_ndtr, log_ndtr_and_hazard
 from torchgpmc.random import uniform
 
 
@@ -28,8 +28,8 @@ class _ExpectedLogNdtr(torch.autograd.Function):
         nodes, weights = quadrature.gauss_hermite(quadrature.DEFAULT_NODES, mean.dtype, mean.device)
         deviation = variance.sqrt()
         points = torch.addcmul((sign * mean).unsqueeze(-1), (sign * deviation).unsqueeze(-1), nodes)
-        value = log_ndtr(points)
-        slope = normal_hazard(points, value) @ torch.stack([weights, weights * nodes], 1)
+        value, hazard = log_ndtr_and_hazard(points)
+        slope = hazard @ torch.stack([weights, weights * nodes], 1)
         ctx.save_for_backward(sign * slope[..., 0], sign * slope[..., 1] / (2 * deviation))
         return value @ weights
 

@@ -82,7 +82,8 @@ class SparseGP(GPModel):
 
     def _bind(self) -> Any:
         z = self.inducing_points
-        return self.covariance.bind(z, z), self.covariance.bind(z, self.train_x), self._jitter_matrix(len(z))
+        # One evaluation of K(Z, [Z, X]): at these sizes the calls cost as much as the arithmetic.
+        return self.covariance.bind(z, torch.cat([z, self.train_x])), self._jitter_matrix(len(z))
 
     @property
     def latent_shape(self) -> tuple[int, int]:
@@ -90,9 +91,9 @@ class SparseGP(GPModel):
 
     def prior_at(self, hyperparameters: Hyperparameters) -> LatentPrior:
         values, count = hyperparameters
-        inner_at, cross_at, jitter = self._bound
-        covariance, factor, ok = self._factorised(inner_at(values["kernel"]), jitter, count)
-        cross = cross_at(values["kernel"]).expand(count, -1, -1)
+        covariance_at, jitter = self._bound
+        inner, cross = covariance_at(values["kernel"]).expand(count, -1, -1).split([len(jitter), len(self.train_x)], -1)
+        covariance, factor, ok = self._factorised(inner, jitter, count)
         projection, explained = whiten(covariance, factor, cross)
         variance = conditional_variance(self.covariance.diagonal(values["kernel"], self.train_x), explained)
         mean = self.mean_function(values["mean"], self.train_x, count)
