@@ -27,7 +27,9 @@ def worker(num_data, num_chains, num_steps, repeats):
     size = model.layout.size
     position = 0.1 * torch.randn(num_chains, size + model.latent_size, generator=generator, dtype=torch.float64)
     tuning = identity_preconditioner(size, position.shape[1], position)
-    sampler = tg.samplers.hmc(density, step_size=torch.tensor(0.01, dtype=torch.float64), preconditioner=tuning, num_steps=num_steps)
+    sampler = tg.samplers.hmc(
+        density, step_size=torch.tensor(0.01, dtype=torch.float64), preconditioner=tuning, num_steps=num_steps
+    )
     state = sampler.init(position, generator)
     transitions, gradients = [], []
     for repeat in range(repeats + 3):
@@ -53,7 +55,9 @@ def main():
         return
     print("| N | chains | L | ms a gradient of all chains | transition / (L gradients) |\n|---|---|---|---|---|")
     for num_data, num_chains in ((50, 4), (50, 16), (200, 4)):
-        results = [measure(sys.executable, "hmc_overhead.py", "--worker", num_data, num_chains, 16, 40) for _ in range(options.runs)]
+        results = [
+            measure(sys.executable, "hmc_overhead.py", "--worker", num_data, num_chains, 16, 40) for _ in range(options.runs)
+        ]
         print(f"| {num_data} | {num_chains} | 16 | {median(results, 'gradient_ms'):.2f} | {median(results, 'ratio'):.3f} |")
 
 

@@ -51,7 +51,7 @@ def main():
         worker(*options.worker)
         return
     numpyro_python = peer_python("numpyro", ["numpyro==0.22.*", "jax", "jaxlib", "arviz-stats", "scipy"])
-    print("| n | chains | sampler | warm-up + draws | effective draws | seconds | effective draws a second | gradients a second | compile (s) |")
+    print("| n | chains | sampler | steps | effective draws | seconds | effective a second | gradients a second | compile (s) |")
     print("|---|---|---|---|---|---|---|---|---|")
     for num_data, num_chains, warmup_steps, num_samples in ((50, 16, 300, 500), (200, 4, 300, 400)):
         arguments = (num_data, num_chains, warmup_steps, num_samples)

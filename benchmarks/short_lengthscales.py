@@ -1,6 +1,6 @@
 """Covariances at ordinary and at short lengthscales, with exponents clamped (ours) and not: denormal numbers cost a hundredfold.
 
-    python benchmarks/short_lengthscales.py
+python benchmarks/short_lengthscales.py
 """
 
 import argparse

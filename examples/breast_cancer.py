@@ -71,8 +71,8 @@ def scores(probabilities, log_probabilities, test_y):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("demo-output"), help="folder for the figures")
-    parser.add_argument("--num-samples", type=int, default=750)
-    parser.add_argument("--warmup-steps", type=int, default=400)
+    parser.add_argument("--num-samples", type=int, default=500)
+    parser.add_argument("--warmup-steps", type=int, default=300)
     parser.add_argument("--num-chains", type=int, default=4)
     parser.add_argument("--num-inducing", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
@@ -80,9 +80,12 @@ def main():
 
     train_x, train_y, test_x, test_y = load_data(options.seed)
     inducing_points = tg.kmeans_inducing_points(train_x, options.num_inducing, seed=options.seed)
-    print(f"breast cancer: {len(train_x)} training rows, {len(test_x)} test rows, {train_x.shape[1]} columns, {options.num_inducing} inducing points")
+    print(f"breast cancer: {len(train_x)} training rows, {len(test_x)} test rows, {train_x.shape[1]} columns")
+    print(f"{options.num_inducing} inducing points by k-means")
 
-    model = tg.SparseGP(train_x, train_y, make_kernel(train_x.shape[1]), tg.likelihoods.Bernoulli(), inducing_points=inducing_points)
+    model = tg.SparseGP(
+        train_x, train_y, make_kernel(train_x.shape[1]), tg.likelihoods.Bernoulli(), inducing_points=inducing_points
+    )
     posterior = tg.sample(
         model,
         tg.NUTS(),
@@ -108,7 +111,8 @@ def main():
     draws, seconds = posterior.num_chains * posterior.num_draws, posterior.info["seconds"]
     sampling = seconds - posterior.info["warmup_seconds"]
     print()
-    print(f"{draws / sampling:.0f} draws a second after warm-up; {posterior.info['num_evaluations'] / seconds:.0f} gradients a second; {seconds:.0f} s in all")
+    rate = posterior.info["num_evaluations"] / seconds
+    print(f"{draws / sampling:.0f} draws a second after warm-up; {rate:.0f} gradients a second; {seconds:.0f} s in all")
 
     options.output.mkdir(parents=True, exist_ok=True)
     plots.plot_trace(posterior).savefig(options.output / "trace.png", dpi=110)

@@ -32,7 +32,7 @@ def worst_excess(replicates, expected=0.0):
 
 
 def rank_excess(ranks, num_ranks):
-    """Alarm level of ranks ``(R, Q)`` that should be uniform on 0..num_ranks-1: chi-square over its limit, worst of Q quantities."""
+    """Alarm level of ranks ``(R, Q)`` that should be uniform on 0..num_ranks-1: chi-square over its limit, worst of Q."""
     ranks = np.asarray(ranks)
     limit = scipy.stats.chi2.isf(SHARE / ranks.shape[1], num_ranks - 1)
     expected = len(ranks) / num_ranks

@@ -48,7 +48,9 @@ def test_no_method_is_missing_from_the_table():
 
 
 def test_no_model_is_missing_from_the_table():
-    assert {name for name in tg.__all__ if inspect.isclass(getattr(tg, name)) and issubclass(getattr(tg, name), torch.nn.Module)} == set(MODELS)
+    assert {
+        name for name in tg.__all__ if inspect.isclass(getattr(tg, name)) and issubclass(getattr(tg, name), torch.nn.Module)
+    } == set(MODELS)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -104,13 +106,17 @@ def test_models_pickle_copy_move_and_reload(model, dtype):
     assert tg.joint_log_density(doubled)(position.double()).dtype == torch.float64
 
 
-@pytest.mark.parametrize("name", [name for name in tg.samplers.__all__ if name.islower() and name not in ("slice_sampler", "elliptical_slice")])
+@pytest.mark.parametrize(
+    "name", [name for name in tg.samplers.__all__ if name.islower() and name not in ("slice_sampler", "elliptical_slice")]
+)
 def test_samplers_are_two_functions_on_named_tuples(name, generator, device):
     density = AutogradDensity(lambda x: -0.5 * x.square().sum(-1))
     position = torch.zeros(3, 4, dtype=torch.float64, device=device)
     tuning = preconditioners.identity_preconditioner(2, 4, position)
     extra = {"num_steps": 2} if name == "hmc" else {}
-    sampler = getattr(tg.samplers, name)(density, step_size=torch.tensor(0.3, dtype=torch.float64, device=device), preconditioner=tuning, **extra)
+    sampler = getattr(tg.samplers, name)(
+        density, step_size=torch.tensor(0.3, dtype=torch.float64, device=device), preconditioner=tuning, **extra
+    )
     _check_sampler(sampler, position, generator)
 
 

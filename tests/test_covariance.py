@@ -146,7 +146,12 @@ def test_a_kernel_without_sound_batch_mode_is_still_exact():
 def test_no_denormal_numbers_at_short_lengthscales():
     x = torch.linspace(0, 1, 50, dtype=torch.float64).unsqueeze(-1)
     for dtype in (torch.float64, torch.float32):
-        for make in (lambda: RBFKernel(), lambda: RBFKernel(ard_num_dims=1), lambda: MaternKernel(nu=2.5), lambda: MaternKernel(nu=0.5)):
+        for make in (
+            lambda: RBFKernel(),
+            lambda: RBFKernel(ard_num_dims=1),
+            lambda: MaternKernel(nu=2.5),
+            lambda: MaternKernel(nu=0.5),
+        ):
             points = x.to(dtype)
             value = covariance_function(make().to(dtype), points).bind(points, points)
             covariance = value({"raw_lengthscale": torch.full((1, 1, 1), 1e-3, dtype=dtype)})

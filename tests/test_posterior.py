@@ -54,7 +54,10 @@ def test_logit_probabilities_equal_dense_quadrature():
     x = inputs(3, seed=9)
     grid = torch.linspace(-12, 12, 8001, dtype=torch.float64)
     normal = torch.exp(-0.5 * grid**2) / math.sqrt(2 * math.pi)
-    each = [torch.trapezoid(torch.sigmoid(p.mean[0, 0, :, None] + p.variance[0, 0, :, None].sqrt() * grid) * normal, grid) for p in per_draw(posterior, x)]
+    each = [
+        torch.trapezoid(torch.sigmoid(p.mean[0, 0, :, None] + p.variance[0, 0, :, None].sqrt() * grid) * normal, grid)
+        for p in per_draw(posterior, x)
+    ]
     torch.testing.assert_close(posterior.predict(x).probs, sum(each) / 10, rtol=1e-7, atol=1e-9)
 
 
@@ -119,7 +122,7 @@ def test_latents_are_function_values_at_the_data():
 
 
 def test_probs_of_a_regression_is_an_error():
-    with pytest.raises(ValueError, match="Gaussian does not classify.*use prediction.mean"):
+    with pytest.raises(ValueError, match=r"Gaussian does not classify.*use prediction\.mean"):
         _ = posterior_of(gp("gaussian")).predict(inputs(2)).probs
 
 
@@ -178,9 +181,16 @@ def test_loading_something_else_is_an_error(tmp_path):
 
 
 def test_summary_is_a_table_by_name():
-    posterior = tg.sample(gp("probit"), tg.NUTS(max_tree_depth=4), num_samples=50, warmup_steps=30, num_chains=2, seed=0, progress=False)
+    posterior = tg.sample(
+        gp("probit"), tg.NUTS(max_tree_depth=4), num_samples=50, warmup_steps=30, num_chains=2, seed=0, progress=False
+    )
     summary = posterior.summary()
-    assert [row.name for row in summary.rows] == ["kernel.outputscale", "kernel.base_kernel.lengthscale[0, 0]", "kernel.base_kernel.lengthscale[0, 1]", "lp"]
+    assert [row.name for row in summary.rows] == [
+        "kernel.outputscale",
+        "kernel.base_kernel.lengthscale[0, 0]",
+        "kernel.base_kernel.lengthscale[0, 1]",
+        "lp",
+    ]
     row = summary["kernel.outputscale"]
     values = posterior.samples["kernel.outputscale"]
     assert row.mean == pytest.approx(float(values.mean()))
@@ -199,7 +209,10 @@ def test_diagnostics_equal_arviz():
 
 
 def test_weighted_summaries_use_the_weights():
-    values, weights = torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.float64), torch.tensor([[0.0, 0.0, math.log(2.0)]], dtype=torch.float64)
+    values, weights = (
+        torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.float64),
+        torch.tensor([[0.0, 0.0, math.log(2.0)]], dtype=torch.float64),
+    )
     row = summarise({"x": values}, weights)["x"]
     assert row.mean == pytest.approx(2.25)
     assert row.ess_bulk == pytest.approx(16 / 6)
@@ -210,7 +223,13 @@ def test_complaints_are_in_plain_words():
     flags = torch.zeros(4, 500, dtype=torch.bool)
     flags[0, :3] = True
     said = " ".join(complaints(summarise({"x": apart}), {"diverging": flags, "n_failures": flags.double()}, 4, None))
-    for words in ("R-hat of 'x' is", "the chains have not mixed", "effective draws", "3 of 2000 transitions diverged", "3 density evaluations failed"):
+    for words in (
+        "R-hat of 'x' is",
+        "the chains have not mixed",
+        "effective draws",
+        "3 of 2000 transitions diverged",
+        "3 density evaluations failed",
+    ):
         assert words in said
     good = torch.randn(4, 1000, generator=torch.Generator().manual_seed(1)).double()
     assert complaints(summarise({"x": good}), {}, 4, None) == []

@@ -25,7 +25,9 @@ def test_expectation_of_a_smooth_function():
         return math.log1p(math.exp(x)) * math.exp(-0.5 * (x - 0.4) ** 2 / 0.7) / math.sqrt(2 * math.pi * 0.7)
 
     expected, _ = scipy.integrate.quad(integrand, -12, 12, epsabs=1e-13)
-    found = quadrature.expectation(torch.nn.functional.softplus, torch.tensor(0.4, dtype=torch.float64), torch.tensor(0.7, dtype=torch.float64))
+    found = quadrature.expectation(
+        torch.nn.functional.softplus, torch.tensor(0.4, dtype=torch.float64), torch.tensor(0.7, dtype=torch.float64)
+    )
     assert float(found) == pytest.approx(expected, rel=1e-7)
 
 

@@ -24,7 +24,11 @@ METHODS = [tg.NUTS(max_tree_depth=4), tg.HMC(num_steps=3), tg.AdaptiveMH(), tg.S
 
 
 def same(a, b):
-    return torch.equal(a.theta, b.theta) and torch.equal(a.whitened, b.whitened) and all(torch.equal(a.stats[k], b.stats[k]) for k in a.stats)
+    return (
+        torch.equal(a.theta, b.theta)
+        and torch.equal(a.whitened, b.whitened)
+        and all(torch.equal(a.stats[k], b.stats[k]) for k in a.stats)
+    )
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
@@ -212,7 +216,13 @@ def test_failures_are_counted_and_reported():
 def test_a_start_that_cannot_be_found_is_an_error():
     import gpytorch
 
-    model = tg.GP(torch.zeros(3, 1), torch.tensor([1.0, 2.0, 3.0]), gpytorch.kernels.RBFKernel().requires_grad_(False), tg.likelihoods.Poisson(), jitter=0.0)
+    model = tg.GP(
+        torch.zeros(3, 1),
+        torch.tensor([1.0, 2.0, 3.0]),
+        gpytorch.kernels.RBFKernel().requires_grad_(False),
+        tg.likelihoods.Poisson(),
+        jitter=0.0,
+    )
     with pytest.raises(ValueError, match=r"found no starting point.*raise jitter"):
         tg.sample(model, tg.NUTS(), **OPTIONS)
 

@@ -5,7 +5,9 @@ import torch
 
 from torchgpmc.special import log_ndtr, log_ndtr_and_hazard, normal_hazard
 
-POINTS = torch.cat([torch.linspace(-60, 40, 401, dtype=torch.float64), torch.tensor([-1e4, -1e3, -37.0, -37.01, -40.0, 0.0], dtype=torch.float64)])
+POINTS = torch.cat(
+    [torch.linspace(-60, 40, 401, dtype=torch.float64), torch.tensor([-1e4, -1e3, -37.0, -37.01, -40.0, 0.0], dtype=torch.float64)]
+)
 
 
 def test_log_ndtr_equals_scipy():

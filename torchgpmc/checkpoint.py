@@ -83,7 +83,8 @@ class CheckpointFile:
         different = differences(content["settings"], self.settings)
         if different:
             raise ValueError(
-                f"checkpoint {self.path} belongs to another run: {different}. Expected the same settings; use another path, or delete it."
+                f"checkpoint {self.path} belongs to another run: {different}. "
+                f"Expected the same settings; use another path, or delete it."
             )
         store = DrawStore()
         for index in range(content["segments"]):

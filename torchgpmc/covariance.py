@@ -15,7 +15,7 @@ from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, RQKernel, ScaleKer
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from torchgpmc.functional import PureModule, parameters_with_owners
+from torchgpmc.functional import PureModule, constraint_of, parameters_with_owners
 
 # Exponentials of less than this are denormal or close to it; arithmetic on denormal numbers costs a hundredfold. What is
 # left out is below 1e-152 (float64) and 1e-17 (float32), nothing beside any jitter.
@@ -104,7 +104,7 @@ def _perturbed_values(kernel: Kernel) -> dict[str, Tensor]:
     for name, owner, leaf in parameters_with_owners(kernel):
         raw = getattr(owner, leaf).detach()
         raw = torch.stack([raw + 0.1, raw - 0.2])
-        constraint = owner.constraint_for_parameter_name(leaf) if hasattr(owner, "constraint_for_parameter_name") else None
+        constraint = constraint_of(owner, leaf)
         values[name] = raw if constraint is None else constraint.transform(raw)
     return values
 

@@ -33,21 +33,21 @@ class Row(NamedTuple):
     rhat: float
 
 
-class Summary(NamedTuple):
-    """A table of posterior summaries; ``print`` it, or read ``rows``."""
+class Summary:
+    """A table of posterior summaries: ``print`` it, read ``rows``, or take one row by its name, ``summary["lp"]``."""
 
-    rows: list[Row]
+    def __init__(self, rows: list[Row]):
+        self.rows = rows
 
-    def __getitem__(self, name):  # type: ignore[override]  # noqa: ANN001, ANN204  (rows by name; NamedTuple's own index is for ints)
-        if isinstance(name, str):
-            return next(row for row in self.rows if row.name == name)
-        return tuple.__getitem__(self, name)
+    def __getitem__(self, name: str) -> Row:
+        return next(row for row in self.rows if row.name == name)
 
     def __str__(self) -> str:
         width = max([len(row.name) for row in self.rows] + [4])
         header = f"{'':{width}} {'mean':>10} {'sd':>10} {'5%':>10} {'95%':>10} {'ess_bulk':>9} {'ess_tail':>9} {'r_hat':>7}"
         lines = [
-            f"{r.name:{width}} {r.mean:10.4g} {r.sd:10.4g} {r.q5:10.4g} {r.q95:10.4g} {r.ess_bulk:9.0f} {r.ess_tail:9.0f} {r.rhat:7.3f}"
+            f"{r.name:{width}} {r.mean:10.4g} {r.sd:10.4g} {r.q5:10.4g} {r.q95:10.4g} "
+            f"{r.ess_bulk:9.0f} {r.ess_tail:9.0f} {r.rhat:7.3f}"
             for r in self.rows
         ]
         return "\n".join([header, *lines])
@@ -121,7 +121,8 @@ def complaints(summary: Summary, stats: Mapping[str, Tensor], num_chains: int, l
         khat = pareto_khat(log_weights)
         if not khat <= MAX_KHAT:
             found.append(
-                f"the importance weights have k-hat {khat:.2f} (at most {MAX_KHAT} is reliable): draw more, use heavier tails, or NUTS."
+                f"the importance weights have k-hat {khat:.2f} (at most {MAX_KHAT} is reliable): "
+                f"draw more, use heavier tails, or NUTS."
             )
         return found
     rhats = [(row.rhat, row.name) for row in summary.rows if math.isfinite(row.rhat)]
@@ -136,7 +137,8 @@ def complaints(summary: Summary, stats: Mapping[str, Tensor], num_chains: int, l
     if sizes and min(sizes)[0] < wanted:
         least, name = min(sizes)
         found.append(
-            f"'{name}' has {least:.0f} effective draws (at least {wanted} for {num_chains} chains is reliable): increase num_samples."
+            f"'{name}' has {least:.0f} effective draws (at least {wanted} for {num_chains} chains is reliable): "
+            f"increase num_samples."
         )
     divergences = int(stats["diverging"].sum()) if "diverging" in stats else 0
     if divergences:

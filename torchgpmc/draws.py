@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ class DrawStore:
         """Draws kept a chain."""
         return sum(draw.theta.shape[1] for draw in self._draws)
 
-    def piece(self, start: int) -> dict[str, Tensor | dict[str, Tensor]]:
+    def piece(self, start: int) -> dict[str, Any]:
         """The advances from number ``start`` on, joined, as tensors alone."""
         return {
             "theta": torch.cat([draw.theta for draw in self._draws[start:]], 1),
@@ -60,4 +60,4 @@ class DrawStore:
     def joined(self) -> tuple[Draw, dict[str, Tensor]]:
         """All draws ``(C, S, ...)`` and statistics ``(C, S)``."""
         piece = self.piece(0)
-        return Draw(piece["theta"], piece["whitened"]), piece["stats"]  # type: ignore[arg-type]  # tensors by construction
+        return Draw(piece["theta"], piece["whitened"]), piece["stats"]

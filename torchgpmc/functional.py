@@ -102,11 +102,8 @@ def _convert_attributes(owner: Any, dtype: torch.dtype, device: torch.device, de
         for name, value in store.items():
             if isinstance(value, Tensor) and value.is_floating_point():
                 store[name] = value.detach().to(device=device, dtype=dtype)
-            elif isinstance(value, Distribution | Transform):
-                _convert_attributes(value, dtype, device, depth + 1)
-            elif isinstance(value, list):
-                for part in value:
-                    if isinstance(part, Distribution | Transform):
-                        _convert_attributes(part, dtype, device, depth + 1)
+            for part in value if isinstance(value, list) else [value]:
+                if isinstance(part, Distribution | Transform):
+                    _convert_attributes(part, dtype, device, depth + 1)
     if isinstance(owner, Distribution):
         vars(owner)["_validate_args"] = False

@@ -63,7 +63,7 @@ class _ApplyFactor(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, Tensor]:
         factor, v = ctx.saved_tensors
         v_gradient = gradient @ factor
-        # L-bar = gradient' v, and the lower triangle of L' tril(L-bar) is that of (L' gradient') v: no product of two N x N matrices.
+        # L-bar = gradient' v, and the lower triangle of L' tril(L-bar) is that of (L' gradient') v: no N x N product.
         covariance = _factor_adjoint(factor, v_gradient.mT @ v) if ctx.needs_input_grad[0] else None
         return covariance, None, v_gradient
 

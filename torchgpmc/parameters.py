@@ -247,4 +247,3 @@ def _match(full_name: str, owner: nn.Module, closure: Any) -> tuple[nn.Module, s
         )
     path, _, leaf = candidates.pop().rpartition(".")
     return owners[path], leaf
-

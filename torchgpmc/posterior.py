@@ -64,9 +64,7 @@ class Posterior:
         """
         if self._latents is None:
             theta, v = self._flat(None)
-            parts = [
-                self.model.latents(self.model.prior(theta[rows]), v[rows]).cpu() for rows in self._chunks(len(theta), 0)
-            ]
+            parts = [self.model.latents(self.model.prior(theta[rows]), v[rows]).cpu() for rows in self._chunks(len(theta), 0)]
             joined = torch.cat(parts)
             self._latents = joined.reshape(self.num_chains, self.num_draws, *joined.shape[1:])
         return self._latents
@@ -114,9 +112,7 @@ class Posterior:
                 values.append(likelihood_values(prior))
         joined = {name: torch.cat([value[name] for value in values]) for name in values[0]}
         log_weights = self._log_weights()[self._subset(num_draws)].to(x)
-        return Prediction(
-            self.model, torch.cat(means), torch.cat(variances), joined, torch.log_softmax(log_weights, 0)
-        )
+        return Prediction(self.model, torch.cat(means), torch.cat(variances), joined, torch.log_softmax(log_weights, 0))
 
     def _log_weights(self) -> Tensor:
         if self.log_weights is None:
@@ -198,7 +194,9 @@ def model_fingerprint(model: GPModel) -> dict[str, str]:
 
 def differences(old: dict[str, str], new: dict[str, str]) -> str:
     """The keys in which two fingerprints differ, for a message; empty if none."""
-    return "; ".join(f"{key} was {old.get(key)!r}, is {new.get(key)!r}" for key in sorted({*old, *new}) if old.get(key) != new.get(key))
+    return "; ".join(
+        f"{key} was {old.get(key)!r}, is {new.get(key)!r}" for key in sorted({*old, *new}) if old.get(key) != new.get(key)
+    )
 
 
 def _digest(tensor: Tensor) -> str:

@@ -27,7 +27,12 @@ class Prediction:
     """
 
     def __init__(
-        self, model: GPModel, latent_mean: Tensor, latent_variance: Tensor, likelihood_values: dict[str, Tensor], log_weights: Tensor
+        self,
+        model: GPModel,
+        latent_mean: Tensor,
+        latent_variance: Tensor,
+        likelihood_values: dict[str, Tensor],
+        log_weights: Tensor,
     ):
         self._model = model
         self._latent_mean = latent_mean
@@ -75,7 +80,7 @@ class Prediction:
         return self.mean
 
     def log_prob(self, test_y: Tensor) -> Tensor:
-        """log p(y* | data) of each test target ``(T,)``: the log of the average predictive density over draws.
+        """Log of p(y* | data) for each test target ``(T,)``: the log of the average predictive density over draws.
 
         Raises:
             ValueError: ``test_y`` is not ``(T,)``, or outside the set the likelihood describes.
@@ -129,7 +134,10 @@ class Prediction:
 
     def _response_moments(self) -> tuple[Tensor, Tensor]:
         if self._moments is None:
-            parts = [self._per_draw(rows, lambda lik, mean, variance: lik.response_moments(mean, variance)) for rows in self._chunks()]
+            parts = [
+                self._per_draw(rows, lambda likelihood, *marginal: likelihood.response_moments(*marginal))
+                for rows in self._chunks()
+            ]
             means, variances = (torch.cat([part[i] for part in parts]) for i in range(2))
             mean = self._average(means)
             self._moments = mean, self._average(variances + (means - mean).square())

@@ -50,7 +50,7 @@ def expectation(function: Callable[[Tensor], Tensor], mean: Tensor, variance: Te
 def log_expectation(
     log_function: Callable[[Tensor], Tensor], mean: Tensor, variance: Tensor, num_nodes: int = DEFAULT_NODES
 ) -> Tensor:
-    """log E exp(log_function(f)), f ~ N(mean, variance), elementwise and without underflow; arguments as in :func:`expectation`."""
+    """Log of E exp(log_function(f)), f ~ N(mean, variance), without underflow; arguments as in :func:`expectation`."""
     points, weights = evaluation_points(mean, variance, num_nodes)
     return torch.logsumexp(log_function(points) + weights.log(), 0)
 

@@ -74,7 +74,9 @@ def sample(
         raise TypeError(f"model is {type(model).__name__}. Expected a torchgpmc.GP or torchgpmc.SparseGP.")
     method = NUTS() if method is None else method
     if isinstance(method, type) or not hasattr(method, "prepare"):
-        raise TypeError(f"method is {method!r}. Expected a method object, for instance torchgpmc.NUTS() or torchgpmc.HMC(num_steps=20).")
+        raise TypeError(
+            f"method is {method!r}. Expected a method object, for instance torchgpmc.NUTS() or torchgpmc.HMC(num_steps=20)."
+        )
     settings = _check_settings(model, num_samples, warmup_steps, num_chains, chain_chunk)
     if seed is None:
         seed = secrets.randbits(62)
@@ -190,8 +192,7 @@ class _Loop:
         if warming_up:
             self.totals["warmup_seconds"] += seconds
         if "n_steps" in stats:
-            self._pending = getattr(self, "_pending", 0.0) + stats["n_steps"].sum()
-            self.totals["num_evaluations"] = float(self._pending)
+            self.totals["num_evaluations"] += float(stats["n_steps"].sum())
 
 
 class _Display:

@@ -35,7 +35,13 @@ def model():
 
 def run(warmup, draws, key):
     sampler = MCMC(
-        NUTS(model), num_warmup=warmup, num_samples=draws, num_chains=num_chains, chain_method=way, progress_bar=False, jit_model_args=True
+        NUTS(model),
+        num_warmup=warmup,
+        num_samples=draws,
+        num_chains=num_chains,
+        chain_method=way,
+        progress_bar=False,
+        jit_model_args=True,
     )
     began = time.perf_counter()
     sampler.warmup(jax.random.PRNGKey(key), extra_fields=("num_steps",), collect_warmup=True)

@@ -33,7 +33,11 @@ def build(x=X, y=Y, k=None, likelihood=None, **options):
         (lambda: build(y=torch.tensor([-1.0, 0, 1, 1, 0, 1])), ValueError, r"train_y holds \[0.0\]. Expected labels -1 and \+1"),
         (lambda: build(y=Y - 3, likelihood=tg.likelihoods.Poisson()), ValueError, "Expected counts 0, 1, 2"),
         (lambda: build(y=Y + 0.5, likelihood=tg.likelihoods.Poisson()), ValueError, "Expected counts.*use Gaussian or StudentT"),
-        (lambda: build(y=Y + 2, likelihood=LIKELIHOODS["softmax"]()), ValueError, "Expected classes 0 to 2.*Encode the classes from 0"),
+        (
+            lambda: build(y=Y + 2, likelihood=LIKELIHOODS["softmax"]()),
+            ValueError,
+            "Expected classes 0 to 2.*Encode the classes from 0",
+        ),
         (lambda: build(k=ScaleKernel(RBFKernel())), ValueError, r"has no prior.*requires_grad_\(False\)"),
         (lambda: build(k=kernel(5)), ValueError, "ard_num_dims=5 but its inputs have 2 columns"),
         (lambda: build(k="rbf"), TypeError, "Expected a gpytorch kernel"),
@@ -97,7 +101,20 @@ def finite(model):
         lambda: build(k=fixed_kernel()),
         lambda: tg.SparseGP(X, Y, kernel(), BERNOULLI(), inducing_points=X[:3].float()),
     ],
-    ids=["duplicate rows", "constant column", "one datum", "-1/+1", "int", "bool", "float32", "float32 model", "1-D x", "mean", "fixed", "sparse float32"],
+    ids=[
+        "duplicate rows",
+        "constant column",
+        "one datum",
+        "-1/+1",
+        "int",
+        "bool",
+        "float32",
+        "float32 model",
+        "1-D x",
+        "mean",
+        "fixed",
+        "sparse float32",
+    ],
 )
 def test_these_just_work(model):
     assert finite(model())
@@ -123,9 +140,14 @@ def test_a_mean_function_enters_f_and_predictions():
     mean.weights.data, mean.bias.data = torch.tensor([[2.0], [-1.0]]), torch.tensor([0.5])
     mean.requires_grad_(False)
     with_mean, without = build(mean=mean), build()
-    theta, v = torch.zeros(2, 3, dtype=torch.float64), torch.randn(2, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    theta, v = (
+        torch.zeros(2, 3, dtype=torch.float64),
+        torch.randn(2, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64),
+    )
     shift = X @ torch.tensor([2.0, -1.0], dtype=torch.float64) + 0.5
-    torch.testing.assert_close(with_mean.latents(with_mean.prior(theta), v) - without.latents(without.prior(theta), v), shift.expand(2, 6))
+    torch.testing.assert_close(
+        with_mean.latents(with_mean.prior(theta), v) - without.latents(without.prior(theta), v), shift.expand(2, 6)
+    )
     test_x = inputs(4, seed=3)
     difference = with_mean.predict(with_mean.prior(theta), v, test_x).mean - without.predict(without.prior(theta), v, test_x).mean
     torch.testing.assert_close(difference[:, 0], (test_x @ torch.tensor([2.0, -1.0], dtype=torch.float64) + 0.5).expand(2, 4))

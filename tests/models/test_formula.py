@@ -24,7 +24,10 @@ def log_gamma_prior(x, prior):
 def unpack(model, position):
     """Constrained hyperparameters by name and the log prior of theta with its Jacobian, for theta = log(x - lower)."""
     values, start, total = {}, 0, 0.0
-    for name, parameter in [*model.kernel.named_parameters(prefix="kernel"), *model.likelihood.named_parameters(prefix="likelihood")]:
+    for name, parameter in [
+        *model.kernel.named_parameters(prefix="kernel"),
+        *model.likelihood.named_parameters(prefix="likelihood"),
+    ]:
         theta = position[start : start + parameter.numel()]
         start += parameter.numel()
         lower = 1e-4 if "noise" in name else 0.0

@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -29,9 +31,9 @@ def test_pooled_moments_equal_numpy():
 @pytest.mark.parametrize("steps", [20, 100, 150, 500, 1000])
 def test_windows_double_and_end_before_the_last_buffer(steps):
     ends = adaptation.window_ends(steps)
-    assert ends == sorted(ends) and 0 < ends[0] and ends[-1] < steps
+    assert ends == sorted(ends) and ends[0] > 0 and ends[-1] < steps
     lengths = np.diff(ends)
-    assert all(b >= a for a, b in zip(lengths, lengths[1:], strict=False))
+    assert all(b >= a for a, b in itertools.pairwise(lengths))
 
 
 def test_dual_averaging_finds_the_step_with_the_target_acceptance():

@@ -23,7 +23,15 @@ def functions(model, position, targets):
     """Moments of theta and v, skewed and mixed, and of v with the data they generated."""
     size = model.layout.size
     theta, v = position[:, :size], position[:, size:]
-    parts = [theta, theta.square(), v, v.square(), theta[:, :1] * v, theta.exp().clamp_max(20.0), v * targets[:, : v.shape[1]].clamp_max(10.0)]
+    parts = [
+        theta,
+        theta.square(),
+        v,
+        v.square(),
+        theta[:, :1] * v,
+        theta.exp().clamp_max(20.0),
+        v * targets[:, : v.shape[1]].clamp_max(10.0),
+    ]
     return torch.cat(parts, -1)
 
 

@@ -9,7 +9,7 @@ the likelihood at C settings is ``(C, 1)``, so that it broadcasts against f.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from torch.distributions import Distribution
 
 from torchgpmc import quadrature
 from torchgpmc.random import draw
-
 
 # A density narrower than the latent's spread (Student t, Laplace noise) needs a finer rule than a logarithm does.
 PREDICTION_NODES = 128
@@ -93,16 +92,12 @@ class Factorised(LogLikelihood):
         """A draw y ~ p(y | f), of the shape of f."""
         return draw(self.forward(f), generator)
 
-
-class GPyTorchExpectation:
-    """Mixin that answers gpytorch's ``expected_log_prob`` and ``log_marginal`` from ours, for its variational models."""
-
-    def expected_log_prob(self, observations, function_dist, *args, **kwargs):  # noqa: ANN001, ANN002, ANN003, ANN201
-        """gpytorch's name and signature; elementwise expectations under the marginals of ``function_dist``."""
+    def expected_log_prob(self, observations: Tensor, function_dist: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Elementwise expectations under the marginals of ``function_dist``: gpytorch's name, for its variational models."""
         return self.expected_log_likelihood(function_dist.mean, function_dist.variance, self.validate_targets(observations))
 
-    def log_marginal(self, observations, function_dist, *args, **kwargs):  # noqa: ANN001, ANN002, ANN003, ANN201
-        """gpytorch's name and signature; elementwise log expectations under the marginals of ``function_dist``."""
+    def log_marginal(self, observations: Tensor, function_dist: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Elementwise log expectations under the marginals of ``function_dist``: gpytorch's name, for its variational models."""
         return self.predictive_log_prob(function_dist.mean, function_dist.variance, self.validate_targets(observations))
 
 

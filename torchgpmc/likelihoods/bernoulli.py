@@ -12,9 +12,9 @@ from torch.distributions import Bernoulli as BernoulliDistribution
 from torch.nn.functional import logsigmoid
 
 from torchgpmc import quadrature
-from torchgpmc.likelihoods.base import Factorised, GPyTorchExpectation, Moments, require_targets
-from torchgpmc.special import log_ndtr, log_ndtr_and_hazard
+from torchgpmc.likelihoods.base import Factorised, Moments, require_targets
 from torchgpmc.random import uniform
+from torchgpmc.special import log_ndtr, log_ndtr_and_hazard
 
 
 class _ExpectedLogNdtr(torch.autograd.Function):
@@ -40,7 +40,7 @@ class _ExpectedLogNdtr(torch.autograd.Function):
         return gradient * mean_slope, gradient * variance_slope, None
 
 
-class Bernoulli(GPyTorchExpectation, Factorised, Likelihood):
+class Bernoulli(Factorised, Likelihood):
     r"""Labels 0 or 1 with :math:`p(y = 1 | f) = \Phi(f)` (probit) or :math:`1 / (1 + e^{-f})` (logit).
 
     No probability is floored: log Phi(-40) is -804.6, with the gradient to match.
@@ -103,7 +103,7 @@ class Bernoulli(GPyTorchExpectation, Factorised, Likelihood):
         return super().predictive_log_prob(mean, variance, targets)
 
     def response_moments(self, mean: Tensor, variance: Tensor) -> Moments:
-        """Closed form for probit, :math:`\\Phi(m / \\sqrt{1 + v})` (Rasmussen & Williams 2006, eq. 3.82)."""
+        r"""Closed form for probit, :math:`\Phi(m / \sqrt{1 + v})` (Rasmussen & Williams 2006, eq. 3.82)."""
         if self.is_probit:
             probability = torch.special.ndtr(mean / torch.sqrt(1 + variance))
         else:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import warnings
+from functools import partial
 from typing import Any
 
 import gpytorch.likelihoods
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from torchgpmc.functional import PureModule, parameters_with_owners
@@ -55,7 +56,8 @@ def convert_likelihood(likelihood: Any) -> Any:
         return copy.deepcopy(likelihood)
     if type(likelihood) is gpytorch.likelihoods.BernoulliLikelihood:
         warnings.warn(
-            "gpytorch's BernoulliLikelihood floors small probabilities; torchgpmc.likelihoods.Bernoulli(link='probit') is used instead.",
+            "gpytorch's BernoulliLikelihood floors small probabilities; "
+            "torchgpmc.likelihoods.Bernoulli(link='probit') is used instead.",
             stacklevel=4,
         )
         return Bernoulli()
@@ -71,6 +73,10 @@ def convert_likelihood(likelihood: Any) -> Any:
 def as_likelihood(module: Any) -> Any:
     """The likelihood's evaluation interface: itself if it is ours, else an adapter around its ``forward``."""
     return module if isinstance(module, LogLikelihood) else Foreign(module)
+
+
+def _forward(f: Tensor, module: Any) -> Any:
+    return module.forward(f)
 
 
 def check_forward(likelihood: nn.Module) -> None:
@@ -92,11 +98,8 @@ def check_forward(likelihood: nn.Module) -> None:
         settings[raw] = settings[raw] if value.dim() else settings[raw].unsqueeze(-1)
     f = torch.tensor([[-0.3, 0.2, 0.5], [0.4, -0.1, 0.3]], dtype=example)
 
-    def distribution(module: Any) -> Any:
-        return module.forward(f)
-
     try:
-        together = pure(settings, distribution)
+        together = pure(settings, partial(_forward, f))
         shape = tuple(together.batch_shape)
     except Exception as error:  # whatever a user's likelihood may raise
         raise ValueError(
@@ -110,6 +113,8 @@ def check_forward(likelihood: nn.Module) -> None:
         )
     targets = draw(together, make_generator(0))
     for row in range(2):
-        alone = pure({key: value[row : row + 1] for key, value in settings.items()}, lambda m: m.forward(f[row : row + 1]))
-        if not torch.allclose(alone.log_prob(targets[row : row + 1]), together.log_prob(targets)[row : row + 1], equal_nan=True):
+        only = slice(row, row + 1)
+        setting = {key: value[only] for key, value in settings.items()}
+        alone = pure(setting, partial(_forward, f[only]))
+        if not torch.allclose(alone.log_prob(targets[only]), together.log_prob(targets)[only], equal_nan=True):
             raise ValueError(f"{name} mixes hyperparameter settings. Expected parameters of shape (chains, 1) to act row by row.")

@@ -7,7 +7,7 @@ from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 from torch.distributions import Normal
 
-from torchgpmc.likelihoods.base import Factorised, GPyTorchExpectation, Moments
+from torchgpmc.likelihoods.base import Factorised, Moments
 from torchgpmc.random import normal_like
 from torchgpmc.special import LOG_SQRT_2PI
 
@@ -16,7 +16,7 @@ def _log_normal(residual: Tensor, variance: Tensor) -> Tensor:
     return -0.5 * (residual.square() / variance + variance.log()) - LOG_SQRT_2PI
 
 
-class Gaussian(GPyTorchExpectation, Factorised, GaussianLikelihood):
+class Gaussian(Factorised, GaussianLikelihood):
     """y = f + noise, noise ~ N(0, ``noise``); gpytorch's ``GaussianLikelihood`` with closed forms at C settings.
 
     Takes gpytorch's arguments, among them ``noise_prior`` and ``noise_constraint``. ``noise`` is a variance.

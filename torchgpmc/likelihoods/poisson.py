@@ -7,10 +7,10 @@ from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 from torch.distributions import Poisson as PoissonDistribution
 
-from torchgpmc.likelihoods.base import Factorised, GPyTorchExpectation, Moments, require_targets
+from torchgpmc.likelihoods.base import Factorised, Moments, require_targets
 
 
-class Poisson(GPyTorchExpectation, Factorised, Likelihood):
+class Poisson(Factorised, Likelihood):
     """Counts with rate exp(f); the log Gaussian Cox process on a grid when f is offset by the log cell volume.
 
     Example:

@@ -7,10 +7,10 @@ from gpytorch.likelihoods import StudentTLikelihood
 from torch import Tensor
 from torch.distributions import StudentT as StudentTDistribution
 
-from torchgpmc.likelihoods.base import Factorised, GPyTorchExpectation, Moments
+from torchgpmc.likelihoods.base import Factorised, Moments
 
 
-class StudentT(GPyTorchExpectation, Factorised, StudentTLikelihood):
+class StudentT(Factorised, StudentTLikelihood):
     """y = f + t, t Student with ``deg_free`` degrees of freedom and squared scale ``noise``; gpytorch's, at C settings.
 
     Takes gpytorch's arguments, among them ``noise_prior`` and ``deg_free_prior``. The noise variance is

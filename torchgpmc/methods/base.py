@@ -73,7 +73,8 @@ def in_chunks(density: LogDensity, num_chains: int, chain_chunk: int | None) -> 
 def check_positive(name: str, value: float, low: float = 0.0, high: float = float("inf")) -> None:
     """Raises a ``ValueError`` unless ``value`` lies strictly between ``low`` and ``high``."""
     if not isinstance(value, int | float) or not low < value < high:
-        raise ValueError(f"{name} is {value!r}. Expected a number above {low:g}" + (f" and below {high:g}." if high < float("inf") else "."))
+        limit = f" and below {high:g}" if high < float("inf") else ""
+        raise ValueError(f"{name} is {value!r}. Expected a number above {low:g}{limit}.")
 
 
 def check_count(name: str, value: int, least: int = 1) -> None:
@@ -96,9 +97,9 @@ def starting_positions(model: GPModel, density: LogDensity, num_chains: int, gen
             return position
         position = torch.where(bad.unsqueeze(-1), _start(model, num_chains, generator), position)
     raise ValueError(
-        f"{int(bad.sum())} of {num_chains} chains found no starting point of finite log density in {_MAX_START_ATTEMPTS} draws from the "
-        f"prior. Expected the prior to give the data some probability; check the scale of train_x and train_y, the priors, and "
-        f"raise jitter (now {model.jitter:g}) if factorisations fail."
+        f"{int(bad.sum())} of {num_chains} chains found no starting point of finite log density in {_MAX_START_ATTEMPTS} draws "
+        f"from the prior. Expected the prior to give the data some probability; check the scale of train_x and train_y, "
+        f"the priors, and raise jitter (now {model.jitter:g}) if factorisations fail."
     )
 
 

@@ -82,8 +82,8 @@ class EllipticalSlice:
         check_count("thinning", self.thinning)
         if model.layout.size:
             raise ValueError(
-                f"EllipticalSlice samples latents alone, but {model.layout.names} have priors. Expected every hyperparameter fixed; "
-                f"fix them with .requires_grad_(False), alternate the two with Gibbs, or sample both together with NUTS()."
+                f"EllipticalSlice samples latents alone, but {model.layout.names} have priors. Expected every hyperparameter "
+                f"fixed; fix them with .requires_grad_(False), alternate the two with Gibbs, or sample both together with NUTS()."
             )
         warmup, chains = chain_settings(settings)
         with torch.no_grad():

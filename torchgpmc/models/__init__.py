@@ -5,4 +5,13 @@ from torchgpmc.models.full import GP
 from torchgpmc.models.inducing import kmeans_inducing_points
 from torchgpmc.models.sparse import SparseGP
 
-__all__ = ["GP", "GPModel", "JointLogDensity", "LatentGaussian", "LatentPrior", "SparseGP", "joint_log_density", "kmeans_inducing_points"]
+__all__ = [
+    "GP",
+    "GPModel",
+    "JointLogDensity",
+    "LatentGaussian",
+    "LatentPrior",
+    "SparseGP",
+    "joint_log_density",
+    "kmeans_inducing_points",
+]

@@ -148,7 +148,7 @@ class GPModel(nn.Module):
         return self.jitter * torch.eye(size, dtype=self.train_x.dtype, device=self.train_x.device)
 
     def log_likelihood(self, prior: LatentPrior, v: Tensor, targets: Tensor | None = None) -> Tensor:
-        """log p(y | theta, v) ``(C,)`` (for the sparse model its expectation); nothing is factorised here.
+        """Log of p(y | theta, v) ``(C,)`` (for the sparse model its expectation); nothing is factorised here.
 
         Args:
             prior: of ``theta``, C settings.
@@ -244,5 +244,3 @@ def predictive_marginals(mean: Tensor, covariance: Tensor, diagonal: Tensor, fac
 def conditional_variance(diagonal: Tensor, explained: Tensor) -> Tensor:
     """Prior variance less what is explained, kept above rounding error: it is a variance, and its root is taken."""
     return torch.maximum(diagonal - explained, torch.finfo(diagonal.dtype).eps * diagonal.detach())
-
-

@@ -40,7 +40,8 @@ class GP(GPModel):
         >>> from gpytorch.kernels import RBFKernel
         >>> from gpytorch.priors import GammaPrior
         >>> import torchgpmc as tg
-        >>> model = tg.GP(torch.rand(5, 2), torch.tensor([0, 1, 1, 0, 1]), RBFKernel(lengthscale_prior=GammaPrior(2.0, 1.0)), tg.likelihoods.Bernoulli())
+        >>> kernel = RBFKernel(lengthscale_prior=GammaPrior(2.0, 1.0))
+        >>> model = tg.GP(torch.rand(5, 2), torch.tensor([0, 1, 1, 0, 1]), kernel, tg.likelihoods.Bernoulli())
         >>> model.layout.names, model.latent_shape
         (['kernel.lengthscale'], (1, 5))
     """

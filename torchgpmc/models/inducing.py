@@ -33,7 +33,8 @@ def kmeans_inducing_points(train_x: Tensor, num_inducing: int, *, seed: int = 0)
     distinct = len(torch.unique(x, dim=0))
     if not (isinstance(num_inducing, int) and 1 <= num_inducing <= distinct):
         raise ValueError(
-            f"num_inducing is {num_inducing!r} and train_x has {distinct} distinct rows. Expected a whole number from 1 to {distinct}."
+            f"num_inducing is {num_inducing!r} and train_x has {distinct} distinct rows. "
+            f"Expected a whole number from 1 to {distinct}."
         )
     centres = KMeans(num_inducing, n_init=4, random_state=seed).fit(x.cpu().numpy()).cluster_centers_
     return torch.as_tensor(centres).to(train_x)

@@ -53,7 +53,7 @@ class SparseGP(GPModel):
         >>> tg.SparseGP(x, x[:, 0], kernel, tg.likelihoods.Poisson(), inducing_points=x[:7])
         Traceback (most recent call last):
             ...
-        ValueError: train_y holds [...]. Expected counts 0, 1, 2, .... Poisson models whole numbers; for real data use Gaussian or StudentT.
+        ValueError: train_y holds [...]. Expected counts 0, 1, 2, .... Poisson models whole numbers; for real data use ...
     """
 
     inducing_points: Tensor

@@ -30,7 +30,7 @@ class DualAveraging(NamedTuple):
     log_average: Tensor
     error: Tensor
     center: Tensor
-    count: Tensor
+    num_seen: Tensor
 
 
 def start_dual_averaging(step_size: Tensor) -> DualAveraging:
@@ -42,7 +42,7 @@ def start_dual_averaging(step_size: Tensor) -> DualAveraging:
 
 def update_dual_averaging(state: DualAveraging, acceptance: Tensor, target: float) -> DualAveraging:
     """One update on a mean acceptance probability ``()``."""
-    count = state.count + 1
+    count = state.num_seen + 1
     weight = 1 / (count + _OFFSET)
     error = (1 - weight) * state.error + weight * (target - acceptance)
     log_step = state.center - count.sqrt() / _SHRINKAGE * error
@@ -53,7 +53,7 @@ def update_dual_averaging(state: DualAveraging, acceptance: Tensor, target: floa
 class Moments(NamedTuple):
     """Running mean and centred sums of squares of positions: dense for the leading block, diagonal for the rest."""
 
-    count: Tensor  # ()
+    num_seen: Tensor  # ()
     mean: Tensor  # (D,)
     dense: Tensor  # (B, B)
     diagonal: Tensor  # (D - B,)
@@ -69,10 +69,10 @@ def start_moments(dense_size: int, dimension: int, like: Tensor) -> Moments:
 def update_moments(moments: Moments, position: Tensor) -> Moments:
     """Adds C positions ``(C, D)`` (Chan, Golub & LeVeque's pairwise update)."""
     added = len(position)
-    count = moments.count + added
+    count = moments.num_seen + added
     batch_mean = position.mean(0)
     centred, shift = position - batch_mean, batch_mean - moments.mean
-    weight = moments.count * added / count
+    weight = moments.num_seen * added / count
     size = len(moments.dense)
     head, tail = centred[:, :size], centred[:, size:]
     dense = moments.dense + head.T @ head + weight * torch.outer(shift[:size], shift[:size])
@@ -82,8 +82,8 @@ def update_moments(moments: Moments, position: Tensor) -> Moments:
 
 def preconditioner_from(moments: Moments) -> Preconditioner:
     """Stan's regularised covariance, n / (n + 5) times the estimate plus 5e-3 / (n + 5) times the identity, as its root."""
-    keep, ridge = moments.count / (moments.count + 5), 5e-3 / (moments.count + 5)
-    scale = keep / (moments.count - 1).clamp_min(1)
+    keep, ridge = moments.num_seen / (moments.num_seen + 5), 5e-3 / (moments.num_seen + 5)
+    scale = keep / (moments.num_seen - 1).clamp_min(1)
     dense = moments.dense * scale + ridge * torch.eye(len(moments.dense), dtype=ridge.dtype, device=ridge.device)
     factor, ok = cholesky(dense)
     factor = torch.where(ok, factor, dense.diagonal().sqrt().diag())  # rounding broke it: its diagonal still serves
@@ -105,7 +105,8 @@ def window_ends(warmup_steps: int) -> list[int]:
     if first + last + window > warmup_steps:
         first, last = int(0.15 * warmup_steps), int(0.1 * warmup_steps)
         window = warmup_steps - first - last
-    ends, end = [], first + window
+    ends: list[int] = []
+    end = first + window
     while True:
         if end + 2 * window > warmup_steps - last:
             return [*ends, warmup_steps - last]

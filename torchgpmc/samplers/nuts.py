@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -61,7 +61,8 @@ class _Tally(NamedTuple):
     depth: Tensor
 
 
-def _take(value, rows: Tensor):  # noqa: ANN001, ANN202  (a tree of NamedTuples of tensors)
+def _take(value: Any, rows: Tensor) -> Any:
+    """The given rows of every tensor in nested NamedTuples."""
     if isinstance(value, Tensor):
         return value[rows]
     return type(value)(*(_take(part, rows) for part in value))
@@ -139,11 +140,12 @@ def _transition(
         leaf_choices = uniform((2**depth, chains), energy, generator)
         forward = choices[depth, 0][tree.rows] < 0.5
         direction = torch.where(forward, 1.0, -1.0).to(energy).unsqueeze(-1)
-        tree, subtree, running, tally, working = _grow(
+        grown, subtree, running, tally, working = _grow(
             working, direction * step_size, preconditioner, depth, tree, forward, leaf_choices, tally
         )
-        if tree is None or subtree is None:
+        if grown is None or subtree is None:
             break
+        tree = grown
         # Rows that stopped early (only on CUDA are they still here) keep their old proposal.
         forward = choices[depth, 0][tree.rows] < 0.5
         log_u = choices[depth, 1][tree.rows].log()

@@ -41,9 +41,7 @@ class Block(NamedTuple):
     conditional: Callable[[Tensor], Callable[[Tensor], Tensor]]
 
 
-def slice_sampler(
-    density: LogDensity, *, width: Tensor, max_steps_out: int = 8, blocks: Sequence[Block] | None = None
-) -> Sampler:
+def slice_sampler(density: LogDensity, *, width: Tensor, max_steps_out: int = 8, blocks: Sequence[Block] | None = None) -> Sampler:
     """One sweep of univariate slice updates with stepping out and shrinkage (Neal 2003, figures 3 and 5).
 
     Args:
@@ -67,7 +65,9 @@ def slice_sampler(
             conditional = sweep.counting(block.conditional(position))
             log_density = conditional(position)
             for index in block.coordinates:
-                position, log_density = _update(conditional, position, log_density, index, width[index], max_steps_out, generator, sweep)
+                position, log_density = _update(
+                    conditional, position, log_density, index, width[index], max_steps_out, generator, sweep
+                )
         log_density = density(position)
         tried = sweep.tried.clamp_min(1.0)
         return SliceState(position, log_density), SliceInfo(sweep.accepted / tried, sweep.n_steps, sweep.n_failures)
@@ -139,9 +139,7 @@ def _update(
     return moved, chosen_density
 
 
-def _step_out(
-    at: Callable[[Tensor], Tensor], edge: Tensor, width: Tensor, allowance: Tensor, level: Tensor
-) -> Tensor:
+def _step_out(at: Callable[[Tensor], Tensor], edge: Tensor, width: Tensor, allowance: Tensor, level: Tensor) -> Tensor:
     """Moves each chain's bracket edge outwards by ``width`` while it is inside the slice and its allowance lasts."""
     while True:
         going = allowance > 0
