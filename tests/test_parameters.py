@@ -163,6 +163,27 @@ def test_settings_do_not_mix(prior, shape):
     torch.testing.assert_close(together, alone)
 
 
+@pytest.mark.statistical
+def test_a_wrong_restriction_of_draws_is_caught():
+    """The planted error draws from the prior without restricting it: the test of draws must raise the alarm."""
+    layout = layout_of(PRIORS["normal"](), Interval(0.3, 1.4))
+    mass = grid_integral(layout)
+    expected = torch.tensor([grid_integral(layout, lambda x: x) / mass])
+    unrestricted = 0.3 + 1.1 * torch.randn(40_000, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    assert worst_excess(unrestricted, expected) > 1
+
+
+@pytest.mark.statistical
+def test_multivariate_normal_draws_are_joint():
+    covariance = torch.tensor([[1.0, 0.6], [0.6, 0.8]])
+    prior = MultivariateNormalPrior(torch.tensor([0.2, -0.1]), covariance_matrix=covariance)
+    layout = layout_of(prior, GreaterThan(-1e6), (2,))
+    value = layout.constrain(layout.sample_prior(40_000, torch.Generator().manual_seed(2)))["kernel.x"]
+    centred = value - torch.tensor([0.2, -0.1])
+    moments = torch.stack([centred[:, 0], centred[:, 1], centred[:, 0] ** 2, centred[:, 0] * centred[:, 1], centred[:, 1] ** 2], -1)
+    assert worst_excess(moments, torch.tensor([0.0, 0.0, 1.0, 0.6, 0.8])) < 1
+
+
 def test_round_trip_and_names():
     kernel = ScaleKernel(RBFKernel(ard_num_dims=2, lengthscale_prior=GammaPrior(2.0, 1.0)), outputscale_prior=GammaPrior(2.0, 1.0))
     layout = build_layout({"kernel": kernel.double()}, torch.float64, torch.device("cpu"))

@@ -10,6 +10,9 @@ from gpytorch.priors import GammaPrior
 import torchgpmc as tg
 from tests.calibration import worst_excess
 from tests.problems import fixed_kernel, inputs
+from torchgpmc.bijections import Interval
+from torchgpmc.methods import joint
+from torchgpmc.types import Sampler
 
 NOISE = 0.3
 METHODS = {
@@ -129,3 +132,61 @@ def test_sparse_samplers_agree_with_the_optimal_gaussian():
     row, column = torch.triu_indices(4, 4)
     replicates = torch.cat([v.mean(1), products[:, row, column]], -1)
     assert worst_excess(replicates, torch.cat([mean, covariance[row, column]])) < 1
+
+
+# --- the same tests on planted errors, which they must catch ----------------------------------------------------------
+
+
+def f_excess(name):
+    x, y = data(5)
+    model = tg.GP(x, y, fixed_kernel(), noisy_likelihood())
+    mean, covariance = conjugate(model)
+    f = run(model, name).latents
+    spread = (f - mean).square().mean(1)
+    return worst_excess(torch.cat([f.mean(1), spread], -1), torch.cat([mean, covariance.diagonal()]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_a_halved_likelihood_is_caught(name, monkeypatch):
+    original = tg.GP.log_likelihood
+    monkeypatch.setattr(tg.GP, "log_likelihood", lambda self, *args: 0.5 * original(self, *args))
+    assert f_excess(name) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "sampler"), [("AdaptiveMH", "metropolis"), ("HMC", "hmc"), ("NUTS", "nuts")])
+def test_a_log_density_left_stale_by_a_move_is_caught(name, sampler, monkeypatch):
+    original = getattr(joint, sampler)
+
+    def stale(*args, **options):
+        honest = original(*args, **options)
+
+        def step(state, generator):
+            new, info = honest.step(state, generator)
+            return new._replace(log_density=state.log_density), info
+
+        return Sampler(honest.init, step)
+
+    monkeypatch.setattr(joint, sampler, stale)
+    assert f_excess(name) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["NUTS", "HMC", "AdaptiveMH", "Slice"])
+def test_a_missing_jacobian_is_caught(name, monkeypatch):
+    """Against the prior density of theta with its Jacobian, which the planted sampler leaves out."""
+    true_jacobian = Interval.log_jacobian
+    x, y = data(8)
+    kernel = ScaleKernel(RBFKernel(), outputscale_prior=GammaPrior(2.0, 1.5))
+    kernel.base_kernel.lengthscale = 0.4
+    kernel.base_kernel.raw_lengthscale.requires_grad_(False)
+    model = tg.GP(x, y, kernel, noisy_likelihood())
+    grid = torch.linspace(-8, 5, 4001, dtype=torch.float64).unsqueeze(-1)
+    prior = model.prior(grid)
+    total = prior.factor @ prior.factor.mT + NOISE * torch.eye(8, dtype=torch.float64)
+    evidence = torch.distributions.MultivariateNormal(torch.zeros(8, dtype=torch.float64), total).log_prob(y)
+    weights = torch.softmax(evidence + model.layout.log_prior(grid), 0)
+    monkeypatch.setattr(Interval, "log_jacobian", lambda self, unconstrained: 0 * true_jacobian(self, unconstrained))
+    theta = run(model, name).theta[..., 0]
+    assert worst_excess(theta.mean(1, keepdim=True), (weights * grid[:, 0]).sum().view(1)) > 1

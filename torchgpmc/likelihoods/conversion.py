@@ -90,13 +90,13 @@ def check_forward(likelihood: nn.Module) -> None:
     name = type(likelihood).__name__
     pure = PureModule(likelihood)
     settings = {}
-    example = torch.float64
+    example = torch.zeros((), dtype=torch.float64)
     for raw, owner, leaf in parameters_with_owners(likelihood):
         value = getattr(owner, leaf).detach()
-        example = value.dtype
+        example = value
         settings[raw] = torch.stack([value + 0.1, value + 0.2]).abs()
         settings[raw] = settings[raw] if value.dim() else settings[raw].unsqueeze(-1)
-    f = torch.tensor([[-0.3, 0.2, 0.5], [0.4, -0.1, 0.3]], dtype=example)
+    f = torch.tensor([[-0.3, 0.2, 0.5], [0.4, -0.1, 0.3]]).to(example)
 
     try:
         together = pure(settings, partial(_forward, f))
@@ -111,7 +111,7 @@ def check_forward(likelihood: nn.Module) -> None:
             f"{name}.forward gives a distribution of batch shape {shape} for f of shape (chains, data) = (2, 3). "
             f"Expected (2, 3): one distribution for each observation."
         )
-    targets = draw(together, make_generator(0))
+    targets = draw(together, make_generator(0, f.device))
     for row in range(2):
         only = slice(row, row + 1)
         setting = {key: value[only] for key, value in settings.items()}
