@@ -32,5 +32,11 @@ format: $(VENV)/installed
 	$(BIN)/ruff check --fix torchgpmc tests examples benchmarks
 	$(BIN)/ruff format torchgpmc tests examples benchmarks
 
+benchmarks: $(VENV)/installed
+	$(BIN)/python benchmarks/hmc_overhead.py
+	$(BIN)/python benchmarks/short_lengthscales.py
+	$(BIN)/python benchmarks/sparse_gradient.py
+	$(BIN)/python benchmarks/nuts_against_numpyro.py
+
 clean:
 	rm -rf $(VENV) demo-output build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -38,7 +38,7 @@ def model_for(method, model="GP", likelihood="probit", device="cpu"):
     if method == "EllipticalSlice":
         for part in (made.kernel, made.likelihood):
             part.requires_grad_(False)
-        made = copy.deepcopy(made)  # rebuilt: the layout now finds nothing to sample
+        made.refresh()
     return made
 
 
@@ -89,6 +89,10 @@ def test_models_with_every_likelihood(model, likelihood, device):
     assert prediction.sample(4).shape == (4, 3)
 
 
+def _inducing(model):
+    return {"inducing_points": model.inducing_points} if isinstance(model, tg.SparseGP) else {}
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("model", MODELS)
 def test_models_pickle_copy_move_and_reload(model, dtype):
@@ -102,6 +106,10 @@ def test_models_pickle_copy_move_and_reload(model, dtype):
     reloaded.load_state_dict(torch.load(buffer, weights_only=True))
     for other in (pickle.loads(pickle.dumps(made)), copy.deepcopy(made), reloaded, copy.deepcopy(made).to("cpu")):
         torch.testing.assert_close(tg.joint_log_density(other)(position), value)
+    other_data = type(made)(made.train_x.flip(0) * 2, made.train_y, made.kernel, made.likelihood, dtype=dtype, **_inducing(made))
+    assert not torch.allclose(tg.joint_log_density(other_data)(position), value)
+    other_data.load_state_dict(made.state_dict())
+    torch.testing.assert_close(tg.joint_log_density(other_data)(position), value)
     doubled = copy.deepcopy(made).double()
     assert tg.joint_log_density(doubled)(position.double()).dtype == torch.float64
 

@@ -305,3 +305,10 @@ def test_quiet_when_all_is_well():
     with warnings.catch_warnings():
         warnings.simplefilter("error", tg.SamplingWarning)
         tg.sample(gp("probit", num_data=10), tg.NUTS(), num_samples=600, warmup_steps=300, num_chains=4, seed=2, progress=False)
+
+
+def test_a_parameter_fixed_in_place_is_fixed():
+    model = gp("probit")
+    model.kernel.raw_outputscale.requires_grad_(False)
+    posterior = tg.sample(model, tg.HMC(num_steps=2), **OPTIONS)
+    assert list(posterior.samples) == ["kernel.base_kernel.lengthscale"]

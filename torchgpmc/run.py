@@ -77,6 +77,7 @@ def sample(
         raise TypeError(
             f"method is {method!r}. Expected a method object, for instance torchgpmc.NUTS() or torchgpmc.HMC(num_steps=20)."
         )
+    model.refresh()
     settings = _check_settings(model, num_samples, warmup_steps, num_chains, chain_chunk)
     if seed is None:
         seed = secrets.randbits(62)

@@ -89,9 +89,13 @@ class GPModel(nn.Module):
         self.mean = (ZeroMean() if mean is None else copy.deepcopy(mean)).to(dtype)
         self.likelihood = likelihood.to(dtype)
         check_forward(self.likelihood)
-        self._derive()
+        self.refresh()
 
-    def _derive(self) -> None:
+    def refresh(self) -> None:
+        """Works out again what depends on the modules and data: after fixing a parameter or changing a prior in place.
+
+        :func:`torchgpmc.sample` does this first, so only those who call densities themselves need to.
+        """
         x = self.train_x
         self.layout = build_layout({"kernel": self.kernel, "mean": self.mean, "likelihood": self.likelihood}, x.dtype, x.device)
         self.covariance = covariance_function(self.kernel, x)
@@ -108,12 +112,22 @@ class GPModel(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._derive()
+        self.refresh()
 
     def _apply(self, fn: Any, recurse: bool = True) -> GPModel:
         super()._apply(fn, recurse)
-        self._derive()
+        self.refresh()
         return self
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As every module's; distances between the new data are worked out again."""
+        result = super().load_state_dict(*args, **kwargs)
+        self.refresh()
+        return result
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self.refresh()  # also when this model is a part of a larger module
 
     @property
     def num_latents(self) -> int:
