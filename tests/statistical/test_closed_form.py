@@ -155,9 +155,9 @@ def test_a_halved_likelihood_is_caught(name, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "sampler"), [("AdaptiveMH", "metropolis"), ("HMC", "hmc"), ("NUTS", "nuts")])
-def test_a_log_density_left_stale_by_a_move_is_caught(name, sampler, monkeypatch):
-    original = getattr(joint, sampler)
+def test_a_log_density_left_stale_by_a_move_is_caught(monkeypatch):
+    """For Metropolis; Geweke's test plants it in the others, where a stale density alone moves f too little to be seen here."""
+    original = joint.metropolis
 
     def stale(*args, **options):
         honest = original(*args, **options)
@@ -168,8 +168,8 @@ def test_a_log_density_left_stale_by_a_move_is_caught(name, sampler, monkeypatch
 
         return Sampler(honest.init, step)
 
-    monkeypatch.setattr(joint, sampler, stale)
-    assert f_excess(name) > 1
+    monkeypatch.setattr(joint, "metropolis", stale)
+    assert f_excess("AdaptiveMH") > 1
 
 
 @pytest.mark.slow
