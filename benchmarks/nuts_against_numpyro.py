@@ -14,6 +14,8 @@ import time
 
 from processes import measure, median, peer_python
 
+CASES = (50, 16, 300, 500), (200, 4, 200, 250)  # data, chains, warm-up, draws
+
 
 def worker(num_data, num_chains, warmup_steps, num_samples, seed):
     from problems import probit_model
@@ -46,6 +48,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--worker", nargs=5, type=int)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--sizes", nargs="+", type=int, default=[case[0] for case in CASES])
     options = parser.parse_args()
     if options.worker:
         worker(*options.worker)
@@ -53,7 +56,7 @@ def main():
     numpyro_python = peer_python("numpyro", ["numpyro==0.22.*", "jax", "jaxlib", "arviz-stats", "scipy"])
     print("| n | chains | sampler | steps | effective draws | seconds | effective a second | gradients a second | compile (s) |")
     print("|---|---|---|---|---|---|---|---|---|")
-    for num_data, num_chains, warmup_steps, num_samples in ((50, 16, 300, 500), (200, 4, 300, 400)):
+    for num_data, num_chains, warmup_steps, num_samples in [case for case in CASES if case[0] in options.sizes]:
         arguments = (num_data, num_chains, warmup_steps, num_samples)
         rows = {"torchgpmc": [], "NumPyro, sequential": [], "NumPyro, vectorised": []}
         for seed in range(options.runs):
