@@ -97,7 +97,9 @@ def _inducing(model):
 @pytest.mark.parametrize("model", MODELS)
 def test_models_pickle_copy_move_and_reload(model, dtype):
     made = MODELS[model]("gaussian", dtype=dtype)
-    position = torch.zeros(2, made.layout.size + made.latent_size, dtype=dtype)
+    # v is not zero, so that f depends on the data and the kernel.
+    size = made.layout.size + made.latent_size
+    position = torch.stack([torch.linspace(-0.6, 0.7, size, dtype=dtype), torch.linspace(0.9, -0.4, size, dtype=dtype)])
     value = tg.joint_log_density(made)(position)
     buffer = io.BytesIO()
     torch.save(made.state_dict(), buffer)
