@@ -304,7 +304,10 @@ def test_the_default_method_and_defaults_of_numbers(monkeypatch):
 def test_quiet_when_all_is_well():
     with warnings.catch_warnings():
         warnings.simplefilter("error", tg.SamplingWarning)
-        tg.sample(gp("probit", num_data=10), tg.NUTS(), num_samples=600, warmup_steps=300, num_chains=4, seed=2, progress=False)
+        posterior = tg.sample(
+            gp("probit", num_data=10), tg.NUTS(), num_samples=600, warmup_steps=300, num_chains=4, seed=2, progress=False
+        )
+    assert posterior.complaints() == []
 
 
 def test_a_parameter_fixed_in_place_is_fixed():

@@ -105,7 +105,7 @@ class GPModel(nn.Module):
 
     def _bind(self) -> Any:
         """Covariances at the model's own inputs, ready for theta."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define this")
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in _DERIVED}
@@ -137,7 +137,7 @@ class GPModel(nn.Module):
     @property
     def latent_shape(self) -> tuple[int, int]:
         """(K, N) or (K, M): the whitened latents v are ``(C, K * N)`` or ``(C, K * M)``."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define this")
 
     @property
     def latent_size(self) -> int:
@@ -150,7 +150,7 @@ class GPModel(nn.Module):
 
     def prior_at(self, hyperparameters: Hyperparameters) -> LatentPrior:
         """:meth:`prior` from constrained values."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define this")
 
     def _factorised(self, covariance: Tensor, jitter: Tensor, num_settings: int) -> tuple[Tensor, Tensor, Tensor]:
         """Covariances with jitter ``(C, N, N)``, their factors, and whether each succeeded."""
@@ -169,15 +169,15 @@ class GPModel(nn.Module):
             v: whitened latents ``(C, V)``.
             targets: ``(N,)``, or ``(C, N)`` for one data set a chain; the training targets by default.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define this")
 
     def latents(self, prior: LatentPrior, v: Tensor) -> Tensor:
         """Function values at the data (full GP) or the inducing points: ``(C, N)``, ``(C, N, K)`` for several latents."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define this")
 
     def predict(self, prior: LatentPrior, v: Tensor, x: Tensor) -> LatentGaussian:
         """Marginals of f at test inputs ``(T, D)`` given theta and v."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define this")
 
     def _whitened(self, v: Tensor) -> Tensor:
         return v.view(len(v), *self.latent_shape)
