@@ -14,7 +14,7 @@ FLOORS = [
     {"parameters", "samplers"},
     {"models"},
     {"prediction"},
-    {"posterior"},
+    {"posterior", "approximations"},
     {"checkpoint", "methods"},
     {"run", "plots"},
     {"__init__"},

@@ -1,6 +1,7 @@
 """Monte Carlo inference for Gaussian process models, native to PyTorch."""
 
-from torchgpmc import likelihoods, samplers
+from torchgpmc import approximations, likelihoods, samplers
+from torchgpmc.approximations import EP, Laplace
 from torchgpmc.checkpoint import Checkpoint
 from torchgpmc.diagnostics import SamplingWarning
 from torchgpmc.methods import HMC, NUTS, AdaptiveMH, EllipticalSlice, Slice
@@ -13,18 +14,21 @@ from torchgpmc.samplers import MassMatrix
 __version__ = "0.1.0"
 
 __all__ = [
+    "EP",
     "GP",
     "HMC",
     "NUTS",
     "AdaptiveMH",
     "Checkpoint",
     "EllipticalSlice",
+    "Laplace",
     "MassMatrix",
     "Posterior",
     "Prediction",
     "SamplingWarning",
     "Slice",
     "SparseGP",
+    "approximations",
     "joint_log_density",
     "kmeans_inducing_points",
     "likelihoods",

@@ -96,6 +96,16 @@ class Layout:
         """Every parameter, sampled or fixed, at C settings ``(C, P)``."""
         return self._by_module(theta, [_constrain(entry, part) for entry, part in self._parts(theta)])
 
+    def module_values(self, model: nn.Module) -> Hyperparameters:
+        """What the model's own modules hold now, constrained, as one setting; with a graph to their raw parameters."""
+        by_module: dict[str, dict[str, Tensor]] = {prefix: {} for prefix in self.prefixes}
+        for prefix in self.prefixes:
+            for raw, owner, leaf in parameters_with_owners(getattr(model, prefix)):
+                constraint = constraint_of(owner, leaf)
+                value = getattr(owner, leaf)
+                by_module[prefix][raw] = (value if constraint is None else constraint.transform(value)).unsqueeze(0)
+        return Hyperparameters(by_module, 1)
+
     def raw_values_and_log_prior(self, theta: Tensor) -> tuple[Hyperparameters, Tensor]:
         """:meth:`raw_values` and :meth:`log_prior` in one pass: what a log density needs at every step."""
         total = theta.new_zeros(len(theta))

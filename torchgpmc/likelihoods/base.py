@@ -20,11 +20,30 @@ from torchgpmc.random import draw
 
 # A density narrower than the latent's spread (Student t, Laplace noise) needs a finer rule than a logarithm does.
 PREDICTION_NODES = 128
+TILTED_NODES = 40
+_MODE_STEPS = 12
 
 
 class Moments(NamedTuple):
     """Mean and variance of the response at each point, of the same shape."""
 
+    mean: Tensor
+    variance: Tensor
+
+
+class Derivatives(NamedTuple):
+    """log p(y_n | f_n) and its derivatives in f_n, elementwise."""
+
+    value: Tensor
+    first: Tensor
+    second: Tensor
+    third: Tensor
+
+
+class TiltedMoments(NamedTuple):
+    """Of the density proportional to p(y_n | f) N(f | mean_n, variance_n), elementwise."""
+
+    log_normaliser: Tensor
     mean: Tensor
     variance: Tensor
 
@@ -67,6 +86,46 @@ class Factorised(LogLikelihood):
         """log p(y | f): f ``(C, N)``, targets ``(N,)`` or ``(C, N)``, to ``(C,)``."""
         return self.pointwise_log_prob(f, targets).sum(-1)
 
+    def derivatives(self, f: Tensor, targets: Tensor) -> Derivatives:
+        """log p(y_n | f_n) and three derivatives in f_n; a constant in ``f``, differentiable in the likelihood's parameters."""
+        with torch.enable_grad():
+            f = f.detach().requires_grad_(True)
+            parts = [self.pointwise_log_prob(f, targets)]
+            for _ in range(3):
+                parts.append(_slope(parts[-1], f))
+        return Derivatives(*parts)
+
+    def tilted_moments(self, mean: Tensor, variance: Tensor, targets: Tensor) -> TiltedMoments:
+        """Normaliser, mean and variance of p(y_n | f) N(f | mean_n, variance_n), elementwise; ``variance`` is a variance.
+
+        By Gauss-Hermite quadrature around the mode of that product, so that a likelihood much narrower than the normal is seen.
+        """
+        center, scale = self._tilted_mode(mean, variance, targets)
+        nodes, weights = quadrature.gauss_hermite(TILTED_NODES, mean.dtype, mean.device)
+        shape = (-1,) + (1,) * mean.dim()
+        standard = nodes.view(shape)
+        points = center + scale * standard
+        log_ratio = 0.5 * (standard.square() - (points - mean).square() / variance) + 0.5 * (scale.square() / variance).log()
+        terms = self.pointwise_log_prob(points, targets) + log_ratio + weights.log().view(shape)
+        log_normaliser = torch.logsumexp(terms, 0)
+        posterior = (terms - log_normaliser).exp()
+        tilted_mean = (posterior * points).sum(0)
+        return TiltedMoments(log_normaliser, tilted_mean, (posterior * (points - tilted_mean).square()).sum(0))
+
+    def _tilted_mode(self, mean: Tensor, variance: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Mode of p(y_n | f) N(f | mean_n, variance_n) and the standard deviation its curvature suggests: damped Newton steps."""
+        point = mean.detach().clone()
+        scale = variance.detach().sqrt()
+        for _ in range(_MODE_STEPS):
+            slopes = self.derivatives(point, targets)
+            precision = 1 / variance + (-slopes.second.detach()).clamp_min(0.0)
+            scale = precision.rsqrt()
+            step = (slopes.first.detach() - (point - mean) / variance) / precision
+            # At most two of the wider deviations at once: an exponential would otherwise throw the point off.
+            limit = 2 * torch.maximum(scale, torch.ones_like(scale))
+            point = point + torch.nan_to_num(step).clamp(-limit, limit)
+        return point, scale
+
     def expected_log_likelihood(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         r""":math:`\int \log p(y_n | f) N(f | mean_n, variance_n) df`, elementwise; ``variance`` is a variance."""
         return quadrature.expectation(lambda f: self.pointwise_log_prob(f, targets), mean, variance)
@@ -99,6 +158,14 @@ class Factorised(LogLikelihood):
     def log_marginal(self, observations: Tensor, function_dist: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Elementwise log expectations under the marginals of ``function_dist``: gpytorch's name, for its variational models."""
         return self.predictive_log_prob(function_dist.mean, function_dist.variance, self.validate_targets(observations))
+
+
+def _slope(value: Tensor, f: Tensor) -> Tensor:
+    """Elementwise derivative of ``value`` in ``f``; zero where it does not depend on it."""
+    if not value.requires_grad:
+        return torch.zeros_like(f)
+    (gradient,) = torch.autograd.grad(value.sum(), f, create_graph=True, allow_unused=True)
+    return torch.zeros_like(f) if gradient is None else gradient
 
 
 def require_targets(ok: Tensor, targets: Tensor, expected: str, remedy: str) -> None:

@@ -12,7 +12,7 @@ from torch.distributions import Bernoulli as BernoulliDistribution
 from torch.nn.functional import logsigmoid
 
 from torchgpmc import quadrature
-from torchgpmc.likelihoods.base import Factorised, Moments, require_targets
+from torchgpmc.likelihoods.base import Derivatives, Factorised, Moments, TiltedMoments, require_targets
 from torchgpmc.random import uniform
 from torchgpmc.special import log_ndtr, log_ndtr_and_hazard
 
@@ -91,6 +91,29 @@ class Bernoulli(Factorised, Likelihood):
 
     def pointwise_log_prob(self, f: Tensor, targets: Tensor) -> Tensor:
         return self._log_link((2 * targets - 1) * f)
+
+    def derivatives(self, f: Tensor, targets: Tensor) -> Derivatives:
+        sign = 2 * targets - 1
+        if not self.is_probit:
+            p = torch.sigmoid(f)
+            curvature = p * (p - 1)
+            return Derivatives(logsigmoid(sign * f), targets - p, curvature, curvature * (1 - 2 * p))
+        value, hazard = log_ndtr_and_hazard(sign * f)
+        signed = sign * hazard
+        moved = f + signed  # sign * (z + hazard) at z = sign * f
+        second = -signed * moved
+        return Derivatives(value, signed, second, signed * (moved.square() - 1 - second))
+
+    def tilted_moments(self, mean: Tensor, variance: Tensor, targets: Tensor) -> TiltedMoments:
+        """Closed form for probit (Rasmussen & Williams 2006, eqs 3.58 and 3.82-3.85)."""
+        if not self.is_probit:
+            return super().tilted_moments(mean, variance, targets)
+        sign = 2 * targets - 1
+        inverse_root = (1 + variance).rsqrt()
+        z = sign * mean * inverse_root
+        value, hazard = log_ndtr_and_hazard(z)
+        shift = variance * inverse_root
+        return TiltedMoments(value, mean + sign * shift * hazard, variance - shift.square() * hazard * (z + hazard))
 
     def expected_log_likelihood(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         if self.is_probit:

@@ -7,7 +7,7 @@ from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 from torch.distributions import Normal
 
-from torchgpmc.likelihoods.base import Factorised, Moments
+from torchgpmc.likelihoods.base import Derivatives, Factorised, Moments, TiltedMoments
 from torchgpmc.random import normal_like
 from torchgpmc.special import LOG_SQRT_2PI
 
@@ -34,6 +34,17 @@ class Gaussian(Factorised, GaussianLikelihood):
 
     def pointwise_log_prob(self, f: Tensor, targets: Tensor) -> Tensor:
         return _log_normal(targets - f, self.noise)
+
+    def derivatives(self, f: Tensor, targets: Tensor) -> Derivatives:
+        f, residual = f.detach(), targets - f.detach()
+        precision = (1 / self.noise).expand_as(residual)
+        return Derivatives(_log_normal(residual, self.noise), residual * precision, -precision, torch.zeros_like(f))
+
+    def tilted_moments(self, mean: Tensor, variance: Tensor, targets: Tensor) -> TiltedMoments:
+        gain = variance / (variance + self.noise)
+        return TiltedMoments(
+            _log_normal(targets - mean, variance + self.noise), mean + gain * (targets - mean), gain * self.noise
+        )
 
     def expected_log_likelihood(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         return _log_normal(targets - mean, self.noise) - 0.5 * variance / self.noise

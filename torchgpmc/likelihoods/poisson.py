@@ -7,7 +7,7 @@ from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 from torch.distributions import Poisson as PoissonDistribution
 
-from torchgpmc.likelihoods.base import Factorised, Moments, require_targets
+from torchgpmc.likelihoods.base import Derivatives, Factorised, Moments, require_targets
 
 
 class Poisson(Factorised, Likelihood):
@@ -29,6 +29,10 @@ class Poisson(Factorised, Likelihood):
 
     def pointwise_log_prob(self, f: Tensor, targets: Tensor) -> Tensor:
         return targets * f - f.exp() - torch.lgamma(targets + 1)
+
+    def derivatives(self, f: Tensor, targets: Tensor) -> Derivatives:
+        rate = f.exp()
+        return Derivatives(targets * f - rate - torch.lgamma(targets + 1), targets - rate, -rate, -rate)
 
     def expected_log_likelihood(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         return targets * mean - torch.exp(mean + 0.5 * variance) - torch.lgamma(targets + 1)

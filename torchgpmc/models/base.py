@@ -148,8 +148,8 @@ class GPModel(nn.Module):
         """p(f | theta) at C settings: all work that depends on theta ``(C, P)`` alone."""
         return self.prior_at(self.layout.raw_values(theta))
 
-    def prior_at(self, hyperparameters: Hyperparameters) -> LatentPrior:
-        """:meth:`prior` from constrained values."""
+    def prior_at(self, hyperparameters: Hyperparameters, inputs: Tensor | None = None) -> LatentPrior:
+        """:meth:`prior` from constrained values; ``inputs`` ``(N, D)``, if given, stand in for the model's own."""
         raise NotImplementedError(f"{type(self).__name__} must define this")
 
     def _factorised(self, covariance: Tensor, jitter: Tensor, num_settings: int) -> tuple[Tensor, Tensor, Tensor]:

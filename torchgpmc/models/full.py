@@ -66,11 +66,14 @@ class GP(GPModel):
     def latent_shape(self) -> tuple[int, int]:
         return self.num_latents, len(self.train_x)
 
-    def prior_at(self, hyperparameters: Hyperparameters) -> LatentPrior:
+    def prior_at(self, hyperparameters: Hyperparameters, inputs: Tensor | None = None) -> LatentPrior:
         values, count = hyperparameters
         covariance_at, jitter = self._bound
+        x = self.train_x if inputs is None else inputs
+        if inputs is not None:
+            covariance_at = self.covariance.bind(inputs, inputs)
         covariance, factor, ok = self._factorised(covariance_at(values["kernel"]), jitter, count)
-        mean = self.mean_function(values["mean"], self.train_x, count)
+        mean = self.mean_function(values["mean"], x, count)
         return LatentPrior(values, mean, covariance, factor, None, None, ok)
 
     def latents(self, prior: LatentPrior, v: Tensor) -> Tensor:

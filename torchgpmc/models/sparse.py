@@ -89,14 +89,17 @@ class SparseGP(GPModel):
     def latent_shape(self) -> tuple[int, int]:
         return self.num_latents, len(self.inducing_points)
 
-    def prior_at(self, hyperparameters: Hyperparameters) -> LatentPrior:
+    def prior_at(self, hyperparameters: Hyperparameters, inputs: Tensor | None = None) -> LatentPrior:
         values, count = hyperparameters
         covariance_at, jitter = self._bound
-        inner, cross = covariance_at(values["kernel"]).expand(count, -1, -1).split([len(jitter), len(self.train_x)], -1)
+        x = self.train_x if inputs is None else inputs
+        if inputs is not None:
+            covariance_at = self.covariance.bind(self.inducing_points, torch.cat([self.inducing_points, inputs]))
+        inner, cross = covariance_at(values["kernel"]).expand(count, -1, -1).split([len(jitter), len(x)], -1)
         covariance, factor, ok = self._factorised(inner, jitter, count)
         projection, explained = whiten(covariance, factor, cross)
-        variance = conditional_variance(self.covariance.diagonal(values["kernel"], self.train_x), explained)
-        mean = self.mean_function(values["mean"], self.train_x, count)
+        variance = conditional_variance(self.covariance.diagonal(values["kernel"], x), explained)
+        mean = self.mean_function(values["mean"], x, count)
         return LatentPrior(values, mean, covariance, factor, projection, variance, ok)
 
     def latents(self, prior: LatentPrior, v: Tensor) -> Tensor:

@@ -1,0 +1,206 @@
+"""Gaussian approximations of p(f | y, theta) for C thetas at once, in the one form that all of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from torchgpmc.likelihoods.base import Derivatives, Factorised, TiltedMoments
+from torchgpmc.likelihoods.conversion import as_likelihood
+from torchgpmc.linalg import cholesky, solve_lower
+from torchgpmc.models.base import GPModel, LatentPrior, likelihood_values
+from torchgpmc.models.full import GP
+
+
+class GaussianApproximation(NamedTuple):
+    r"""A normal density :math:`N(m + K\alpha, (K^{-1} + W)^{-1})` near p(f | y, theta), for each of C thetas.
+
+    m and K are the prior's mean and covariance; W is diagonal. Nothing here needs K^-1, and B is never badly conditioned.
+    """
+
+    mean: Tensor  # (C, N), of f
+    alpha: Tensor  # (C, N), K^-1 (mean - prior mean)
+    precision: Tensor  # (C, N), the diagonal of W, not negative
+    factor: Tensor  # (C, N, N), lower Cholesky factor of B = I + W^1/2 K W^1/2
+    log_evidence: Tensor  # (C,), approximate log p(y | theta)
+    converged: Tensor  # (C,)
+    num_iterations: Tensor  # (C,), one factorisation each
+    start: Tensor  # (C, ...), what a later call near this theta may start from
+
+
+class Approximation(Protocol):
+    """Options of one kind of approximation; :class:`Laplace` and :class:`EP` are such."""
+
+    def importance_density(
+        self, model: GPModel, prior: LatentPrior, targets: Tensor | None = None, start: Tensor | None = None
+    ) -> GaussianApproximation:
+        """An approximation good enough to draw from, without derivatives."""
+        ...
+
+    def evidence(self, model: GPModel, prior: LatentPrior, targets: Tensor | None = None) -> GaussianApproximation:
+        """An approximation converged closely enough for ``log_evidence`` to be smooth, and differentiable once in what made ``prior``."""
+        ...
+
+
+def check_model(model: GPModel, method: str) -> None:
+    """Raises a ``ValueError`` unless p(f | y, theta) of this model can be approximated with one site a datum."""
+    if not isinstance(model, GP):
+        raise ValueError(
+            f"{method} integrates out f at the data, which {type(model).__name__} does not have. Expected a torchgpmc.GP; "
+            f"sample a SparseGP with NUTS()."
+        )
+    if not isinstance(as_likelihood(model.likelihood), Factorised):
+        raise ValueError(
+            f"{method} needs a likelihood that factorises over data, and {type(model.likelihood).__name__} has only log_prob. "
+            f"Expected a subclass of torchgpmc.likelihoods.Factorised; or sample with NUTS()."
+        )
+    if model.num_latents != 1:
+        raise ValueError(
+            f"{method} handles one latent function and {type(model.likelihood).__name__} has {model.num_latents}. "
+            f"Expected num_latents=1; sample several latents with NUTS()."
+        )
+
+
+class Problem(NamedTuple):
+    """p(y | f) and N(f | mean, covariance) at C thetas, as the iterations see them: rows can be taken out when they are done."""
+
+    model: GPModel
+    covariance: Tensor  # (C, N, N)
+    mean: Tensor  # (C, N), of the prior
+    values: dict[str, Tensor]  # of the likelihood's parameters, (C, 1)
+    targets: Tensor  # (N,) or (C, N)
+
+    def select(self, rows: Tensor) -> Problem:
+        """The same for some of the thetas."""
+        values = {name: value[rows] for name, value in self.values.items()}
+        targets = self.targets if self.targets.dim() == 1 else self.targets[rows]
+        return Problem(self.model, self.covariance[rows], self.mean[rows], values, targets)
+
+    def derivatives(self, centred: Tensor) -> Derivatives:
+        """Of log p(y_n | f_n) at f = mean + ``centred`` ``(C, N)``."""
+        f = self.mean + centred
+        return self.model.likelihood_function(self.values, lambda likelihood: likelihood.derivatives(f, self.targets))
+
+    def tilted_moments(self, centred: Tensor, variance: Tensor) -> TiltedMoments:
+        """Of p(y_n | f) N(f | mean + centred, variance); the mean that comes back is centred too."""
+        mean = self.mean + centred
+        found = self.model.likelihood_function(
+            self.values, lambda likelihood: likelihood.tilted_moments(mean, variance, self.targets)
+        )
+        return found._replace(mean=found.mean - self.mean)
+
+
+def problem_of(model: GPModel, prior: LatentPrior, targets: Tensor | None) -> Problem:
+    """The problem at the thetas of ``prior``, with its graph."""
+    y = model.train_y if targets is None else targets
+    return Problem(model, prior.covariance, prior.mean, likelihood_values(prior), y)
+
+
+def without_graph(problem: Problem) -> Problem:
+    """The same, constant to autograd."""
+    values = {name: value.detach() for name, value in problem.values.items()}
+    return problem._replace(covariance=problem.covariance.detach(), mean=problem.mean.detach(), values=values)
+
+
+def needs_gradient(problem: Problem) -> bool:
+    """Whether anything in the problem carries a graph."""
+    parts = [problem.covariance, problem.mean, *problem.values.values()]
+    return torch.is_grad_enabled() and any(part.requires_grad for part in parts)
+
+
+def factor_of_b(covariance: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
+    """Lower factor of B = I + W^1/2 K W^1/2 and whether each factorisation succeeded; ``root`` is W^1/2 ``(C, N)``."""
+    b = (covariance * root.unsqueeze(-1)).mul_(root.unsqueeze(-2))
+    b.diagonal(dim1=-2, dim2=-1).add_(1.0)
+    return cholesky(b)
+
+
+def apply_r(factor: Tensor, root: Tensor, right: Tensor) -> Tensor:
+    """R right, R = (W^-1 + K)^-1 = W^1/2 B^-1 W^1/2, for right-hand sides ``(C, N, R)``."""
+    half = solve_lower(factor, right * root.unsqueeze(-1))
+    return torch.linalg.solve_triangular(factor.mT, half, upper=True).mul_(root.unsqueeze(-1))
+
+
+def marginal_variances(covariance: Tensor, factor: Tensor, root: Tensor) -> Tensor:
+    """Diagonal of (K^-1 + W)^-1 = K - K R K, ``(C, N)``."""
+    half = solve_lower(factor, covariance * root.unsqueeze(-1))
+    return covariance.diagonal(dim1=-2, dim2=-1) - half.square_().sum(-2)
+
+
+def dense_r(factor: Tensor, root: Tensor) -> Tensor:
+    """R = W^1/2 B^-1 W^1/2 as a matrix ``(C, N, N)``."""
+    half = solve_lower(factor, torch.diag_embed(root))
+    return half.mT @ half
+
+
+def covariance_factor(prior: LatentPrior, approximation: GaussianApproximation) -> Tensor:
+    """A square root S of the approximation's covariance ``(C, N, N)``: S S' = (K^-1 + W)^-1.
+
+    Made from the prior's factor L as L (I + L' W L)^-T/2, so that rounding can never make it indefinite; not triangular.
+    """
+    inner = prior.factor.mT @ (prior.factor * approximation.precision.unsqueeze(-1))
+    inner.diagonal(dim1=-2, dim2=-1).add_(1.0)
+    return solve_lower(cholesky(inner).factor, prior.factor.mT).mT
+
+
+def with_gradient(value: Tensor, problem: Problem, covariance: Tensor, mean: Tensor, likelihood: Tensor) -> Tensor:
+    """``value`` ``(C,)``, with given first derivatives attached.
+
+    Args:
+        value: without a graph.
+        problem: with its graph.
+        covariance: derivative in K ``(C, N, N)``; K being symmetric, only its symmetric part matters.
+        mean: derivative in the prior mean ``(C, N)``.
+        likelihood: ``(C,)``, a function of the likelihood's parameters that has the right derivatives in them.
+    """
+    linear = (problem.covariance * covariance).sum((-2, -1)) + (problem.mean * mean).sum(-1) + likelihood
+    return value + (linear - linear.detach())
+
+
+def take_rows(value: Any, rows: Tensor) -> Any:
+    """The given rows of a tensor, or of every tensor of a NamedTuple."""
+    if isinstance(value, Tensor):
+        return value[rows]
+    return type(value)(*(take_rows(part, rows) for part in value))
+
+
+def iterate(
+    problem: Problem, state: Any, step: Callable[[Problem, Any], tuple[Any, Any, Tensor, Tensor]], max_iterations: int
+) -> tuple[Any, Tensor, Tensor]:
+    """Repeats ``step`` for every theta until it is done; those that are done leave the batch.
+
+    A theta's result depends on that theta alone, never on how long its neighbours take: pseudo-marginal chains rely on it.
+
+    Args:
+        problem: at C thetas.
+        state: NamedTuple of tensors ``(C, ...)``, what the next step needs.
+        step: ``(problem, state) -> (state, result, finished, failed)``, the last two ``(C,)`` masks.
+        max_iterations: a theta that is not finished then counts as not converged.
+
+    Returns:
+        Results in the order of the thetas; whether each converged; iterations each took.
+    """
+    rows = torch.arange(len(problem.mean), device=problem.mean.device)
+    parts: list[tuple[Tensor, Any, Tensor, Tensor]] = []
+    for iteration in range(1, max_iterations + 1):
+        state, result, finished, failed = step(problem, state)
+        ends = finished | failed
+        if iteration == max_iterations:
+            ends = torch.ones_like(ends)
+        counts = torch.full_like(rows, iteration)
+        if bool(ends.all()):
+            parts.append((rows, result, finished & ~failed, counts))
+            break
+        if bool(ends.any()):
+            done, going = ends.nonzero().squeeze(-1), (~ends).nonzero().squeeze(-1)
+            parts.append((rows[done], take_rows(result, done), (finished & ~failed)[done], counts[done]))
+            rows, state, problem = rows[going], take_rows(state, going), problem.select(going)
+    if len(parts) == 1:
+        _, result, converged, counts = parts[0]
+        return result, converged, counts
+    order = torch.cat([part[0] for part in parts]).argsort()
+    joined = type(parts[0][1])(*(torch.cat(columns)[order] for columns in zip(*(part[1] for part in parts), strict=True)))
+    return joined, torch.cat([part[2] for part in parts])[order], torch.cat([part[3] for part in parts])[order]

@@ -1,0 +1,169 @@
+"""Expectation propagation with parallel updates, batched over theta."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgpmc.approximations.base import (
+    GaussianApproximation,
+    Problem,
+    apply_r,
+    dense_r,
+    factor_of_b,
+    iterate,
+    marginal_variances,
+    needs_gradient,
+    problem_of,
+    with_gradient,
+    without_graph,
+)
+from torchgpmc.models.base import GPModel, LatentPrior
+
+# Sites of likelihoods that are not log-concave may want a negative precision; they get this one.
+_LEAST_PRECISION = 1e-10
+_LEAST_DAMPING = 1e-3
+
+
+class _Sites(NamedTuple):
+    """Gaussian sites exp(-precision f^2 / 2 + shift f) in the centred f, and how they were last moved."""
+
+    precision: Tensor  # (C, N)
+    shift: Tensor  # (C, N), precision times mean
+    precision_step: Tensor
+    shift_step: Tensor
+    damping: Tensor  # (C, 1)
+    mismatch: Tensor  # (C,)
+
+
+class _FixedPoint(NamedTuple):
+    """Sites, with the approximation they make."""
+
+    precision: Tensor
+    shift: Tensor
+    alpha: Tensor
+    centred: Tensor
+    factor: Tensor
+    log_evidence: Tensor
+    cavity_mean: Tensor
+    cavity_variance: Tensor
+
+
+@dataclass(frozen=True)
+class EP:
+    """Expectation propagation: one Gaussian site a datum, moments matched (paper A, eqs 14-18; Minka 2001).
+
+    All sites are updated at once from one factorisation. A theta whose sites stop improving is damped more; one that cannot be
+    brought to a fixed point is reported as not converged.
+
+    Args:
+        tolerance: the iteration ends when tilted and approximate marginals agree to this in every mean (in standard deviations)
+            and variance (relative). ``None``: 1e-2 to draw from; 1e-8 where the evidence or its gradient is wanted.
+        damping: fraction of the way that sites move at first.
+        max_iterations: a theta that takes more counts as not converged.
+    """
+
+    tolerance: float | None = None
+    damping: float = 1.0
+    max_iterations: int = 200
+
+    def importance_density(
+        self, model: GPModel, prior: LatentPrior, targets: Tensor | None = None, start: Tensor | None = None
+    ) -> GaussianApproximation:
+        """The approximation at the thetas of ``prior``; ``start``, earlier sites ``(C, 2 N)``, saves iterations."""
+        problem = without_graph(problem_of(model, prior, targets))
+        with torch.no_grad():
+            return self._run(problem, 1e-2, start)[0]
+
+    def evidence(self, model: GPModel, prior: LatentPrior, targets: Tensor | None = None) -> GaussianApproximation:
+        """The approximation with a differentiable ``log_evidence``: at a fixed point the sites may be held (Seeger 2005)."""
+        problem = problem_of(model, prior, targets)
+        with torch.no_grad():
+            found, point = self._run(without_graph(problem), 1e-8, None)
+        if not needs_gradient(problem):
+            return found
+        with torch.no_grad():
+            covariance = 0.5 * (found.alpha.unsqueeze(-1) * found.alpha.unsqueeze(-2) - dense_r(found.factor, found.precision.sqrt()))
+        cavities = problem._replace(mean=problem.mean.detach())
+        likelihood = cavities.tilted_moments(point.cavity_mean, point.cavity_variance).log_normaliser.sum(-1)
+        return found._replace(log_evidence=with_gradient(found.log_evidence, problem, covariance, found.alpha, likelihood))
+
+    def _run(self, problem: Problem, default: float, start: Tensor | None) -> tuple[GaussianApproximation, _FixedPoint]:
+        tolerance = default if self.tolerance is None else self.tolerance
+        zero = torch.zeros_like(problem.mean)
+        precision, shift = (zero, zero) if start is None else start.chunk(2, -1)
+        column = zero[:, :1]
+        sites = _Sites(precision, shift, zero, zero, column + self.damping, column[:, 0] + torch.inf)
+        point, converged, counts = iterate(problem, sites, lambda part, state: _sweep(part, state, tolerance), self.max_iterations)
+        mean = problem.mean + point.centred
+        return GaussianApproximation(
+            mean,
+            point.alpha,
+            point.precision,
+            point.factor,
+            point.log_evidence,
+            converged,
+            counts,
+            torch.cat([point.precision, point.shift], -1),
+        ), point
+
+
+def _sweep(problem: Problem, sites: _Sites, tolerance: float) -> tuple[_Sites, _FixedPoint, Tensor, Tensor]:
+    """The approximation that the sites make, and their next values (Rasmussen & Williams 2006, section 3.6)."""
+    root = sites.precision.sqrt()
+    factor, ok = factor_of_b(problem.covariance, root)
+    variance = marginal_variances(problem.covariance, factor, root)
+    prior_shift = problem.covariance @ sites.shift.unsqueeze(-1)
+    alpha = sites.shift - apply_r(factor, root, prior_shift).squeeze(-1)
+    centred = (problem.covariance @ alpha.unsqueeze(-1)).squeeze(-1)
+
+    cavity_precision = 1 / variance - sites.precision
+    cavity_variance = 1 / cavity_precision
+    cavity_mean = (centred / variance - sites.shift) * cavity_variance
+    tilted = problem.tilted_moments(cavity_mean, cavity_variance)
+    new_precision = (1 / tilted.variance - cavity_precision).clamp_min(_LEAST_PRECISION)
+    new_shift = (new_precision + cavity_precision) * tilted.mean - cavity_mean * cavity_precision
+
+    mismatch = torch.maximum((tilted.mean - centred).abs() * variance.rsqrt(), (tilted.variance / variance - 1).abs())
+    clamped = (new_precision <= _LEAST_PRECISION) & (sites.precision <= 2 * _LEAST_PRECISION)
+    mismatch = torch.where(clamped, (tilted.mean - centred).abs() * variance.rsqrt(), mismatch).amax(-1)
+    sound = ok & torch.isfinite(mismatch + new_shift.sum(-1) + new_precision.sum(-1)) & (cavity_precision > 0).all(-1)
+
+    log_evidence = _log_evidence(tilted.log_normaliser, factor, sites, cavity_precision, cavity_mean, centred)
+    point = _FixedPoint(
+        sites.precision, sites.shift, alpha, centred, factor, log_evidence, cavity_mean, cavity_variance
+    )
+    moved = _move(sites, new_precision, new_shift, sound, mismatch)
+    return moved, point, sound & (mismatch < tolerance), moved.damping[:, 0] < _LEAST_DAMPING
+
+
+def _move(sites: _Sites, precision: Tensor, shift: Tensor, sound: Tensor, mismatch: Tensor) -> _Sites:
+    """Damped steps; half of the last one is taken back where it led to improper cavities."""
+    growing = mismatch > sites.mismatch
+    damping = sites.damping * torch.where(sound, torch.where(growing, 0.7, 1.0), 0.5).to(sites.damping).unsqueeze(-1)
+    good = sound.unsqueeze(-1)
+    precision_step = torch.where(good, damping * (precision - sites.precision), -0.5 * sites.precision_step)
+    shift_step = torch.where(good, damping * (shift - sites.shift), -0.5 * sites.shift_step)
+    # Taking back half a step leaves the other half, which is what the next retreat halves again.
+    return _Sites(
+        sites.precision + precision_step,
+        sites.shift + shift_step,
+        torch.where(good, precision_step, 0.5 * sites.precision_step),
+        torch.where(good, shift_step, 0.5 * sites.shift_step),
+        damping,
+        torch.where(sound, mismatch, sites.mismatch),
+    )
+
+
+def _log_evidence(
+    log_normaliser: Tensor, factor: Tensor, sites: _Sites, cavity_precision: Tensor, cavity_mean: Tensor, centred: Tensor
+) -> Tensor:
+    """log Z of EP (Rasmussen & Williams 2006, eq. 3.65), arranged so that a site precision of zero is harmless."""
+    tau, nu = sites.precision, sites.shift
+    total = tau + cavity_precision
+    log_determinant = 0.5 * torch.log1p(tau / cavity_precision).sum(-1) - factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    quadratic = nu * (centred - nu / total) + cavity_mean * cavity_precision / total * (tau * cavity_mean - 2 * nu)
+    return log_normaliser.sum(-1) + log_determinant + 0.5 * quadratic.sum(-1)

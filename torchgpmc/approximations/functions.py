@@ -1,0 +1,119 @@
+"""The approximations as functions of a batch of thetas, as a loss, and as a predictive distribution."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchgpmc.approximations.base import (
+    Approximation,
+    GaussianApproximation,
+    check_model,
+)
+from torchgpmc.approximations.ep import EP
+from torchgpmc.approximations.laplace import Laplace
+from torchgpmc.linalg import solve_lower
+from torchgpmc.models.base import GPModel, LatentPrior, conditional_variance, likelihood_values
+from torchgpmc.models.validation import check_inputs
+from torchgpmc.prediction import Prediction
+
+
+def laplace(model: GPModel, theta: Tensor, *, tolerance: float | None = None, max_iterations: int = 100) -> GaussianApproximation:
+    """Laplace's approximation of p(f | y, theta) at C thetas at once; see :class:`Laplace`.
+
+    Args:
+        model: a :class:`GP` with a factorised likelihood and one latent function.
+        theta: unconstrained hyperparameters ``(C, P)``; with ``requires_grad``, ``log_evidence`` is differentiable (once).
+        tolerance: see :class:`Laplace`; 1e-14 by default.
+        max_iterations: the same.
+
+    Raises:
+        ValueError: a model that cannot be approximated so.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> kernel = RBFKernel(lengthscale_prior=GammaPrior(2.0, 1.0))
+        >>> model = tg.GP(torch.rand(5, 2), torch.tensor([0, 1, 1, 0, 1]), kernel, tg.likelihoods.Bernoulli())
+        >>> tg.approximations.laplace(model, torch.zeros(3, 1, dtype=torch.float64)).converged
+        tensor([True, True, True])
+    """
+    return _at(model, theta, Laplace(tolerance, max_iterations))
+
+
+def expectation_propagation(
+    model: GPModel, theta: Tensor, *, tolerance: float | None = None, damping: float = 1.0, max_iterations: int = 200
+) -> GaussianApproximation:
+    """Expectation propagation at C thetas ``(C, P)`` at once; see :class:`EP` and :func:`laplace`.
+
+    Raises:
+        ValueError: a model that cannot be approximated so.
+    """
+    return _at(model, theta, EP(tolerance, damping, max_iterations))
+
+
+def _at(model: GPModel, theta: Tensor, approximation: Approximation) -> GaussianApproximation:
+    check_model(model, type(approximation).__name__)
+    found = approximation.evidence(model, prior := model.prior(theta))
+    return found._replace(converged=found.converged & prior.ok)
+
+
+def negative_log_evidence(model: GPModel, approximation: Approximation | None = None, *, inputs: Tensor | None = None) -> Tensor:
+    """Minus the approximate log evidence at the parameters that the model's modules now hold: a loss for training code.
+
+    Gradients reach the raw parameters of ``model.kernel``, ``model.mean`` and ``model.likelihood``, and whatever made ``inputs``.
+
+    Args:
+        model: a :class:`GP`; its modules may be given to any torch optimiser.
+        approximation: :class:`Laplace` (default) or :class:`EP`.
+        inputs: ``(N, D)`` in place of ``model.train_x``, for instance an ``nn.Module``'s features of it.
+
+    Returns:
+        A scalar tensor.
+
+    Raises:
+        ValueError: a model that cannot be approximated so, or whose K cannot be factorised at these parameters.
+    """
+    approximation = Laplace() if approximation is None else approximation
+    check_model(model, type(approximation).__name__)
+    prior = model.prior_at(model.layout.module_values(model), inputs)
+    if not bool(prior.ok.all()):
+        raise ValueError(
+            f"the covariance could not be factorised at the model's present parameters. Expected it to be positive definite; "
+            f"raise jitter (now {model.jitter:g}) or take smaller optimiser steps."
+        )
+    return -approximation.evidence(model, prior).log_evidence.sum()
+
+
+def predict(model: GPModel, theta: Tensor, approximation: Approximation, x: Tensor) -> Prediction:
+    """Predictions that integrate out f under the Gaussian approximation (paper A, eqs 7-8), averaged over C thetas.
+
+    Args:
+        model: a :class:`GP`.
+        theta: ``(C, P)``; one row for type-II maximum likelihood, posterior draws for "MCMC EP" of the paper.
+        approximation: :class:`Laplace` or :class:`EP`.
+        x: test inputs ``(T, D)``.
+
+    Raises:
+        ValueError: a model that cannot be approximated so, or inputs of the wrong shape.
+    """
+    check_model(model, type(approximation).__name__)
+    x = check_inputs("x", x, model.train_x.dtype, model.train_x.shape[1]).to(model.train_x.device)
+    with torch.no_grad():
+        prior = model.prior(theta)
+        found = approximation.evidence(model, prior)
+        mean, variance = _latent_marginals(model, prior, found, x)
+    log_weights = torch.full_like(mean[:, 0], -torch.tensor(float(len(theta))).log())
+    return Prediction(model, mean.unsqueeze(1), variance.unsqueeze(1), likelihood_values(prior), log_weights)
+
+
+def _latent_marginals(
+    model: GPModel, prior: LatentPrior, found: GaussianApproximation, x: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Mean and variance of f* ``(C, T)``: k*' alpha and k** - k*' R k*."""
+    cross = model.covariance.bind(model.train_x, x)(prior.values["kernel"]).expand(len(found.mean), -1, -1)
+    diagonal = model.covariance.diagonal(prior.values["kernel"], x)
+    mean = model.mean_function(prior.values["mean"], x, len(found.mean)) + (cross * found.alpha.unsqueeze(-1)).sum(-2)
+    half = solve_lower(found.factor, cross * found.precision.sqrt().unsqueeze(-1))
+    return mean, conditional_variance(diagonal, half.square().sum(-2))
