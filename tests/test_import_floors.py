@@ -15,7 +15,8 @@ FLOORS = [
     {"models"},
     {"prediction"},
     {"posterior", "approximations"},
-    {"checkpoint", "methods"},
+    {"checkpoint", "evidence"},
+    {"methods"},
     {"run", "plots"},
     {"__init__"},
 ]

@@ -9,6 +9,7 @@ import torch
 
 import torchgpmc as tg
 from tests.problems import fixed_kernel, gp, inputs, sparse_gp, targets
+from torchgpmc.diagnostics import pareto_khat
 from torchgpmc.diagnostics import complaints, summarise
 from torchgpmc.draws import Draws
 
@@ -249,3 +250,11 @@ def test_export_to_arviz():
     assert tree["posterior"]["latents"].shape == (2, 5, 6)
     assert tree["sample_stats"]["lp"].shape == (2, 5)
     assert tree["observed_data"]["y"].shape == (6,)
+
+
+@pytest.mark.parametrize("shape", [0.2, 0.5, 1.0])
+def test_khat_is_the_tail_index_of_the_weights(shape):
+    """Weights u^-k of uniform u have a Pareto tail of shape k; their inverses are bounded and have none."""
+    log_u = torch.rand(20_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64).log()
+    assert pareto_khat(-shape * log_u) == pytest.approx(shape, abs=0.1)
+    assert pareto_khat(shape * log_u) < 0

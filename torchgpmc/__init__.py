@@ -1,6 +1,6 @@
 """Monte Carlo inference for Gaussian process models, native to PyTorch."""
 
-from torchgpmc import approximations, likelihoods, samplers
+from torchgpmc import approximations, evidence, likelihoods, samplers
 from torchgpmc.approximations import EP, Laplace
 from torchgpmc.checkpoint import Checkpoint
 from torchgpmc.diagnostics import SamplingWarning
@@ -29,6 +29,7 @@ __all__ = [
     "Slice",
     "SparseGP",
     "approximations",
+    "evidence",
     "joint_log_density",
     "kmeans_inducing_points",
     "likelihoods",

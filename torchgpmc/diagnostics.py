@@ -85,7 +85,8 @@ def kish_effective_size(log_weights: Tensor) -> float:
 
 def pareto_khat(log_weights: Tensor) -> float:
     """Shape of the tail of importance weights; above 0.7 their means are not to be trusted (Vehtari et al. 2024)."""
-    _, khat = array_stats.psislw(log_weights.double().flatten().numpy())
+    # arviz-stats takes log likelihoods, which it negates, where we have log weights.
+    _, khat = array_stats.psislw(-log_weights.detach().double().flatten().cpu().numpy())
     return float(khat)
 
 

@@ -46,6 +46,36 @@ class LogEstimate(NamedTuple):
     variance: Tensor
 
 
+class LogEstimator(Protocol):
+    """An unbiased estimator of p(y | theta) at C thetas at once."""
+
+    def __call__(self, theta: Tensor, generator: torch.Generator) -> LogEstimate:
+        """Its value at ``(C, P)`` with fresh random numbers."""
+        ...
+
+
+class NoisyDensity(Protocol):
+    """A log density of C rows known through unbiased estimates (of the density, not of its logarithm)."""
+
+    auxiliary_size: int  # standard normals an estimate is made from
+
+    def draw(self, position: Tensor, generator: torch.Generator) -> tuple[Tensor, Any]:
+        """Log estimates ``(C,)`` from fresh random numbers, and a NamedTuple of tensors ``(C, ...)`` that goes with them."""
+        ...
+
+    def evaluate(self, position: Tensor, auxiliary: Tensor) -> tuple[Tensor, Any]:
+        """The same as a deterministic function of standard normals ``(C, auxiliary_size)``."""
+        ...
+
+    def move(self, position: Tensor, payload: Any, generator: torch.Generator) -> tuple[Tensor, Any]:
+        """Moves the latent variables that go with an estimate, leaving the extended target invariant; the estimate changes too."""
+        ...
+
+    def select(self, rows: Tensor) -> NoisyDensity:
+        """The same density for the chains in ``rows`` alone."""
+        ...
+
+
 class WeightedSamples(NamedTuple):
     """Draws ``(S, D)`` with unnormalised log weights ``(S,)`` and the log evidence they estimate ``()``."""
 

@@ -1,0 +1,146 @@
+"""What the importance estimator promises beside unbiasedness."""
+
+import pytest
+import torch
+
+import torchgpmc as tg
+from tests.problems import LIKELIHOODS, gp, sparse_gp
+from torchgpmc.approximations.base import problem_of, without_graph
+from torchgpmc.evidence.importance import _CHUNK_ELEMENTS, _Spread
+from torchgpmc.models.base import likelihood_values
+
+APPROXIMATIONS = {"laplace": tg.Laplace(), "ep": tg.EP()}
+
+
+def thetas(model, count=3):
+    return 0.5 * torch.randn(count, model.layout.size, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+
+def simple_log_weights(model, theta, found, f):
+    """log p(y, f | theta) - log q(f) by dense normal densities; f ``(C, draws, N)``."""
+    prior = model.prior(theta)
+    covariance = torch.linalg.inv(torch.linalg.inv(prior.covariance) + torch.diag_embed(found.precision))
+    normal = torch.distributions.MultivariateNormal
+    values = {name: value.unsqueeze(-1) for name, value in likelihood_values(prior).items()}
+    likelihood = model.likelihood_function(values, lambda part: part.pointwise_log_prob(f, model.train_y)).sum(-1)
+    prior_density = normal(prior.mean.unsqueeze(1), prior.covariance.unsqueeze(1), validate_args=False).log_prob(f)
+    covariance = 0.5 * (covariance + covariance.mT)
+    return likelihood + prior_density - normal(found.mean.unsqueeze(1), covariance.unsqueeze(1), validate_args=False).log_prob(f)
+
+
+@pytest.mark.parametrize("name", [name for name in LIKELIHOODS if name != "softmax"])
+@pytest.mark.parametrize("approximation", APPROXIMATIONS)
+def test_weights_equal_dense_densities(approximation, name):
+    model = gp(name, 6, jitter=1e-4)
+    theta = thetas(model)
+    estimator = tg.evidence.importance(model, APPROXIMATIONS[approximation], num_importance=6)
+    auxiliary = torch.randn(3, estimator.auxiliary_size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    estimate, log_weight = estimator._evaluate(theta, auxiliary, None)
+    prior = model.prior(theta)
+    found = APPROXIMATIONS[approximation].importance_density(model, prior)
+    first, second = estimator._directions(auxiliary)
+    spread = _Spread(prior, without_graph(problem_of(model, prior, None)), found, first, second)
+    v = spread.whitened(True)
+    f = prior.mean.unsqueeze(1) + v @ prior.factor.mT
+    torch.testing.assert_close(f, found.mean.unsqueeze(1) + torch.cat([spread.delta, -spread.delta], 1), rtol=1e-7, atol=1e-8)
+    torch.testing.assert_close(log_weight, simple_log_weights(model, theta, found, f), rtol=1e-6, atol=1e-6)
+    chosen = (v - estimate.whitened.unsqueeze(1)).abs().amax(-1).argmin(-1)
+    torch.testing.assert_close(v[torch.arange(3), chosen], estimate.whitened)
+    torch.testing.assert_close(model.log_likelihood(prior, estimate.whitened), estimate.log_likelihood, rtol=1e-8, atol=1e-8)
+
+
+def test_draws_have_the_covariance_of_the_approximation():
+    model = gp("probit", 4)
+    theta = thetas(model, 1)
+    found = tg.approximations.laplace(model, theta)
+    estimator = tg.evidence.importance(model, tg.Laplace(tolerance=1e-14), num_importance=1)
+    estimate = estimator.draw(theta.expand(40_000, -1), torch.Generator().manual_seed(0))
+    prior = model.prior(theta)
+    f = prior.mean + estimate.whitened @ prior.factor[0].T
+    root = tg.approximations.covariance_factor(prior, found)[0]
+    standard = torch.linalg.solve(root, (f - found.mean).T).T
+    torch.testing.assert_close(standard.T.cov(), torch.eye(4, dtype=torch.float64), atol=0.05, rtol=0)
+    torch.testing.assert_close(standard.mean(0), torch.zeros(4, dtype=torch.float64), atol=0.03, rtol=0)
+
+
+@pytest.mark.parametrize("approximation", APPROXIMATIONS)
+def test_a_warm_start_changes_the_work_and_not_the_answer(approximation):
+    model = gp("probit", 9)
+    theta = thetas(model)
+    estimator = tg.evidence.importance(model, APPROXIMATIONS[approximation], num_importance=64)
+    start = APPROXIMATIONS[approximation].evidence(model, model.prior(theta * 1.02)).start
+    cold = estimator.draw(theta, torch.Generator().manual_seed(0))
+    warm = estimator.draw(theta, torch.Generator().manual_seed(0), start)
+    assert bool((warm.num_factorizations < cold.num_factorizations).all())
+    torch.testing.assert_close(warm.value, cold.value, atol=0.05, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["probit", "gaussian"])
+def test_gradient_is_that_of_the_evidence(name):
+    """Against the gradient of EP's evidence, which is right to a hundredth here; exactly for a Gaussian likelihood."""
+    model = gp(name, 6)
+    theta = thetas(model).requires_grad_(True)
+    estimator = tg.evidence.importance(model, tg.EP(), num_importance=40_000)
+    value = estimator(theta, torch.Generator().manual_seed(0)).value
+    (found,) = torch.autograd.grad(value.sum(), theta)
+    (expected,) = torch.autograd.grad(tg.approximations.expectation_propagation(model, theta).log_evidence.sum(), theta)
+    torch.testing.assert_close(found, expected, atol=0.02, rtol=0.03)
+
+
+def test_chunks_and_targets_of_each_row_change_nothing(monkeypatch):
+    model = gp("poisson", 5)
+    theta = thetas(model, 5)
+    targets = torch.arange(25, dtype=torch.float64).view(5, 5) % 4
+    estimator = tg.evidence.importance(model, num_importance=4, targets=targets)
+    whole = estimator.draw(theta, torch.Generator().manual_seed(0))
+    monkeypatch.setitem(_CHUNK_ELEMENTS, "cpu", 50)
+    for found, expected in zip(estimator.draw(theta, torch.Generator().manual_seed(0)), whole, strict=True):
+        torch.testing.assert_close(found, expected)
+    single = tg.evidence.importance(model.with_targets(targets[3]), num_importance=4)
+    auxiliary = torch.randn(5, single.auxiliary_size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    torch.testing.assert_close(single.evaluate(theta[3:4], auxiliary[3:4]).value[0], whole.value[3])
+
+
+def test_a_covariance_that_cannot_be_factorised_is_minus_infinity_and_its_neighbours_go_on():
+    model = gp("probit", 5, jitter=0.0)
+    theta = torch.tensor([[0.0, 0.0, 0.0], [0.0, 40.0, 40.0]], dtype=torch.float64)  # the second K is of rank one
+    estimate = tg.evidence.importance(model)(theta, torch.Generator().manual_seed(0))
+    assert bool(torch.isfinite(estimate.value[0])) and float(estimate.value[1]) == -torch.inf
+
+
+def test_the_prior_stands_in_for_an_unusable_approximation(monkeypatch):
+    from torchgpmc.approximations.ep import EP
+
+    model = gp("probit", 5)
+    theta = thetas(model)
+    original = EP.importance_density
+
+    def broken(self, *arguments):
+        found = original(self, *arguments)
+        return found._replace(alpha=found.alpha * torch.tensor([1.0, torch.nan, 1.0]).unsqueeze(-1))
+
+    monkeypatch.setattr(EP, "importance_density", broken)
+    estimator = tg.evidence.importance(model, tg.EP(), num_importance=4000)
+    estimate = estimator.draw(theta, torch.Generator().manual_seed(0))
+    assert estimate.converged.tolist() == [True, False, True]
+    torch.testing.assert_close(estimate.value, tg.approximations.laplace(model, theta).log_evidence, atol=0.2, rtol=0)
+
+
+def test_khat_says_when_the_density_is_poor():
+    """Probit weights grow like exp(delta' W delta / 2): their variance is finite while the prior is narrow, W < K^-1, and no longer."""
+    estimator = tg.evidence.importance(gp("probit", 8), tg.Laplace(), num_importance=4000, antithetic=False)
+    theta = torch.tensor([[-2.0, -3.0, -3.0], [5.0, -3.0, -3.0]], dtype=torch.float64)
+    narrow, wide = estimator.pareto_khat(theta, torch.Generator().manual_seed(0))
+    assert float(narrow) < 0.7 < float(wide)
+
+
+@pytest.mark.parametrize("estimator", [tg.evidence.importance, tg.evidence.annealed])
+def test_mistakes_are_named(estimator):
+    model = gp("probit")
+    for wrong in (0, -1, 1.5, True):
+        with pytest.raises(ValueError, match="num_importance"):
+            estimator(model, num_importance=wrong)
+    with pytest.raises(ValueError, match="SparseGP"):
+        estimator(sparse_gp("probit"))
+    with pytest.raises(ValueError, match="even number"):
+        tg.evidence.importance(model, num_importance=3, antithetic=True)

@@ -1,0 +1,103 @@
+"""Estimates of p(y | theta) are unbiased: their mean over a hundred thousand repeats against dense quadrature."""
+
+import pytest
+import torch
+
+import torchgpmc as tg
+from tests.approximations.reference import evidence_by_quadrature
+from tests.calibration import worst_excess, z_scores
+from tests.problems import gp
+from torchgpmc.evidence.importance import _Spread
+
+REPEATS = 100_000
+
+
+def whitened_quadrature(model, theta):
+    """log p(y | theta) for five data: a product rule of Gauss-Hermite nodes in the whitened latents."""
+    import itertools
+
+    import numpy as np
+
+    from torchgpmc.models.base import likelihood_values
+
+    nodes, weights = np.polynomial.hermite_e.hermegauss(17)
+    grid = torch.tensor(list(itertools.product(nodes, repeat=5)), dtype=torch.float64)
+    log_weights = torch.tensor(list(itertools.product(np.log(weights / weights.sum()), repeat=5)), dtype=torch.float64).sum(-1)
+    prior = model.prior(theta)
+    f = prior.mean[0] + grid @ prior.factor[0].T
+    logs = model.likelihood_function(likelihood_values(prior), lambda likelihood: likelihood.pointwise_log_prob(f, model.train_y))
+    return torch.logsumexp(logs.sum(-1) + log_weights, 0)
+
+
+ESTIMATORS = {
+    "laplace, 1": lambda model: tg.evidence.importance(model, tg.Laplace(), num_importance=1),
+    "laplace, 4, antithetic": lambda model: tg.evidence.importance(model, tg.Laplace(), num_importance=4, antithetic=True),
+    "laplace, 4": lambda model: tg.evidence.importance(model, tg.Laplace(), num_importance=4, antithetic=False),
+    "ep, 1": lambda model: tg.evidence.importance(model, tg.EP(), num_importance=1),
+    "ep, 2, antithetic": lambda model: tg.evidence.importance(model, tg.EP(), num_importance=2, antithetic=True),
+    "ep, 2": lambda model: tg.evidence.importance(model, tg.EP(), num_importance=2, antithetic=False),
+    "loose laplace": lambda model: tg.evidence.importance(model, tg.Laplace(max_iterations=1), num_importance=2),
+    "annealed": lambda model: tg.evidence.annealed(model, tg.Laplace(), num_importance=1, num_temperatures=4),
+}
+
+
+def problem():
+    model = gp("probit", num_data=5)
+    theta = torch.tensor([[-0.7, -0.5, 1.5]], dtype=torch.float64)
+    return model, theta
+
+
+def ratios(estimator, theta, log_evidence, seed):
+    generator = torch.Generator().manual_seed(seed)
+    batch = theta.expand(5000, -1)
+    values = torch.cat([estimator(batch, generator).value for _ in range(REPEATS // 5000)])
+    return (values - log_evidence).exp().unsqueeze(-1)
+
+
+def test_the_quadratures_agree():
+    model = gp("probit", num_data=3)
+    theta = torch.zeros(1, 3, dtype=torch.float64)
+    estimate = tg.evidence.importance(model, tg.EP(), num_importance=20_000)(theta, torch.Generator().manual_seed(0))
+    truth = evidence_by_quadrature(model, theta)[0]
+    assert abs(float(estimate.value - truth)) < 5 * float(estimate.variance.sqrt())
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_estimates_are_unbiased(name):
+    model, theta = problem()
+    found = ratios(ESTIMATORS[name](model), theta, whitened_quadrature(model, theta), seed=3)
+    assert worst_excess(found, 1.0) < 1
+    # The test has power: a bias of a few hundredths would be seen.
+    assert float(found.std() / REPEATS**0.5) < 3e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", ["no determinant", "twin without its own weight"])
+def test_a_wrong_weight_is_caught(error, monkeypatch):
+    original = _Spread.weigh
+
+    def weigh(self, antithetic):
+        log_weight, log_likelihood = original(self, antithetic)
+        if error == "no determinant":
+            return log_weight + 0.02, log_likelihood
+        half = log_weight.shape[-1] // 2
+        linear = (self.delta @ self.found.alpha.unsqueeze(-1)).squeeze(-1)
+        return torch.cat([log_weight[:, :half], log_weight[:, half:] - 2 * linear], -1), log_likelihood
+
+    monkeypatch.setattr(_Spread, "weigh", weigh)
+    model, theta = problem()
+    estimator = ESTIMATORS["laplace, 4, antithetic"](model)
+    assert worst_excess(ratios(estimator, theta, whitened_quadrature(model, theta), seed=3), 1.0) > 1
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("antithetic", [False, True])
+def test_the_stated_variance_is_the_variance(antithetic):
+    model, theta = problem()
+    estimator = tg.evidence.importance(model, tg.Laplace(), num_importance=32, antithetic=antithetic)
+    found = estimator(theta.expand(4000, -1), torch.Generator().manual_seed(1))
+    relative = (found.value - whitened_quadrature(model, theta)).exp()
+    difference = (relative - 1).square() - found.variance
+    assert abs(float(z_scores(difference.unsqueeze(-1))[0])) < 5

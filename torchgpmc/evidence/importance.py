@@ -1,0 +1,342 @@
+"""Unbiased importance estimates of p(y | theta) from a Gaussian approximation (paper A, section 3.3.1)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgpmc.approximations import Approximation, GaussianApproximation, Laplace
+from torchgpmc.approximations.base import Problem, check_model, problem_of, without_graph
+from torchgpmc.diagnostics import pareto_khat
+from torchgpmc.linalg import apply_factor
+from torchgpmc.models.base import GPModel, LatentPrior, likelihood_values
+from torchgpmc.random import normal_like
+from torchgpmc.samplers.elliptical_slice import EllipticalSliceState, elliptical_slice
+from torchgpmc.types import LogEstimate
+
+# Elements of the matrices handled at once: a chunk's few matrices should stay in a core's cache on CPU.
+_CHUNK_ELEMENTS = {"cpu": 400_000, "cuda": 200_000_000}
+
+
+class ImportanceEstimate(NamedTuple):
+    """Estimates at C thetas, with one of the latent vectors each was made from, chosen by its weight.
+
+    Given theta and the estimate's place in a pseudo-marginal chain, (theta, f) is a joint posterior draw.
+    """
+
+    value: Tensor  # (C,), log of the unbiased estimate of p(y | theta); -inf where K could not be factorised
+    variance: Tensor  # (C,), relative variance of the estimate; NaN where it rests on a single weight
+    whitened: Tensor  # (C, N), the kept draw
+    log_likelihood: Tensor  # (C,), log p(y | f) of the kept draw
+    log_rest: Tensor  # (C,), log of the sum of the weights that do not change when the kept draw moves
+    alpha: Tensor  # (C, N), of the importance density
+    precision: Tensor  # (C, N), the same
+    log_constant: Tensor  # (C,), the part of every log weight that does not depend on f
+    num_factorizations: Tensor  # (C,)
+    converged: Tensor  # (C,), whether the approximation did
+
+
+@dataclass(frozen=True, eq=False)
+class ImportanceEstimator:
+    r"""The estimate of eq. 25 in paper A, :math:`\tilde p(y | \theta) = \frac{1}{M} \sum_j p(y | f_j) p(f_j | \theta) / q(f_j)`.
+
+    With f = m + K alpha + delta, delta ~ N(0, (K^-1 + W)^-1), a log weight is
+
+    .. math:: \log p(y | f) - \tfrac12 \alpha' K \alpha - \alpha' \delta + \tfrac12 \delta' W \delta - \tfrac12 \log |B|
+
+    whatever alpha and W are, so the approximation need not be exact for the estimate to be unbiased. delta is drawn by Matheron's
+    rule, u - K R u - K W^1/2 B^-1 e with u ~ N(0, K), e ~ N(0, I): no factor of its covariance is needed.
+
+    Made by :func:`importance`.
+    """
+
+    model: GPModel
+    approximation: Approximation
+    num_importance: int
+    antithetic: bool
+    targets: Tensor | None = None
+
+    @property
+    def num_directions(self) -> int:
+        """Independent deltas an estimate."""
+        return self.num_importance // 2 if self.antithetic else self.num_importance
+
+    @property
+    def auxiliary_size(self) -> int:
+        """Standard normals an estimate: two vectors a direction, and one number to choose the draw that is kept."""
+        return 2 * self.num_directions * self.model.latent_size + 1
+
+    def __call__(self, theta: Tensor, generator: torch.Generator) -> LogEstimate:
+        """Log estimates at ``theta`` ``(C, P)`` with their relative variances; differentiable (once) if ``theta`` is.
+
+        The gradient is the self-normalised estimate of Fisher's identity, E[d log p(y | f(theta, v)) / d theta | y, theta].
+        """
+        auxiliary = self._normals(theta, generator)
+        found = self.evaluate(theta.detach(), auxiliary)
+        if not (theta.requires_grad and torch.is_grad_enabled()):
+            return LogEstimate(found.value, found.variance)
+        linear = self._linearised(theta, auxiliary)
+        return LogEstimate(found.value + (linear - linear.detach()), found.variance)
+
+    def draw(self, theta: Tensor, generator: torch.Generator, start: Tensor | None = None) -> ImportanceEstimate:
+        """Estimates from fresh random numbers; ``start``, of an approximation at a nearby theta, saves iterations."""
+        return self.evaluate(theta, self._normals(theta, generator), start)
+
+    def evaluate(self, theta: Tensor, auxiliary: Tensor, start: Tensor | None = None) -> ImportanceEstimate:
+        """Estimates as a function of standard normals ``(C, auxiliary_size)``."""
+        parts = []
+        with torch.no_grad():
+            for rows in self._chunks(theta):
+                begun = None if start is None else start[rows]
+                parts.append(self._at(rows)._evaluate(theta[rows], auxiliary[rows], begun)[0])
+        return ImportanceEstimate(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+
+    def log_weights(self, theta: Tensor, generator: torch.Generator) -> Tensor:
+        """The log weights ``(C, num_importance)`` whose mean weight an estimate is."""
+        auxiliary = self._normals(theta, generator)
+        with torch.no_grad():
+            return torch.cat([self._at(rows)._evaluate(theta[rows], auxiliary[rows], None)[1] for rows in self._chunks(theta)])
+
+    def pareto_khat(self, theta: Tensor, generator: torch.Generator) -> Tensor:
+        """Pareto k-hat of the weights at each theta ``(C,)``: above 0.7, the importance density misses a part of the posterior."""
+        weights = self.log_weights(theta, generator)
+        return torch.tensor([pareto_khat(row) for row in weights.cpu()], dtype=theta.dtype)
+
+    def select(self, rows: Tensor | slice) -> ImportanceEstimator:
+        """The same for some of the chains, each with targets of its own."""
+        return self if self.targets is None or self.targets.dim() == 1 else replace(self, targets=self.targets[rows])
+
+    def _at(self, rows: slice) -> ImportanceEstimator:
+        return self.select(rows)
+
+    def _normals(self, theta: Tensor, generator: torch.Generator) -> Tensor:
+        return normal_like(theta.new_empty(len(theta), self.auxiliary_size), generator)
+
+    def _chunks(self, theta: Tensor) -> list[slice]:
+        size = max(1, _CHUNK_ELEMENTS.get(theta.device.type, _CHUNK_ELEMENTS["cuda"]) // self.model.latent_size**2)
+        return [slice(first, first + size) for first in range(0, len(theta), size)]
+
+    def _evaluate(self, theta: Tensor, auxiliary: Tensor, start: Tensor | None) -> tuple[ImportanceEstimate, Tensor]:
+        prior = self.model.prior(theta)
+        problem = without_graph(problem_of(self.model, prior, self._targets()))
+        found = _or_prior(self.approximation.importance_density(self.model, prior, self._targets(), start), prior)
+        first, second = self._directions(auxiliary)
+        spread = _Spread(prior, problem, found, first, second)
+        log_weight, log_likelihood = spread.weigh(self.antithetic)
+        value, variance = self._average(log_weight)
+        value = torch.where(prior.ok, value, -torch.inf)
+        chosen = _choose(log_weight, torch.special.ndtr(auxiliary[:, -1]))
+        column = chosen.unsqueeze(-1)
+        estimate = ImportanceEstimate(
+            value,
+            variance,
+            spread.whitened_at(chosen),
+            log_likelihood.gather(-1, column).squeeze(-1),
+            self._log_rest(log_weight, chosen),
+            found.alpha,
+            found.precision,
+            spread.log_constant,
+            found.num_iterations.to(value) + 1,
+            found.converged,
+        )
+        return estimate, log_weight
+
+    def _targets(self) -> Tensor:
+        return self.model.train_y if self.targets is None else self.targets
+
+    def _directions(self, auxiliary: Tensor) -> tuple[Tensor, Tensor]:
+        shape = (len(auxiliary), 2, self.num_directions, self.model.latent_size)
+        return tuple(auxiliary[:, :-1].reshape(shape).unbind(1))  # type: ignore[return-value]
+
+    def _average(self, log_weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Log mean weight and its relative variance, from pair averages where draws come in pairs."""
+        value = torch.logsumexp(log_weight, -1) - math.log(self.num_importance)
+        if self.antithetic:
+            log_weight = torch.logaddexp(*log_weight.chunk(2, -1)) - math.log(2.0)
+        relative = (log_weight - value.unsqueeze(-1)).exp()
+        count = relative.shape[-1]
+        variance = relative.var(-1) / count if count > 1 else torch.full_like(value, torch.nan)
+        return value, variance
+
+    def _log_rest(self, log_weight: Tensor, chosen: Tensor) -> Tensor:
+        index = torch.arange(self.num_importance, device=chosen.device)
+        together = index % self.num_directions == (chosen % self.num_directions).unsqueeze(-1)
+        return torch.logsumexp(log_weight.masked_fill(together, -torch.inf), -1)
+
+    def _linearised(self, theta: Tensor, auxiliary: Tensor) -> Tensor:
+        """A function of theta ``(C,)`` with the gradient of Fisher's identity, its expectation over the weighted draws."""
+        parts = []
+        for rows in self._chunks(theta):
+            part = self._at(rows)
+            prior = part.model.prior(theta[rows])
+            with torch.no_grad():
+                problem = without_graph(problem_of(part.model, prior, part._targets()))
+                found = _or_prior(part.approximation.importance_density(part.model, prior, part._targets()), prior)
+                spread = _Spread(prior, problem, found, *part._directions(auxiliary[rows]))
+                weights = torch.softmax(spread.weigh(part.antithetic)[0], -1)
+                v = spread.whitened(part.antithetic)
+            f = prior.mean.unsqueeze(1) + apply_factor(prior.covariance, prior.factor, v)
+            parts.append((weights * _log_likelihood(part.model, likelihood_values(prior), f, part._targets())).sum(-1))
+        return torch.cat(parts)
+
+    def move(self, theta: Tensor, estimate: ImportanceEstimate, num_steps: int, generator: torch.Generator) -> ImportanceEstimate:
+        """Elliptical slice steps on the kept draws given theta; its weight, and its antithetic twin's, are worked out again.
+
+        This leaves the extended target of the pseudo-marginal chain invariant: given theta and its index, the kept draw is
+        distributed as p(f | y, theta), and the other weights do not depend on it.
+        """
+        with torch.no_grad():
+            prior = self.model.prior(theta)
+            problem = without_graph(problem_of(self.model, prior, self._targets()))
+
+            def log_likelihood(v: Tensor) -> Tensor:
+                value = self.model.log_likelihood(prior, v, self._targets())
+                return torch.where(torch.isfinite(value), value, -torch.inf)
+
+            state = EllipticalSliceState(estimate.whitened, estimate.log_likelihood)
+            for _ in range(num_steps):
+                state, _ = elliptical_slice(log_likelihood).step(state, generator)
+            centred = (prior.factor @ state.position.unsqueeze(-1)).squeeze(-1)
+            middle = (prior.covariance @ estimate.alpha.unsqueeze(-1)).squeeze(-1)
+            delta = centred - middle
+            linear = (estimate.alpha * delta).sum(-1)
+            common = estimate.log_constant + 0.5 * (estimate.precision * delta.square()).sum(-1)
+            terms = [estimate.log_rest, state.log_density + common - linear]
+            if self.antithetic:
+                twin = problem.mean + middle - delta
+                other = _log_likelihood(self.model, problem.values, twin.unsqueeze(1), self._targets()).squeeze(-1)
+                terms.append(other + common + linear)
+            value = torch.logsumexp(torch.stack(terms), 0) - math.log(self.num_importance)
+        return estimate._replace(value=value, whitened=state.position, log_likelihood=state.log_density)
+
+
+class _Spread:
+    """The draws of one chunk: u, and what Matheron's rule takes from it."""
+
+    def __init__(self, prior: LatentPrior, problem: Problem, found: GaussianApproximation, first: Tensor, second: Tensor):
+        self.prior, self.problem, self.found = prior, problem, found
+        root = found.precision.sqrt().unsqueeze(1)
+        # (C, directions, N) is, transposed, the column-major layout that triangular solves take without a copy.
+        self.normal = first
+        u = first @ prior.factor.mT
+        half = torch.linalg.solve_triangular(found.factor, torch.addcmul(second, root, u).mT, upper=False)
+        self.removed = torch.linalg.solve_triangular(found.factor.mT, half, upper=True).mT * root
+        self.delta = torch.baddbmm(u, self.removed, problem.covariance, alpha=-1)
+        centred = found.mean - problem.mean
+        log_determinant = found.factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        self.log_constant = -0.5 * (found.alpha * centred).sum(-1) - log_determinant
+
+    def weigh(self, antithetic: bool) -> tuple[Tensor, Tensor]:
+        """Log weights and log likelihoods ``(C, draws)``; with twins, those of m + K alpha - delta come second."""
+        alpha, precision = self.found.alpha.unsqueeze(-1), self.found.precision.unsqueeze(-1)
+        linear = (self.delta @ alpha).squeeze(-1)
+        common = self.log_constant.unsqueeze(-1) + 0.5 * (self.delta.square() @ precision).squeeze(-1)
+        mean = self.found.mean.unsqueeze(1)
+        log_likelihood = self._log_likelihood(mean + self.delta)
+        log_weight = log_likelihood + common - linear
+        if antithetic:
+            twin = self._log_likelihood(mean - self.delta)
+            log_likelihood = torch.cat([log_likelihood, twin], -1)
+            log_weight = torch.cat([log_weight, twin + common + linear], -1)
+        return torch.nan_to_num(log_weight, nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf), log_likelihood
+
+    def _log_likelihood(self, f: Tensor) -> Tensor:
+        return _log_likelihood(self.problem.model, self.problem.values, f, self.problem.targets)
+
+    def _middle(self) -> Tensor:
+        return self.found.alpha.unsqueeze(1) @ self.prior.factor
+
+    def whitened(self, antithetic: bool) -> Tensor:
+        """Every draw as v = L^-1 (f - m), ``(C, draws, N)``; no solve, as L^-1 K = L'."""
+        moved = self.normal - self.removed @ self.prior.factor
+        middle = self._middle()
+        return torch.cat([middle + moved, middle - moved], 1) if antithetic else middle + moved
+
+    def whitened_at(self, chosen: Tensor) -> Tensor:
+        """The draws ``chosen`` ``(C,)`` as v ``(C, N)``."""
+        count = self.normal.shape[1]
+        rows = torch.arange(len(chosen), device=chosen.device)
+        direction = chosen % count
+        moved = self.normal[rows, direction] - (self.removed[rows, direction].unsqueeze(1) @ self.prior.factor).squeeze(1)
+        sign = torch.where(chosen < count, 1.0, -1.0).to(moved).unsqueeze(-1)
+        return self._middle().squeeze(1) + sign * moved
+
+
+def _log_likelihood(model: GPModel, values: dict[str, Tensor], f: Tensor, targets: Tensor) -> Tensor:
+    """log p(y | f) of several latent vectors a theta, ``(C, draws, N)`` to ``(C, draws)``."""
+    spread = {name: value.unsqueeze(-1) for name, value in values.items()}
+    y = targets if targets.dim() == 1 else targets.unsqueeze(1)
+    return model.likelihood_function(spread, lambda likelihood: likelihood.pointwise_log_prob(f, y)).sum(-1)
+
+
+def _or_prior(found: GaussianApproximation, prior: LatentPrior) -> GaussianApproximation:
+    """The approximation, or the prior itself where it came out unusable: any density leaves the estimate unbiased."""
+    finite = torch.isfinite(found.alpha.sum(-1) + found.precision.sum(-1) + found.factor.sum((-2, -1)))
+    sound = finite & (found.factor.diagonal(dim1=-2, dim2=-1) > 0).all(-1)
+    if bool(sound.all()):
+        return found
+    good = sound.unsqueeze(-1)
+    identity = torch.eye(found.factor.shape[-1]).to(found.factor)
+    return found._replace(
+        mean=torch.where(good, found.mean, prior.mean),
+        alpha=torch.where(good, found.alpha, 0.0),
+        precision=torch.where(good, found.precision, 0.0),
+        factor=torch.where(good.unsqueeze(-1), found.factor, identity),
+        converged=found.converged & sound,
+    )
+
+
+def _choose(log_weight: Tensor, uniform: Tensor) -> Tensor:
+    """An index ``(C,)`` drawn with probabilities proportional to the weights, by inversion of ``uniform``."""
+    cumulative = torch.softmax(torch.nan_to_num(log_weight, neginf=-1e300), -1).cumsum(-1)
+    # A uniform of one, or a sum that rounds to less, must not point beyond the last draw, nor to one of weight zero.
+    level = (uniform * cumulative[:, -1]).clamp_max(cumulative[:, -1] * (1 - 1e-12))
+    return torch.searchsorted(cumulative, level.unsqueeze(-1), right=True).squeeze(-1).clamp_max(log_weight.shape[-1] - 1)
+
+
+def importance(
+    model: GPModel,
+    approximation: Approximation | None = None,
+    *,
+    num_importance: int = 16,
+    antithetic: bool | None = None,
+    targets: Tensor | None = None,
+) -> ImportanceEstimator:
+    """An unbiased estimator of p(y | theta) by importance sampling from a Gaussian approximation.
+
+    Args:
+        model: a :class:`GP` with a factorised likelihood and one latent function.
+        approximation: :class:`Laplace` (default) or :class:`EP`.
+        num_importance: latent vectors an estimate, N_imp.
+        antithetic: draw them in pairs mirrored at the approximation's mean, which cancels the odd part of the error for free; by
+            default where ``num_importance`` is even.
+        targets: ``(N,)``, or ``(C, N)`` for one data set a row; the model's own by default.
+
+    Returns:
+        A function ``(theta (C, P), generator) -> LogEstimate``.
+
+    Raises:
+        ValueError: ``num_importance`` below 1, or odd where pairs are wanted; a model that cannot be approximated so.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> kernel = RBFKernel(lengthscale_prior=GammaPrior(2.0, 1.0))
+        >>> model = tg.GP(torch.rand(5, 2), torch.tensor([0, 1, 1, 0, 1]), kernel, tg.likelihoods.Bernoulli())
+        >>> estimator = tg.evidence.importance(model, tg.EP(), num_importance=8)
+        >>> estimator(torch.zeros(3, 1, dtype=torch.float64), torch.Generator().manual_seed(0)).value.shape
+        torch.Size([3])
+    """
+    if not isinstance(num_importance, int) or isinstance(num_importance, bool) or num_importance < 1:
+        raise ValueError(f"num_importance is {num_importance!r}. Expected a whole number of at least 1.")
+    pairs = num_importance % 2 == 0 if antithetic is None else antithetic
+    if pairs and num_importance % 2:
+        raise ValueError(f"num_importance is {num_importance} with antithetic=True. Expected an even number: draws come in pairs.")
+    approximation = Laplace() if approximation is None else approximation
+    check_model(model, f"evidence.importance with {type(approximation).__name__}")
+    return ImportanceEstimator(model, approximation, num_importance, pairs, targets)
