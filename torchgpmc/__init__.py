@@ -4,7 +4,7 @@ from torchgpmc import approximations, evidence, likelihoods, samplers
 from torchgpmc.approximations import EP, Laplace
 from torchgpmc.checkpoint import Checkpoint
 from torchgpmc.diagnostics import SamplingWarning
-from torchgpmc.methods import HMC, NUTS, AdaptiveMH, EllipticalSlice, Slice
+from torchgpmc.methods import HMC, NUTS, AdaptiveMH, EllipticalSlice, PseudoMarginal, PseudoMarginalSlice, Slice
 from torchgpmc.models import GP, SparseGP, joint_log_density, kmeans_inducing_points
 from torchgpmc.posterior import Posterior
 from torchgpmc.prediction import Prediction
@@ -25,6 +25,8 @@ __all__ = [
     "MassMatrix",
     "Posterior",
     "Prediction",
+    "PseudoMarginal",
+    "PseudoMarginalSlice",
     "SamplingWarning",
     "Slice",
     "SparseGP",

@@ -95,7 +95,8 @@ def summarise(samples: Mapping[str, Tensor], log_weights: Tensor | None = None) 
 
     Args:
         samples: ``{name: (C, S, *shape)}``.
-        log_weights: ``(C, S)`` for weighted draws; then the effective size is Kish's and there is no R-hat.
+        log_weights: ``(C, S)`` for weighted draws. One chain of them is taken as independent, with Kish's effective size and no
+            R-hat; the sizes of several chains are those of the draws times Kish's fraction, and R-hat is that of the draws.
     """
     rows = []
     for name, values in scalar_columns(samples):
@@ -106,11 +107,13 @@ def summarise(samples: Mapping[str, Tensor], log_weights: Tensor | None = None) 
         order = flat.argsort()
         cumulative = weights[order].cumsum(0)
         low, high = (float(flat[order][(cumulative < p).sum().clamp_max(len(flat) - 1)]) for p in (0.05, 0.95))
-        if log_weights is None:
-            bulk, tail, rhat = effective_sizes(values)
-        else:
+        if log_weights is not None and len(values) == 1:
             bulk = tail = kish_effective_size(log_weights)
             rhat = math.nan
+        else:
+            bulk, tail, rhat = effective_sizes(values)
+            kept = 1.0 if log_weights is None else kish_effective_size(log_weights) / log_weights.numel()
+            bulk, tail = bulk * kept, tail * kept
         rows.append(Row(name, float(mean), math.sqrt(float(variance)), low, high, bulk, tail, rhat))
     return Summary(rows)
 

@@ -13,6 +13,7 @@ class Draw(NamedTuple):
 
     theta: Tensor  # (C, B, P), unconstrained
     whitened: Tensor  # (C, B, V)
+    log_weight: Tensor | None = None  # (C, B), unnormalised, where draws do not weigh the same
 
 
 class Draws(NamedTuple):
@@ -32,7 +33,8 @@ class DrawStore:
 
     def append(self, draw: Draw, stats: dict[str, Tensor]) -> None:
         """Keeps one advance's draws, with statistics ``(C,)`` each."""
-        self._draws.append(Draw(draw.theta.to("cpu"), draw.whitened.to("cpu")))
+        log_weight = None if draw.log_weight is None else draw.log_weight.to("cpu")
+        self._draws.append(Draw(draw.theta.to("cpu"), draw.whitened.to("cpu"), log_weight))
         self._stats.append({name: value.to("cpu").unsqueeze(-1) for name, value in stats.items()})
 
     def __len__(self) -> int:
@@ -41,9 +43,12 @@ class DrawStore:
 
     def piece(self, start: int) -> dict[str, Any]:
         """The advances from number ``start`` on, joined, as tensors alone."""
+        draws = self._draws[start:]
+        weights = [draw.log_weight for draw in draws if draw.log_weight is not None]
         return {
-            "theta": torch.cat([draw.theta for draw in self._draws[start:]], 1),
-            "whitened": torch.cat([draw.whitened for draw in self._draws[start:]], 1),
+            "theta": torch.cat([draw.theta for draw in draws], 1),
+            "whitened": torch.cat([draw.whitened for draw in draws], 1),
+            "log_weight": torch.cat(weights, 1) if weights else None,
             "stats": {name: torch.cat([s[name] for s in self._stats[start:]], 1) for name in self._stats[start]},
         }
 
@@ -54,10 +59,10 @@ class DrawStore:
 
     def restore(self, piece: dict) -> None:
         """Puts back what :meth:`piece` gave."""
-        self._draws.append(Draw(piece["theta"], piece["whitened"]))
+        self._draws.append(Draw(piece["theta"], piece["whitened"], piece["log_weight"]))
         self._stats.append(dict(piece["stats"]))
 
     def joined(self) -> tuple[Draw, dict[str, Tensor]]:
         """All draws ``(C, S, ...)`` and statistics ``(C, S)``."""
         piece = self.piece(0)
-        return Draw(piece["theta"], piece["whitened"]), piece["stats"]
+        return Draw(piece["theta"], piece["whitened"], piece["log_weight"]), piece["stats"]

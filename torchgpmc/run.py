@@ -85,7 +85,7 @@ def sample(
     run = method.prepare(model, settings)
     file = _checkpoint_file(checkpoint, model, method, settings, seed)
     loop = _Loop(run, model, make_generator(seed, model.train_x.device), file)
-    info = loop.run(_description(method, settings, seed), progress)
+    info = loop.run({**_description(method, settings, seed), "target": run.target}, progress)
     draw, stats = loop.store.joined()
     posterior = Posterior(model, run.finish(draw), stats, info)
     for complaint in posterior.complaints():

@@ -71,6 +71,10 @@ class NoisyDensity(Protocol):
         """Moves the latent variables that go with an estimate, leaving the extended target invariant; the estimate changes too."""
         ...
 
+    def work(self, payload: Any) -> Tensor:
+        """Factorisations that an estimate took ``(C,)``."""
+        ...
+
     def select(self, rows: Tensor) -> NoisyDensity:
         """The same density for the chains in ``rows`` alone."""
         ...

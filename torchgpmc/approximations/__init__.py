@@ -1,12 +1,14 @@
 """Gaussian approximations of p(f | y, theta): Laplace and expectation propagation, for a whole batch of thetas at once."""
 
 from torchgpmc.approximations.base import Approximation, GaussianApproximation, covariance_factor
+from torchgpmc.approximations.density import ApproximateMarginal
 from torchgpmc.approximations.ep import EP
 from torchgpmc.approximations.functions import expectation_propagation, laplace, negative_log_evidence, predict
 from torchgpmc.approximations.laplace import Laplace
 
 __all__ = [
     "EP",
+    "ApproximateMarginal",
     "Approximation",
     "GaussianApproximation",
     "Laplace",

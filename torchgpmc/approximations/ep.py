@@ -61,7 +61,7 @@ class EP:
 
     Args:
         tolerance: the iteration ends when tilted and approximate marginals agree to this in every mean (in standard deviations)
-            and variance (relative). ``None``: 1e-2 to draw from; 1e-8 where the evidence or its gradient is wanted.
+            and variance (relative). ``None``: 1e-2 to draw from; 1e-6 where the evidence or its gradient is wanted.
         damping: fraction of the way that sites move at first.
         max_iterations: a theta that takes more counts as not converged.
     """
@@ -82,7 +82,7 @@ class EP:
         """The approximation with a differentiable ``log_evidence``: at a fixed point the sites may be held (Seeger 2005)."""
         problem = problem_of(model, prior, targets)
         with torch.no_grad():
-            found, point = self._run(without_graph(problem), 1e-8, None)
+            found, point = self._run(without_graph(problem), 1e-6, None)
         if not needs_gradient(problem):
             return found
         with torch.no_grad():

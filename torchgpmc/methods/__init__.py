@@ -3,5 +3,17 @@
 from torchgpmc.methods.base import Method, Run, Settings
 from torchgpmc.methods.joint import HMC, NUTS, AdaptiveMH, Slice
 from torchgpmc.methods.latent import EllipticalSlice
+from torchgpmc.methods.marginal import PseudoMarginal, PseudoMarginalSlice
 
-__all__ = ["HMC", "NUTS", "AdaptiveMH", "EllipticalSlice", "Method", "Run", "Settings", "Slice"]
+__all__ = [
+    "HMC",
+    "NUTS",
+    "AdaptiveMH",
+    "EllipticalSlice",
+    "Method",
+    "PseudoMarginal",
+    "PseudoMarginalSlice",
+    "Run",
+    "Settings",
+    "Slice",
+]

@@ -28,6 +28,11 @@ class Settings(NamedTuple):
 class Run(Protocol):
     """One run of an engine on one model. Its state holds everything that changes, adaptation included."""
 
+    @property
+    def target(self) -> str:
+        """What the draws are draws of, in words: "the exact posterior", or what is approximate about it."""
+        ...
+
     def init(self, generator: torch.Generator) -> Any:
         """The first state: a NamedTuple of tensors, numbers and NamedTuples, which is what a checkpoint saves."""
         ...

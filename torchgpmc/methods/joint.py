@@ -1,4 +1,4 @@
-"""Methods on [theta, v]: hyperparameters and whitened latents as one position."""
+"""Methods on a log density: of [theta, v], hyperparameters and whitened latents as one position, or of theta alone."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchgpmc.approximations import Approximation
 from torchgpmc.draws import Draw, Draws
-from torchgpmc.methods.base import Settings, chain_settings, check_count, check_positive, in_chunks, starting_positions
+from torchgpmc.methods.base import Settings, chain_settings, check_count, check_positive
+from torchgpmc.methods.targets import Target, joint_target, marginal_target
 from torchgpmc.models.base import GPModel, JointLogDensity, joint_log_density
 from torchgpmc.samplers.adaptation import WarmUp, WarmUpPlan
 from torchgpmc.samplers.hmc import HMCState, hmc, reasonable_step_size
@@ -18,11 +20,11 @@ from torchgpmc.samplers.metropolis import metropolis
 from torchgpmc.samplers.nuts import nuts
 from torchgpmc.samplers.preconditioner import MassMatrix, Preconditioner
 from torchgpmc.samplers.slice import Block, slice_sampler
-from torchgpmc.types import LogDensity, Sampler
+from torchgpmc.types import Sampler
 
 
 class JointState(NamedTuple):
-    """State of a run on [theta, v]."""
+    """State of a run on a log density."""
 
     iteration: int
     chain: Any  # the sampler's own state
@@ -32,21 +34,24 @@ class JointState(NamedTuple):
 class JointRun(NamedTuple):
     """Warm-up shared by all chains, then draws from a fixed kernel."""
 
-    model: GPModel
-    density: LogDensity
+    target_: Target
     kernel: Callable[[Tensor, Preconditioner], Sampler]  # from step size and preconditioner
     plan: WarmUpPlan
     num_samples: int
-    num_chains: int
     thinning: int
     step_size: float
     finds_step_size: bool  # whether to search for the scale of the step size by single leapfrog steps
+
+    @property
+    def target(self) -> str:
+        """What the draws are draws of."""
+        return self.target_.label
 
     def _sampler(self, warm_up: WarmUp) -> Sampler:
         return self.kernel(warm_up.step_size, warm_up.preconditioner)
 
     def init(self, generator: torch.Generator) -> JointState:
-        position = starting_positions(self.model, self.density, self.num_chains, generator)
+        position = self.target_.start(generator)
         warm_up = self.plan.start(self.step_size, position)
         chain = self._sampler(warm_up).init(position, generator)
         return JointState(0, chain, self._search_step_size(warm_up, chain, generator))
@@ -55,7 +60,7 @@ class JointRun(NamedTuple):
         step_size = warm_up.step_size
         if self.finds_step_size and self.plan.adapt_step_size and self.plan.steps > 0:
             assert isinstance(chain, HMCState)  # finds_step_size is set by the gradient methods alone
-            step_size = reasonable_step_size(self.density, warm_up.preconditioner, chain, step_size, generator)
+            step_size = reasonable_step_size(self.target_.density, warm_up.preconditioner, chain, step_size, generator)
         return self.plan.restart_step_size(warm_up, step_size)
 
     def num_advances(self) -> int:
@@ -78,12 +83,12 @@ class JointRun(NamedTuple):
             if self.plan.renews_mass_matrix(iteration) and iteration < self.plan.steps:
                 warm_up = self._search_step_size(warm_up, chain, generator)
         else:
-            size = self.model.layout.size
-            draw = Draw(chain.position[:, None, :size], chain.position[:, None, size:])
+            draw, known = self.target_.read(chain.position, chain.log_density, generator)
+            stats |= known
         return JointState(iteration, chain, warm_up), draw, stats
 
     def finish(self, draw: Draw) -> Draws:
-        return Draws(draw.theta, draw.whitened, None)
+        return Draws(draw.theta, draw.whitened, draw.log_weight)
 
 
 def _combine(infos: list[Any]) -> dict[str, Tensor]:
@@ -98,31 +103,40 @@ def _combine(infos: list[Any]) -> dict[str, Tensor]:
     return combined
 
 
-def _joint_run(
+def _run(
     method: Any,
-    model: GPModel,
+    target: Target,
     settings: Settings,
-    kernel: Callable[[LogDensity], Callable[[Tensor, Preconditioner], Sampler]],
+    kernel: Callable[[Tensor, Preconditioner], Sampler],
     *,
     target_acceptance: float,
     step_size: float,
     adapts_step_size: bool,
     finds_step_size: bool,
 ) -> JointRun:
-    warmup, chains = chain_settings(settings)
+    warmup, _ = chain_settings(settings)
     check_count("thinning", method.thinning)
-    density = in_chunks(joint_log_density(model), chains, settings.chain_chunk)
-    size = model.layout.size
-    dense_size = method.mass_matrix.dense_size(size, size + model.latent_size)
+    dense_size = method.mass_matrix.dense_size(target.num_hyperparameters, target.dimension)
     plan = WarmUpPlan(warmup, target_acceptance, method.mass_matrix, adapts_step_size, dense_size)
-    return JointRun(
-        model, density, kernel(density), plan, settings.num_samples, chains, method.thinning, step_size, finds_step_size
-    )
+    return JointRun(target, kernel, plan, settings.num_samples, method.thinning, step_size, finds_step_size)
+
+
+def _target(method: Any, model: GPModel, settings: Settings) -> Target:
+    if method.marginal is None:
+        if method.importance_weights:
+            raise ValueError(
+                f"importance_weights is {method.importance_weights} without a marginal: draws of [theta, v] are exact and need no "
+                f"weights. Expected 0, or marginal=torchgpmc.Laplace()."
+            )
+        return joint_target(model, settings)
+    return marginal_target(model, settings, method.marginal, method.importance_weights)
 
 
 @dataclass(frozen=True)
 class NUTS:
     """The no-U-turn sampler on [theta, v], chains in lock-step (see :func:`torchgpmc.samplers.nuts`).
+
+    With ``marginal``, on theta alone under an approximate evidence: fast, and labelled approximate in ``posterior.info["target"]``.
 
     Args:
         target_accept_prob: mean acceptance that warm-up steers the step size to; raise it if transitions diverge.
@@ -131,6 +145,8 @@ class NUTS:
         adapt_step_size: whether warm-up tunes the step size.
         mass_matrix: which covariances warm-up estimates.
         thinning: keep one draw in this many.
+        marginal: :class:`Laplace` or :class:`EP` to integrate out the latents approximately; ``None`` samples them.
+        importance_weights: with ``marginal``, importance samples a draw for the weights that make the draws exact; 0 for none.
     """
 
     target_accept_prob: float = 0.8
@@ -139,6 +155,8 @@ class NUTS:
     adapt_step_size: bool = True
     mass_matrix: MassMatrix = MassMatrix.BLOCK
     thinning: int = 1
+    marginal: Approximation | None = None
+    importance_weights: int = 0
 
     def prepare(self, model: GPModel, settings: Settings) -> JointRun:
         """A run on [theta, v]."""
@@ -146,14 +164,16 @@ class NUTS:
         check_positive("step_size", self.step_size)
         check_count("max_tree_depth", self.max_tree_depth)
 
-        def kernel(density: LogDensity) -> Callable[[Tensor, Preconditioner], Sampler]:
-            return lambda step_size, preconditioner: nuts(
-                density, step_size=step_size, preconditioner=preconditioner, max_tree_depth=self.max_tree_depth
+        target = _target(self, model, settings)
+
+        def kernel(step_size: Tensor, preconditioner: Preconditioner) -> Sampler:
+            return nuts(
+                target.density, step_size=step_size, preconditioner=preconditioner, max_tree_depth=self.max_tree_depth
             )
 
-        return _joint_run(
+        return _run(
             self,
-            model,
+            target,
             settings,
             kernel,
             target_acceptance=self.target_accept_prob,
@@ -175,6 +195,8 @@ class HMC:
         adapt_step_size: whether warm-up tunes the step size.
         mass_matrix: which covariances warm-up estimates.
         thinning: keep one draw in this many.
+        marginal: :class:`Laplace` or :class:`EP` to integrate out the latents approximately; ``None`` samples them.
+        importance_weights: with ``marginal``, importance samples a draw for the weights that make the draws exact; 0 for none.
     """
 
     num_steps: int = 16
@@ -184,6 +206,8 @@ class HMC:
     adapt_step_size: bool = True
     mass_matrix: MassMatrix = MassMatrix.BLOCK
     thinning: int = 1
+    marginal: Approximation | None = None
+    importance_weights: int = 0
 
     def prepare(self, model: GPModel, settings: Settings) -> JointRun:
         """A run on [theta, v]."""
@@ -191,18 +215,20 @@ class HMC:
         check_positive("step_size", self.step_size)
         check_count("num_steps", self.num_steps)
 
-        def kernel(density: LogDensity) -> Callable[[Tensor, Preconditioner], Sampler]:
-            return lambda step_size, preconditioner: hmc(
-                density,
+        target = _target(self, model, settings)
+
+        def kernel(step_size: Tensor, preconditioner: Preconditioner) -> Sampler:
+            return hmc(
+                target.density,
                 step_size=step_size,
                 preconditioner=preconditioner,
                 num_steps=self.num_steps,
                 random_length=self.random_length,
             )
 
-        return _joint_run(
+        return _run(
             self,
-            model,
+            target,
             settings,
             kernel,
             target_acceptance=self.target_accept_prob,
@@ -220,27 +246,32 @@ class AdaptiveMH:
         target_accept_prob: mean acceptance that warm-up steers the proposal's scale to.
         mass_matrix: which covariances of the proposal warm-up estimates.
         thinning: keep one draw in this many.
+        marginal: :class:`Laplace` or :class:`EP` to integrate out the latents approximately; ``None`` samples them.
+        importance_weights: with ``marginal``, importance samples a draw for the weights that make the draws exact; 0 for none.
     """
 
     target_accept_prob: float = 0.25
     mass_matrix: MassMatrix = MassMatrix.DENSE
     thinning: int = 1
+    marginal: Approximation | None = None
+    importance_weights: int = 0
 
     def prepare(self, model: GPModel, settings: Settings) -> JointRun:
         """A run on [theta, v]."""
         check_positive("target_accept_prob", self.target_accept_prob, 0.0, 1.0)
 
-        def kernel(density: LogDensity) -> Callable[[Tensor, Preconditioner], Sampler]:
-            return lambda step_size, preconditioner: metropolis(density, step_size=step_size, preconditioner=preconditioner)
+        target = _target(self, model, settings)
 
-        dimension = max(1, model.layout.size + model.latent_size)
-        return _joint_run(
+        def kernel(step_size: Tensor, preconditioner: Preconditioner) -> Sampler:
+            return metropolis(target.density, step_size=step_size, preconditioner=preconditioner)
+
+        return _run(
             self,
-            model,
+            target,
             settings,
             kernel,
             target_acceptance=self.target_accept_prob,
-            step_size=0.238 / dimension**0.5,  # a tenth of Roberts, Gelman & Gilks's optimum, for a unit start
+            step_size=0.238 / max(1, target.dimension) ** 0.5,  # a tenth of Roberts, Gelman & Gilks's optimum, for a unit start
             adapts_step_size=True,
             finds_step_size=False,
         )
@@ -253,10 +284,14 @@ class Slice:
     Args:
         max_steps_out: limit on the number of initial widths in a bracket.
         thinning: keep one draw in this many.
+        marginal: :class:`Laplace` or :class:`EP` to integrate out the latents approximately; ``None`` samples them.
+        importance_weights: with ``marginal``, importance samples a draw for the weights that make the draws exact; 0 for none.
     """
 
     max_steps_out: int = 8
     thinning: int = 1
+    marginal: Approximation | None = None
+    importance_weights: int = 0
 
     @property
     def mass_matrix(self) -> MassMatrix:
@@ -266,25 +301,24 @@ class Slice:
     def prepare(self, model: GPModel, settings: Settings) -> JointRun:
         """A run on [theta, v]."""
         check_count("max_steps_out", self.max_steps_out)
-        size = model.layout.size
-        chains = chain_settings(settings)[1]
-        blocks = [
-            Block(range(size), lambda _: in_chunks(joint_log_density(model), chains, settings.chain_chunk)),
-            Block(range(size, size + model.latent_size), _latents_given_theta(joint_log_density(model))),
-        ]
+        target = _target(self, model, settings)
+        size = target.num_hyperparameters
+        blocks = [Block(range(size), lambda _: target.density)]
+        if target.dimension > size:
+            blocks.append(Block(range(size, target.dimension), _latents_given_theta(joint_log_density(model))))
 
-        def kernel(density: LogDensity) -> Callable[[Tensor, Preconditioner], Sampler]:
-            return lambda _, preconditioner: slice_sampler(
-                density,
+        def kernel(_: Tensor, preconditioner: Preconditioner) -> Sampler:
+            return slice_sampler(
+                target.density,
                 # Two standard deviations each way: a bracket that rarely needs to grow or to shrink far.
                 width=4 * preconditioner.standard_deviation(),
                 max_steps_out=self.max_steps_out,
                 blocks=blocks,
             )
 
-        return _joint_run(
+        return _run(
             self,
-            model,
+            target,
             settings,
             kernel,
             target_acceptance=0.5,

@@ -36,6 +36,11 @@ class LatentRun(NamedTuple):
     num_chains: int
     thinning: int
 
+    @property
+    def target(self) -> str:
+        """What the draws are draws of."""
+        return "the exact posterior"
+
     def init(self, generator: torch.Generator) -> LatentState:
         shape = (self.num_chains, self.latent_size)
         v = torch.randn(shape, dtype=self.like.dtype, device=self.like.device, generator=generator)

@@ -5,6 +5,25 @@ from torchgpmc.samplers.hmc import hmc
 from torchgpmc.samplers.metropolis import metropolis
 from torchgpmc.samplers.nuts import nuts
 from torchgpmc.samplers.preconditioner import MassMatrix, Preconditioner
+from torchgpmc.samplers.pseudo_marginal import (
+    correlated_pseudo_marginal,
+    delayed_acceptance,
+    pseudo_marginal,
+    pseudo_marginal_slice,
+)
 from torchgpmc.samplers.slice import Block, slice_sampler
 
-__all__ = ["Block", "MassMatrix", "Preconditioner", "elliptical_slice", "hmc", "metropolis", "nuts", "slice_sampler"]
+__all__ = [
+    "Block",
+    "MassMatrix",
+    "Preconditioner",
+    "correlated_pseudo_marginal",
+    "delayed_acceptance",
+    "elliptical_slice",
+    "hmc",
+    "metropolis",
+    "nuts",
+    "pseudo_marginal",
+    "pseudo_marginal_slice",
+    "slice_sampler",
+]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.random import log_uniform, uniform
-from torchgpmc.types import LogDensity, Sampler
+from torchgpmc.types import Sampler
 
 # Shrinkage brackets the current point, so it always ends; this many halvings exhaust the digits of a float64.
 _MAX_SHRINKS = 200
@@ -41,11 +41,13 @@ class Block(NamedTuple):
     conditional: Callable[[Tensor], Callable[[Tensor], Tensor]]
 
 
-def slice_sampler(density: LogDensity, *, width: Tensor, max_steps_out: int = 8, blocks: Sequence[Block] | None = None) -> Sampler:
+def slice_sampler(
+    density: Callable[[Tensor], Tensor], *, width: Tensor, max_steps_out: int = 8, blocks: Sequence[Block] | None = None
+) -> Sampler:
     """One sweep of univariate slice updates with stepping out and shrinkage (Neal 2003, figures 3 and 5).
 
     Args:
-        density: target on ``(C, D)``.
+        density: log density of the target, ``(C, D) -> (C,)``.
         width: initial bracket of each coordinate ``(D,)``.
         max_steps_out: limit on the number of widths in a bracket; shared at random between both ends.
         blocks: how to divide the coordinates; one block of all with ``density`` itself by default.

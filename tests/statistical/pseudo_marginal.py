@@ -1,0 +1,101 @@
+"""Pseudo-marginal kernels with frozen tuning, and extended states that are exact draws given (theta, v)."""
+
+import torch
+
+import torchgpmc as tg
+from torchgpmc.approximations import ApproximateMarginal
+from torchgpmc.evidence import importance
+from torchgpmc.evidence.importance import _choose
+from torchgpmc.methods.marginal import Anchors, MarginalDensity
+from torchgpmc.samplers import (
+    Preconditioner,
+    correlated_pseudo_marginal,
+    delayed_acceptance,
+    pseudo_marginal,
+    pseudo_marginal_slice,
+)
+from torchgpmc.samplers.pseudo_marginal import PseudoMarginalState
+
+
+def anchors(model, like):
+    """Starting points for Newton that are functions of theta alone, and poor ones."""
+    theta = torch.stack([torch.full((model.layout.size,), value) for value in (-1.0, 0.5)]).to(like)
+    start = torch.stack([torch.linspace(-0.4, 0.3, model.latent_size), torch.linspace(0.5, -0.2, model.latent_size)]).to(like)
+    return Anchors(theta, start, torch.tensor(True))
+
+
+def marginal_density(model, targets, num_importance, *, approximation=None, antithetic=None, latent_steps=0, density=MarginalDensity):
+    approximation = tg.Laplace() if approximation is None else approximation
+    estimator = importance(model, approximation, num_importance=num_importance, antithetic=antithetic, targets=targets)
+    own = anchors(model, targets)
+    if isinstance(approximation, tg.EP):
+        own = own._replace(start=torch.cat([own.start.abs(), own.start], -1))
+    return density(model.layout, estimator, own, False, latent_steps)
+
+
+def tuning(model, like):
+    size = model.layout.size
+    factor = (0.6 * torch.eye(size) + 0.2 * torch.ones(size, size).tril(-1)).to(like)
+    return {"step_size": torch.tensor(0.9).to(like), "preconditioner": Preconditioner(factor, factor.new_zeros(0))}
+
+
+KERNELS = {
+    "one sample": (lambda density, tune, _: pseudo_marginal(density, **tune), {"num_importance": 1}),
+    "pairs, latent moves": (
+        lambda density, tune, _: pseudo_marginal(density, moves_latents=True, **tune),
+        {"num_importance": 4, "latent_steps": 1},
+    ),
+    "ep": (lambda density, tune, _: pseudo_marginal(density, **tune), {"num_importance": 1, "approximation": tg.EP(max_iterations=3)}),
+    "correlated": (lambda density, tune, _: correlated_pseudo_marginal(density, correlation=0.8, **tune), {"num_importance": 1}),
+    "delayed": (lambda density, tune, cheap: delayed_acceptance(density, cheap, **tune), {"num_importance": 1}),
+    "slice": (
+        lambda density, tune, _: pseudo_marginal_slice(density, width=torch.full_like(tune["preconditioner"].factor[0], 2.0)),
+        {"num_importance": 2},
+    ),
+}
+
+
+def kernel(name, model, targets, **changes):
+    make, options = KERNELS[name]
+    density = marginal_density(model, targets, **{**options, **changes})
+    cheap = ApproximateMarginal(model, tg.Laplace(), targets, loose=True)
+    return density, cheap, make(density, tuning(model, targets), cheap)
+
+
+def extended_state(density, cheap, theta, v, generator, *, keeps_auxiliary):
+    """The pseudo-marginal state whose kept draw is v: the other draws and the random numbers as they are distributed given it."""
+    estimator = density.estimator
+    auxiliary = torch.randn(len(theta), estimator.auxiliary_size, generator=generator, dtype=theta.dtype)
+    start = density._start(theta)
+    auxiliary = _make_first_draw(estimator, theta, v, auxiliary, start)
+    _, log_weight = estimator._evaluate(theta, auxiliary, start)
+    # The number that chooses the kept draw, given that it chose the first.
+    first = torch.softmax(log_weight, -1)[:, 0]
+    uniform = first * torch.rand(len(theta), generator=generator, dtype=theta.dtype)
+    auxiliary = torch.cat([auxiliary[:, :-1], torch.special.ndtri(uniform.clamp(1e-300, 1 - 1e-15)).unsqueeze(-1)], -1)
+    assert bool((_choose(log_weight, torch.special.ndtr(auxiliary[:, -1])) == 0).all())
+    log_density, payload = density.evaluate(theta, auxiliary)
+    torch.testing.assert_close(payload.whitened, v, rtol=1e-5, atol=1e-6)
+    kept = auxiliary if keeps_auxiliary else theta[:, :0]
+    return PseudoMarginalState(theta, log_density, payload, kept, cheap(theta) if cheap is not None else theta[:, :0])
+
+
+def _make_first_draw(estimator, theta, v, auxiliary, start):
+    """Conditions the first direction's normals (z, e) on delta = A (z, e): adds A' Sigma^-1 (delta - A (z0, e0))."""
+    model = estimator.model
+    prior = model.prior(theta)
+    found = estimator.approximation.importance_density(model, prior, estimator._targets(), start)
+    size, count = model.latent_size, estimator.num_directions
+    root = found.precision.sqrt()
+    eye = torch.eye(size, dtype=theta.dtype)
+    inverse_b = torch.cholesky_inverse(found.factor)
+    r = root.unsqueeze(-1) * inverse_b * root.unsqueeze(-2)
+    a_z = (eye - prior.covariance @ r) @ prior.factor
+    a_e = -prior.covariance @ (root.unsqueeze(-1) * inverse_b)
+    a = torch.cat([a_z, a_e], -1)
+    normals = auxiliary[:, :-1].reshape(len(theta), 2, count, size).clone()
+    old = normals[:, :, 0].reshape(len(theta), 2 * size, 1)
+    centred = prior.factor @ v.unsqueeze(-1) - prior.covariance @ found.alpha.unsqueeze(-1)
+    new = old + a.mT @ torch.linalg.solve(a @ a.mT, centred - a @ old)
+    normals[:, :, 0] = new.reshape(len(theta), 2, size)
+    return torch.cat([normals.reshape(len(theta), -1), auxiliary[:, -1:]], -1)

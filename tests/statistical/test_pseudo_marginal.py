@@ -1,0 +1,116 @@
+"""Geweke's test of every pseudo-marginal kernel, one importance sample included, and of importance densities that see the state."""
+
+import pytest
+import torch
+
+import torchgpmc as tg
+from tests.calibration import worst_excess
+from tests.problems import gp
+from tests.statistical.pseudo_marginal import KERNELS, extended_state, kernel
+from tests.statistical.test_geweke import CHAINS, draw_targets, functions
+from torchgpmc.bijections import Interval
+from torchgpmc.evidence import ImportanceEstimator
+from torchgpmc.methods.marginal import MarginalDensity
+
+MODELS = {"probit": lambda: gp("probit", num_data=3), "poisson": lambda: gp("poisson", num_data=3)}
+
+
+def geweke(model, name, seed, *, rounds=4, steps=2, chains=CHAINS, prepare=None, **changes):
+    """Alarm level: above 1 is an alarm."""
+    generator = torch.Generator().manual_seed(seed)
+    theta = model.layout.sample_prior(chains, generator)
+    v = torch.randn(chains, model.latent_size, generator=generator, dtype=theta.dtype)
+    position = torch.cat([theta, v], -1)
+    targets = draw_targets(model, position, generator)
+    start = functions(model, position, targets)
+    for _ in range(rounds):
+        density, cheap, sampler = kernel(name, model, targets, **changes)
+        keeps = name in ("correlated", "slice")
+        state = extended_state(density, cheap if name == "delayed" else None, theta, v, generator, keeps_auxiliary=keeps)
+        for _ in range(steps):
+            if prepare is not None:
+                prepare(density, state)
+            state, _ = sampler.step(state, generator)
+        theta, v = state.position, state.payload.whitened
+        position = torch.cat([theta, v], -1)
+        targets = draw_targets(model, position, generator)
+    return worst_excess(functions(model, position, targets) - start)
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+@pytest.mark.parametrize("likelihood", MODELS)
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_leave_the_joint_distribution_as_it_is(name, likelihood):
+    assert geweke(MODELS[likelihood](), name, seed=31) < 1
+
+
+class SeesTheState(MarginalDensity):
+    """Planted error: Newton starts at the latents of the chain's present state instead of a function of theta."""
+
+    present = None
+
+    def _start(self, theta):
+        return super()._start(theta) if SeesTheState.present is None else SeesTheState.present
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+def test_a_crude_density_that_sees_theta_alone_is_exact():
+    """The control of the test below: one Newton step from an anchor is a poor importance density, and harmless."""
+    assert geweke(MODELS["poisson"](), "one sample", seed=32, approximation=tg.Laplace(max_iterations=1)) < 1
+
+
+@pytest.mark.slow
+def test_a_warm_start_that_depends_on_the_state_is_caught(monkeypatch):
+    def prepare(density, state):
+        prior = density.estimator.model.prior(state.position)
+        alpha = torch.linalg.solve_triangular(prior.factor.mT, state.payload.whitened.unsqueeze(-1), upper=True).squeeze(-1)
+        monkeypatch.setattr(SeesTheState, "present", alpha.clamp(-2, 2))
+
+    def forget(*_):
+        monkeypatch.setattr(SeesTheState, "present", None)
+
+    original = extended_state
+
+    def honest(*arguments, **options):
+        forget()
+        return original(*arguments, **options)
+
+    monkeypatch.setattr("tests.statistical.test_pseudo_marginal.extended_state", honest)
+    found = geweke(
+        MODELS["poisson"](),
+        "one sample",
+        seed=32,
+        approximation=tg.Laplace(max_iterations=1),
+        density=SeesTheState,
+        prepare=prepare,
+    )
+    assert found > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["one sample", "correlated"])
+def test_a_halved_evidence_is_caught(name, monkeypatch):
+    original = ImportanceEstimator.evaluate
+
+    def halved(self, theta, auxiliary, start=None):
+        found = original(self, theta, auxiliary, start)
+        return found._replace(value=0.5 * found.value)
+
+    monkeypatch.setattr(ImportanceEstimator, "evaluate", halved)
+    assert geweke(MODELS["poisson"](), name, seed=33, rounds=15) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_missing_jacobian_is_caught(name, monkeypatch):
+    monkeypatch.setattr(Interval, "log_jacobian", lambda self, unconstrained: torch.zeros_like(unconstrained))
+    assert geweke(MODELS["probit"](), name, seed=35, rounds=3, chains=5000) > 1
+
+
+@pytest.mark.slow
+def test_latents_moved_under_half_their_likelihood_are_caught(monkeypatch):
+    whole = tg.GP.log_likelihood
+    monkeypatch.setattr(tg.GP, "log_likelihood", lambda self, *arguments: 0.5 * whole(self, *arguments))
+    assert geweke(MODELS["poisson"](), "pairs, latent moves", seed=34) > 1

@@ -1,0 +1,49 @@
+"""The approximate marginal posterior density of theta, latents integrated out under a Gaussian approximation."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchgpmc.approximations.base import Approximation, check_model
+from torchgpmc.density import AutogradDensity, keep_freed_memory
+from torchgpmc.models.base import GPModel
+
+
+class ApproximateMarginal(AutogradDensity):
+    r"""The density :math:`p(\theta) |dx / d\theta| \, q(y | \theta)` of theta up to a constant, q being an approximate evidence.
+
+    Its draws are "MCMC EP" of paper A: close to p(theta | y), not it. A theta whose approximation does not converge has density 0.
+
+    Args:
+        model: a :class:`GP` with a factorised likelihood and one latent function.
+        approximation: :class:`Laplace` or :class:`EP`.
+        targets: ``(N,)``, or ``(C, N)`` for one data set a chain; the model's own by default.
+        loose: evaluate no closer than importance sampling needs, which is cheaper and leaves small jumps; without gradient.
+
+    Raises:
+        ValueError: a model that cannot be approximated so.
+    """
+
+    def __init__(self, model: GPModel, approximation: Approximation, targets: Tensor | None = None, *, loose: bool = False):
+        check_model(model, f"the marginal density by {type(approximation).__name__}")
+        self.model = model
+        self.approximation = approximation
+        self.targets = model.train_y if targets is None else targets
+        self.loose = loose
+        super().__init__(self._evaluate)
+        keep_freed_memory()
+
+    def _evaluate(self, theta: Tensor) -> Tensor:
+        hyperparameters, log_prior = self.model.layout.raw_values_and_log_prior(theta)
+        prior = self.model.prior_at(hyperparameters)
+        if self.loose:
+            found = self.approximation.importance_density(self.model, prior, self.targets)
+        else:
+            found = self.approximation.evidence(self.model, prior, self.targets)
+        return torch.where(prior.ok & found.converged, log_prior + found.log_evidence, torch.nan)
+
+    def select(self, rows: Tensor) -> ApproximateMarginal:
+        if self.targets.dim() == 1:
+            return self
+        return ApproximateMarginal(self.model, self.approximation, self.targets[rows], loose=self.loose)

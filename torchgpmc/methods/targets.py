@@ -1,0 +1,114 @@
+"""What a method on a fixed log density samples: [theta, v], or theta alone under an approximate marginal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgpmc.approximations import Approximation, ApproximateMarginal
+from torchgpmc.draws import Draw
+from torchgpmc.evidence import importance
+from torchgpmc.methods.base import Settings, chain_settings, check_count, in_chunks, starting_positions
+from torchgpmc.models.base import GPModel, joint_log_density
+from torchgpmc.types import LogDensity
+
+_LOG_2PI = math.log(2 * math.pi)
+
+
+class Target(NamedTuple):
+    """A density with its starting points, and how its positions become posterior draws."""
+
+    density: LogDensity
+    num_hyperparameters: int  # leading columns of a position
+    dimension: int
+    start: Callable[[torch.Generator], Tensor]
+    read: Callable[[Tensor, Tensor, torch.Generator], tuple[Draw, dict[str, Tensor]]]  # from positions and their log densities
+    label: str  # what the draws are draws of
+
+
+def joint_target(model: GPModel, settings: Settings) -> Target:
+    """The exact posterior of [theta, v]."""
+    _, chains = chain_settings(settings)
+    density = in_chunks(joint_log_density(model), chains, settings.chain_chunk)
+    size = model.layout.size
+
+    def read(position: Tensor, log_density: Tensor, generator: torch.Generator) -> tuple[Draw, dict[str, Tensor]]:
+        return Draw(position[:, None, :size], position[:, None, size:]), {"lp": log_density}
+
+    def start(generator: torch.Generator) -> Tensor:
+        return starting_positions(model, density, chains, generator)
+
+    return Target(density, size, size + model.latent_size, start, read, "the exact posterior")
+
+
+def marginal_target(model: GPModel, settings: Settings, approximation: Approximation, num_importance: int) -> Target:
+    """The approximate marginal posterior of theta; latents are drawn for kept thetas, weighted if ``num_importance`` is not 0.
+
+    Raises:
+        ValueError: nothing to sample, or a model that cannot be approximated so.
+    """
+    check_count("importance_weights", num_importance, 0)
+    check_has_hyperparameters(model, "marginal=" + type(approximation).__name__)
+    _, chains = chain_settings(settings)
+    density = in_chunks(ApproximateMarginal(model, approximation), chains, settings.chain_chunk)
+    targets = model.train_y if model.train_y.dim() == 2 else None
+    estimator = importance(model, approximation, num_importance=max(1, num_importance), targets=targets)
+
+    def read(theta: Tensor, log_density: Tensor, generator: torch.Generator) -> tuple[Draw, dict[str, Tensor]]:
+        estimate = estimator.draw(theta, generator)
+        log_prior = model.layout.log_prior(theta).detach()
+        stats = {
+            "lp": log_prior + estimate.log_likelihood + log_standard_normal(estimate.whitened),
+            "log_evidence": log_density - log_prior,
+            "log_evidence_variance": estimate.variance,
+        }
+        log_weight = None
+        if num_importance:
+            log_weight = (estimate.value + log_prior - log_density)[:, None]
+        return Draw(theta[:, None], estimate.whitened[:, None], log_weight), stats
+
+    def start(generator: torch.Generator) -> Tensor:
+        return starting_thetas(model, density, chains, generator)
+
+    kind = "weighted to the exact posterior" if num_importance else "an approximation, not the exact posterior"
+    label = f"{type(approximation).__name__}'s approximate marginal posterior: {kind}"
+    return Target(density, model.layout.size, model.layout.size, start, read, label)
+
+
+def log_standard_normal(v: Tensor) -> Tensor:
+    """log N(v | 0, I) of each row ``(C, V)``: ``(C,)``."""
+    return -0.5 * (v.square().sum(-1) + _LOG_2PI * v.shape[-1])
+
+
+def check_has_hyperparameters(model: GPModel, method: str) -> None:
+    """Raises a ``ValueError`` if every hyperparameter is fixed, so that there is no theta to sample."""
+    if not model.layout.size:
+        raise ValueError(
+            f"{method} samples hyperparameters, and all of this model's are fixed. Expected at least one with a prior; "
+            f"sample the latents alone with EllipticalSlice() or NUTS()."
+        )
+
+
+def starting_thetas(
+    model: GPModel, density: Callable[[Tensor], Tensor], num_chains: int, generator: torch.Generator, max_attempts: int = 100
+) -> Tensor:
+    """Draws of theta from the prior ``(C, P)`` at which ``density`` is not zero.
+
+    Raises:
+        ValueError: some chain found none in many draws.
+    """
+    theta = model.layout.starting_points(num_chains, generator)
+    for _ in range(max_attempts):
+        bad = torch.isinf(density(theta))
+        if not bool(bad.any()):
+            return theta
+        theta = torch.where(bad.unsqueeze(-1), model.layout.starting_points(num_chains, generator), theta)
+    raise ValueError(
+        f"the approximation failed for {int(bad.sum())} of {num_chains} chains in each of {max_attempts} draws of the "
+        f"hyperparameters from their prior. Expected it to converge somewhere; try the other of Laplace() and EP(), raise "
+        f"max_iterations or the model's jitter (now {model.jitter:g}), or sample with NUTS()."
+    )
