@@ -9,13 +9,13 @@ import torchgpmc
 
 ROOT = pathlib.Path(torchgpmc.__file__).parent
 FLOORS = [
-    {"types", "special", "quadrature", "linalg", "random", "functional", "bijections", "files", "draws"},
+    {"types", "special", "quadrature", "linalg", "random", "functional", "bijections", "files", "draws", "scores"},
     {"density", "priors", "diagnostics", "covariance", "mean_function", "likelihoods"},
     {"parameters", "samplers"},
     {"models"},
     {"prediction"},
     {"posterior", "approximations"},
-    {"checkpoint", "evidence"},
+    {"checkpoint", "evidence", "fitting"},
     {"methods"},
     {"run", "plots"},
     {"__init__"},

@@ -1,9 +1,10 @@
 """Monte Carlo inference for Gaussian process models, native to PyTorch."""
 
-from torchgpmc import approximations, evidence, likelihoods, samplers
+from torchgpmc import approximations, evidence, likelihoods, samplers, scores
 from torchgpmc.approximations import EP, Laplace
 from torchgpmc.checkpoint import Checkpoint
 from torchgpmc.diagnostics import SamplingWarning
+from torchgpmc.fitting import fit
 from torchgpmc.methods import HMC, NUTS, AdaptiveMH, EllipticalSlice, PseudoMarginal, PseudoMarginalSlice, Slice
 from torchgpmc.models import GP, SparseGP, joint_log_density, kmeans_inducing_points
 from torchgpmc.posterior import Posterior
@@ -32,9 +33,11 @@ __all__ = [
     "SparseGP",
     "approximations",
     "evidence",
+    "fit",
     "joint_log_density",
     "kmeans_inducing_points",
     "likelihoods",
     "sample",
     "samplers",
+    "scores",
 ]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 MAX_RHAT = 1.01  # Vehtari et al. 2021, section 4
 MIN_ESS_PER_CHAIN = 100  # the same
+MAX_ESTIMATE_VARIANCE = 2.0  # of the logarithm, about where pseudo-marginal chains lose most (Doucet et al. 2015)
 MAX_KHAT = 0.7  # Vehtari et al. 2024
 
 
@@ -150,6 +151,7 @@ def complaints(summary: Summary, stats: Mapping[str, Tensor], num_chains: int, l
             f"{divergences} of {stats['diverging'].numel()} transitions diverged (stats['diverging'] says which): the draws may "
             f"miss a region; raise target_accept_prob, or use stronger priors."
         )
+    found += _complaints_about_estimates(stats)
     failures = int(stats["n_failures"].sum()) if "n_failures" in stats else 0
     if failures:
         found.append(
@@ -157,3 +159,43 @@ def complaints(summary: Summary, stats: Mapping[str, Tensor], num_chains: int, l
             f"if they are many, raise the model's jitter or use stronger priors."
         )
     return found
+
+
+def _complaints_about_estimates(stats: Mapping[str, Tensor]) -> list[str]:
+    """What speaks against a pseudo-marginal run: noisy estimates, a chain that sat on one of them, approximations that failed."""
+    found = []
+    remedy = "use more importance samples (num_importance), EP() in place of Laplace(), or correlation=0.99"
+    if "n_factorizations" in stats and "log_evidence" in stats:
+        variances = stats["log_evidence_variance"]
+        known = variances[torch.isfinite(variances)]
+        if known.numel() and float(known.mean()) > MAX_ESTIMATE_VARIANCE:
+            found.append(
+                f"the evidence estimates have relative variance {float(known.mean()):.2g} (at most {MAX_ESTIMATE_VARIANCE:g} is "
+                f"reliable), so that chains stick where one came out high: {remedy}."
+            )
+        longest, expected = _longest_stay(stats["log_evidence"])
+        if longest > 5 * expected + 20:
+            found.append(
+                f"a chain stayed at one draw for {longest} transitions, where about {expected:.0f} is the most to expect at its "
+                f"acceptance rate: its evidence estimate there came out far too high; {remedy}."
+            )
+    if "approximation_converged" in stats:
+        failed = 1 - float(stats["approximation_converged"].double().mean())
+        if failed > 0.01:
+            found.append(
+                f"the Gaussian approximation did not converge for {failed:.0%} of the draws: the estimates stay unbiased but noisy; "
+                f"raise its max_iterations, or use the other of Laplace() and EP()."
+            )
+    return found
+
+
+def _longest_stay(values: Tensor) -> tuple[int, float]:
+    """Most successive draws ``(C, S)`` of one value in a chain, and about the most to expect from the overall rate of change."""
+    changed = values[:, 1:] != values[:, :-1]
+    draws = values.numel()
+    rate = max(float(changed.double().mean()), 1 / draws) if changed.numel() else 1.0
+    longest = 0
+    for chain in changed:
+        places = torch.cat([torch.tensor([-1]), chain.nonzero().squeeze(-1), torch.tensor([len(chain)])])
+        longest = max(longest, int(places.diff().max()))
+    return longest, math.log(max(math.e, rate * draws)) / rate

@@ -139,6 +139,22 @@ class Layout:
         """Log prior density of theta ``(C, P)``, Jacobian included: ``(C,)``."""
         return self.raw_values_and_log_prior(theta)[1]
 
+    def log_prior_of_values(self, theta: Tensor) -> Tensor:
+        """Log prior density of the constrained values at theta ``(C, P)``, without Jacobian: ``(C,)``."""
+        total = theta.new_zeros(len(theta))
+        for entry, unconstrained in self._parts(theta):
+            total = total + entry.prior.log_prob(_constrain(entry, unconstrained))
+        return total
+
+    def present(self, model: nn.Module) -> Tensor:
+        """theta ``(1, P)`` at the values that the model's own modules hold now."""
+        values = self.module_values(model).by_module
+        columns = [torch.zeros(1, 0, dtype=self.dtype, device=self.device)]
+        for entry in self.entries:
+            prefix, _, raw = entry.raw_name.partition(".")
+            columns.append(entry.interval.unconstrain(values[prefix][raw].detach()).reshape(1, -1))
+        return torch.cat(columns, -1)
+
     def sample_prior(self, num_draws: int, generator: torch.Generator) -> Tensor:
         """Draws theta ``(num_draws, P)`` from the prior, determined by ``generator``.
 

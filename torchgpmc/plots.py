@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchgpmc.diagnostics import scalar_columns
 from torchgpmc.posterior import Posterior
+from torchgpmc.scores import AbstentionCurves
 
 
 def _figure(rows: int, columns: int, size: float) -> tuple[Any, Any]:
@@ -110,4 +111,23 @@ def plot_calibration(curves: dict[str, Tensor], test_y: Tensor, *, bins: int = 1
     axis.set_xlabel("predicted probability of class 1")
     axis.set_ylabel("observed frequency")
     axis.legend()
+    return figure
+
+
+def plot_abstention(curves: dict[str, AbstentionCurves]) -> Any:
+    """Accuracy and AUC of the answers given against the share of questions not answered (paper A, figure 5).
+
+    Args:
+        curves: label -> what :func:`torchgpmc.scores.abstention_curves` returned, one line each.
+
+    Returns:
+        A matplotlib ``Figure``.
+    """
+    figure, axes = _figure(1, 2, 4.0)
+    for axis, score in zip(axes[0], ("accuracy", "auc"), strict=True):
+        for label, curve in curves.items():
+            axis.plot(curve.abstention.numpy(), getattr(curve, score).numpy(), label=label)
+        axis.set_xlabel("degree of abstention")
+        axis.set_ylabel(score)
+    axes[0, 0].legend()
     return figure

@@ -1,0 +1,157 @@
+"""Point estimates of the hyperparameters: type-II maximum likelihood and maximum a posteriori."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from typing import TypeVar
+
+import numpy as np
+import scipy.optimize
+import torch
+from torch import Tensor
+
+from torchgpmc.approximations import Approximation, Laplace
+from torchgpmc.approximations.base import check_model
+from torchgpmc.diagnostics import SamplingWarning
+from torchgpmc.functional import constraint_of, parameters_with_owners
+from torchgpmc.models.base import GPModel
+from torchgpmc.random import make_generator
+
+Model = TypeVar("Model", bound=GPModel)
+
+# Unconstrained values beyond this are scales of e^-12 or e^12: the evidence is flat there, and has no maximum to find.
+_BOUND = 12.0
+_IMPOSSIBLE = 1e25
+_FAR = 2.0
+_FLAT = 0.01
+
+
+def fit(
+    model: Model,
+    approximation: Approximation | None = None,
+    *,
+    maximum_a_posteriori: bool = False,
+    num_starts: int = 4,
+    max_iterations: int = 200,
+    seed: int = 0,
+) -> Model:
+    r"""A copy of the model at the hyperparameters that maximise its approximate evidence.
+
+    .. math:: \max_\theta \log q(y | \theta) \quad [+ \log p(x(\theta))]
+
+    By L-BFGS-B (scipy) from the present values and from draws of the prior; the best counts. The prior enters as a density of
+    constrained values x, without Jacobian, as in gpytorch.
+
+    Args:
+        model: a :class:`GP` with a factorised likelihood and one latent function; not changed.
+        approximation: :class:`Laplace` (default) or :class:`EP`.
+        maximum_a_posteriori: whether the priors count; type-II maximum likelihood otherwise.
+        num_starts: runs of the optimiser; the first starts from the model's present values.
+        max_iterations: of each run.
+        seed: of the starts drawn from the prior.
+
+    Returns:
+        The fitted copy. Predict with ``torchgpmc.approximations.predict(fitted, fitted.layout.present(fitted), approximation, x)``.
+
+    Raises:
+        ValueError: a number out of range, a model that cannot be approximated so, or an approximation that fails at every start.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> x = torch.linspace(0, 1, 20)
+        >>> model = tg.GP(x, (x > 0.5).int(), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0)), tg.likelihoods.Bernoulli())
+        >>> fitted = tg.fit(model, maximum_a_posteriori=True)
+        >>> bool(fitted.kernel.lengthscale != model.kernel.lengthscale)
+        True
+    """
+    approximation = Laplace() if approximation is None else approximation
+    for name, value in (("num_starts", num_starts), ("max_iterations", max_iterations)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{name} is {value!r}. Expected a whole number of at least 1.")
+    check_model(model, f"fit with {type(approximation).__name__}")
+    model.refresh()
+    if not model.layout.size:
+        return copy.deepcopy(model)
+    generator = make_generator(seed, model.train_x.device)
+    starts = torch.cat([model.layout.present(model), model.layout.starting_points(num_starts - 1, generator)])
+    best: tuple[float, Tensor, bool] | None = None
+    for start in starts.clamp(-_BOUND, _BOUND):
+        result = scipy.optimize.minimize(
+            _objective(model, approximation, maximum_a_posteriori),
+            start.cpu().numpy().astype(np.float64),
+            jac=True,
+            method="L-BFGS-B",
+            bounds=[(-_BOUND, _BOUND)] * model.layout.size,
+            options={"maxiter": max_iterations},
+        )
+        if result.fun < _IMPOSSIBLE and (best is None or result.fun < best[0]):
+            best = float(result.fun), torch.as_tensor(result.x).to(start), bool(result.success)
+    if best is None:
+        raise ValueError(
+            f"{type(approximation).__name__} failed at all of {num_starts} starts. Expected it to converge somewhere; try the other of "
+            f"Laplace() and EP(), or raise the model's jitter (now {model.jitter:g})."
+        )
+    _warn(best[1], best[2], max_iterations, model, approximation, not maximum_a_posteriori)
+    return _with_theta(model, best[1])
+
+
+def _warn(theta: Tensor, success: bool, max_iterations: int, model: GPModel, approximation: Approximation, flat: bool) -> None:
+    if not success:
+        warnings.warn(
+            f"fit stopped after {max_iterations} iterations before it converged: raise max_iterations.", SamplingWarning, stacklevel=3
+        )
+    names = _undetermined(theta, model, approximation) if flat else []
+    if names:
+        warnings.warn(
+            f"the evidence hardly changes with {', '.join(names)} where fit ended: there may be no maximum, and the fitted values say "
+            f"little. Use maximum_a_posteriori=True, or sample.",
+            SamplingWarning,
+            stacklevel=3,
+        )
+
+
+def _undetermined(theta: Tensor, model: GPModel, approximation: Approximation) -> list[str]:
+    """Names of parameters that could be e^2 times larger, or smaller, at next to no loss of evidence."""
+    size = model.layout.size
+    step = _FAR * torch.eye(size).to(theta)
+    with torch.no_grad():
+        found = approximation.evidence(model, model.prior(torch.cat([theta[None], theta + step, theta - step]))).log_evidence
+    loss = (found[0] - found[1:]).view(2, size)
+    flat = (loss < _FLAT).any(0)
+    names = [entry.name for entry in model.layout.entries for _ in range(math.prod(entry.shape))]
+    return list(dict.fromkeys(name for name, undetermined in zip(names, flat.tolist(), strict=True) if undetermined))
+
+
+def _objective(model: GPModel, approximation: Approximation, maximum_a_posteriori: bool):  # type: ignore[no-untyped-def]
+    def negative_and_gradient(x: np.ndarray) -> tuple[float, np.ndarray]:
+        theta = torch.as_tensor(x).to(model.train_x)[None].requires_grad_(True)
+        prior = model.prior(theta)
+        found = approximation.evidence(model, prior)
+        value = found.log_evidence
+        if maximum_a_posteriori:
+            value = value + model.layout.log_prior_of_values(theta)
+        (gradient,) = torch.autograd.grad(value.sum(), theta)
+        if not bool(prior.ok.all() & found.converged.all() & torch.isfinite(value).all() & torch.isfinite(gradient).all()):
+            return _IMPOSSIBLE, np.zeros_like(x)
+        return -float(value.detach()), -gradient[0].double().cpu().numpy()
+
+    return negative_and_gradient
+
+
+def _with_theta(model: Model, theta: Tensor) -> Model:
+    """A copy whose modules hold the hyperparameters ``theta`` ``(P,)``."""
+    fitted = copy.deepcopy(model)
+    values = model.layout.raw_values(theta[None]).by_module
+    sampled = {entry.raw_name for entry in model.layout.entries}
+    for prefix, by_name in values.items():
+        for raw, owner, leaf in parameters_with_owners(getattr(fitted, prefix)):
+            if f"{prefix}.{raw}" in sampled:
+                constraint = constraint_of(owner, leaf)
+                value = by_name[raw][0].detach()
+                getattr(owner, leaf).data = value if constraint is None else constraint.inverse_transform(value)
+    fitted.refresh()
+    return fitted
