@@ -14,6 +14,7 @@ from torch import Tensor
 MAX_RHAT = 1.01  # Vehtari et al. 2021, section 4
 MIN_ESS_PER_CHAIN = 100  # the same
 MAX_ESTIMATE_VARIANCE = 2.0  # of the logarithm, about where pseudo-marginal chains lose most (Doucet et al. 2015)
+MIN_DRAWS_FOR_KHAT = 25  # a fifth of them are its tail
 MAX_KHAT = 0.7  # Vehtari et al. 2024
 
 
@@ -85,7 +86,12 @@ def kish_effective_size(log_weights: Tensor) -> float:
 
 
 def pareto_khat(log_weights: Tensor) -> float:
-    """Shape of the tail of importance weights; above 0.7 their means are not to be trusted (Vehtari et al. 2024)."""
+    """Shape of the tail of importance weights; above 0.7 their means are not to be trusted (Vehtari et al. 2024).
+
+    NaN for fewer than 25 weights, too few to have a tail.
+    """
+    if log_weights.numel() < MIN_DRAWS_FOR_KHAT:
+        return math.nan
     # arviz-stats takes log likelihoods, which it negates, where we have log weights.
     _, khat = array_stats.psislw(-log_weights.detach().double().flatten().cpu().numpy())
     return float(khat)
@@ -124,7 +130,11 @@ def complaints(summary: Summary, stats: Mapping[str, Tensor], num_chains: int, l
     found = []
     if log_weights is not None:
         khat = pareto_khat(log_weights)
-        if not khat <= MAX_KHAT:
+        if math.isnan(khat):
+            found.append(
+                f"{log_weights.numel()} weighted draws are too few to judge their weights: draw at least {MIN_DRAWS_FOR_KHAT}."
+            )
+        elif khat > MAX_KHAT:
             found.append(
                 f"the importance weights have k-hat {khat:.2f} (at most {MAX_KHAT} is reliable): "
                 f"draw more, use heavier tails, or NUTS."

@@ -81,12 +81,13 @@ class Problem(NamedTuple):
 
     def derivatives(self, centred: Tensor) -> Derivatives:
         """Of log p(y_n | f_n) at f = mean + ``centred`` ``(C, N)``."""
-        f = self.mean + centred
+        f = torch.nan_to_num(self.mean + centred)  # torch's distributions refuse NaN; the iterations see it elsewhere
         return self.model.likelihood_function(self.values, lambda likelihood: likelihood.derivatives(f, self.targets))
 
     def tilted_moments(self, centred: Tensor, variance: Tensor) -> TiltedMoments:
         """Of p(y_n | f) N(f | mean + centred, variance); the mean that comes back is centred too."""
-        mean = self.mean + centred
+        mean = torch.nan_to_num(self.mean + centred)
+        variance = torch.where((variance > 0) & torch.isfinite(variance), variance, 1.0)
         found = self.model.likelihood_function(
             self.values, lambda likelihood: likelihood.tilted_moments(mean, variance, self.targets)
         )

@@ -130,7 +130,8 @@ def _sweep(problem: Problem, sites: _Sites, tolerance: float) -> tuple[_Sites, _
     mismatch = torch.maximum((tilted.mean - centred).abs() * variance.rsqrt(), (tilted.variance / variance - 1).abs())
     clamped = (new_precision <= _LEAST_PRECISION) & (sites.precision <= 2 * _LEAST_PRECISION)
     mismatch = torch.where(clamped, (tilted.mean - centred).abs() * variance.rsqrt(), mismatch).amax(-1)
-    sound = ok & torch.isfinite(mismatch + new_shift.sum(-1) + new_precision.sum(-1)) & (cavity_precision > 0).all(-1)
+    finite = torch.isfinite(mismatch + new_shift.sum(-1) + new_precision.sum(-1) + (cavity_mean + cavity_variance).sum(-1))
+    sound = ok & finite & (cavity_precision > 0).all(-1)
 
     log_evidence = _log_evidence(tilted.log_normaliser, factor, sites, cavity_precision, cavity_mean, centred)
     point = _FixedPoint(

@@ -1,0 +1,102 @@
+"""Every engine on one model: posterior means of hyperparameters and latents agree with NUTS's, and with a grid over theta."""
+
+import math
+
+import pytest
+import torch
+from arviz_stats.base import array_stats
+
+import torchgpmc as tg
+from tests.calibration import z_limit
+from tests.problems import inputs, kernel
+
+ENGINES = {
+    "Laplace, 16": tg.PseudoMarginal(),
+    "Laplace, 1": tg.PseudoMarginal(num_importance=1),
+    "EP, 4": tg.PseudoMarginal(approximation=tg.EP(), num_importance=4),
+    "correlated": tg.PseudoMarginal(num_importance=1, correlation=0.9),
+    "delayed": tg.PseudoMarginal(delayed_acceptance=True),
+    "latent moves": tg.PseudoMarginal(num_importance=4, latent_steps=1),
+    "slice": tg.PseudoMarginalSlice(num_importance=2),
+    "NUTS on Laplace's marginal, weighted": tg.NUTS(marginal=tg.Laplace(), importance_weights=16),
+    "slice on [theta, v]": tg.Slice(),
+}
+DRAWS = {"slice": 600, "slice on [theta, v]": 600, "NUTS on Laplace's marginal, weighted": 500}
+
+
+def model():
+    x = inputs(10, 1, seed=3)
+    y = (torch.sin(8 * x[:, 0]) > 0).double()
+    return tg.GP(x, y, kernel(1), tg.likelihoods.Bernoulli())
+
+
+def quantities(posterior):
+    """theta, its square, and three latents: (chains, draws, 7)."""
+    theta = posterior.theta
+    return torch.cat([theta, theta.square(), posterior.latents[..., [0, 4, 7]]], -1)
+
+
+def mean_and_error(posterior):
+    """Weighted means with their Monte Carlo errors, autocorrelation and weights counted."""
+    values = quantities(posterior)
+    weights = torch.ones(values.shape[:2], dtype=torch.float64)
+    if posterior.log_weights is not None:
+        weights = torch.softmax(posterior.log_weights.flatten(), 0).view(values.shape[:2])
+    weights = weights / weights.mean()
+    mean = (weights.unsqueeze(-1) * values).mean((0, 1))
+    terms = weights.unsqueeze(-1) * (values - mean)  # a ratio estimate's linearisation
+    sizes = torch.tensor([float(array_stats.ess(terms[..., i].numpy(), method="mean")) for i in range(values.shape[-1])])
+    return mean, terms.flatten(0, 1).std(0) / sizes.sqrt()
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return mean_and_error(tg.sample(model(), tg.NUTS(), num_samples=2500, warmup_steps=300, num_chains=8, seed=1, progress=False))
+
+
+def alarm(found, truth):
+    (mean, error), (true_mean, true_error) = found, truth
+    z = (mean - true_mean).abs() / (error.square() + true_error.square()).sqrt()
+    return float(z.max()) / z_limit(len(z))
+
+
+def run(name):
+    draws = DRAWS.get(name, 2000)
+    return tg.sample(model(), ENGINES[name], num_samples=draws, warmup_steps=300, num_chains=8, seed=2, progress=False)
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+@pytest.mark.parametrize("name", ENGINES)
+def test_engines_agree_with_nuts(name, reference):
+    assert alarm(mean_and_error(run(name)), reference) < 1
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+def test_nuts_agrees_with_a_grid_over_theta(reference):
+    """p(theta | y) on a grid, its evidence by importance sampling so long that its error does not show."""
+    made = model()
+    axes = torch.linspace(-5, 4.5, 58, dtype=torch.float64), torch.linspace(-7, 4.5, 62, dtype=torch.float64)
+    grid = torch.cartesian_prod(*axes)
+    estimate = tg.evidence.importance(made, tg.EP(), num_importance=4000).draw(grid, torch.Generator().manual_seed(0))
+    weights = torch.softmax(made.layout.log_prior(grid) + estimate.value, 0)
+    truth = torch.cat([weights @ grid, weights @ grid.square()])
+    mean, error = reference[0][:4], reference[1][:4]
+    assert float(weights.view(58, 62)[[0, -1]].sum() + weights.view(58, 62)[:, [0, -1]].sum()) < 1e-4
+    assert float(((mean - truth).abs() / error).max()) / z_limit(4) < 1
+    assert math.isfinite(float(truth.sum()))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+def test_a_halved_evidence_does_not_agree(reference, monkeypatch):
+    original = tg.evidence.ImportanceEstimator.evaluate
+
+    def halved(self, theta, auxiliary, start=None):
+        found = original(self, theta, auxiliary, start)
+        return found._replace(value=0.5 * found.value)
+
+    monkeypatch.setattr(tg.evidence.ImportanceEstimator, "evaluate", halved)
+    assert alarm(mean_and_error(run("Laplace, 16")), reference) > 1
