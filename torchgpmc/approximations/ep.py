@@ -21,6 +21,7 @@ from torchgpmc.approximations.base import (
     with_gradient,
     without_graph,
 )
+from torchgpmc.linalg import times_vector
 from torchgpmc.models.base import GPModel, LatentPrior
 
 # Sites of likelihoods that are not log-concave may want a negative precision; they get this one.
@@ -61,7 +62,7 @@ class EP:
 
     Args:
         tolerance: the iteration ends when tilted and approximate marginals agree to this in every mean (in standard deviations)
-            and variance (relative). ``None``: 1e-2 to draw from; 1e-6 where the evidence or its gradient is wanted.
+            and variance (relative). ``None``: 1e-3 to draw from; 1e-6 where the evidence or its gradient is wanted.
         damping: fraction of the way that sites move at first.
         max_iterations: a theta that takes more counts as not converged.
     """
@@ -76,7 +77,7 @@ class EP:
         """The approximation at the thetas of ``prior``; ``start``, earlier sites ``(C, 2 N)``, saves iterations."""
         problem = without_graph(problem_of(model, prior, targets))
         with torch.no_grad():
-            return self._run(problem, 1e-2, start)[0]
+            return self._run(problem, 1e-3, start)[0]
 
     def evidence(self, model: GPModel, prior: LatentPrior, targets: Tensor | None = None) -> GaussianApproximation:
         """The approximation with a differentiable ``log_evidence``: at a fixed point the sites may be held (Seeger 2005)."""
@@ -94,7 +95,7 @@ class EP:
     def _run(self, problem: Problem, default: float, start: Tensor | None) -> tuple[GaussianApproximation, _FixedPoint]:
         tolerance = default if self.tolerance is None else self.tolerance
         zero = torch.zeros_like(problem.mean)
-        precision, shift = (zero, zero) if start is None else start.chunk(2, -1)
+        precision, shift = _from_prior_marginals(problem, self.damping) if start is None else start.chunk(2, -1)
         column = zero[:, :1]
         sites = _Sites(precision, shift, zero, zero, column + self.damping, column[:, 0] + torch.inf)
         point, converged, counts = iterate(problem, sites, lambda part, state: _sweep(part, state, tolerance), self.max_iterations)
@@ -111,14 +112,24 @@ class EP:
         ), point
 
 
+def _from_prior_marginals(problem: Problem, damping: float) -> tuple[Tensor, Tensor]:
+    """The sites after one sweep from none at all, whose cavities are the prior's marginals: no factorisation."""
+    variance = problem.covariance.diagonal(dim1=-2, dim2=-1)
+    tilted = problem.tilted_moments(torch.zeros_like(variance), variance)
+    precision = (1 / tilted.variance - 1 / variance).clamp_min(_LEAST_PRECISION)
+    shift = (precision + 1 / variance) * tilted.mean
+    sound = (torch.isfinite(shift) & torch.isfinite(precision)).all(-1, keepdim=True)
+    return torch.where(sound, damping * precision, 0.0), torch.where(sound, damping * shift, 0.0)
+
+
 def _sweep(problem: Problem, sites: _Sites, tolerance: float) -> tuple[_Sites, _FixedPoint, Tensor, Tensor]:
     """The approximation that the sites make, and their next values (Rasmussen & Williams 2006, section 3.6)."""
     root = sites.precision.sqrt()
     factor, ok = factor_of_b(problem.covariance, root)
     variance = marginal_variances(problem.covariance, factor, root)
-    prior_shift = problem.covariance @ sites.shift.unsqueeze(-1)
-    alpha = sites.shift - apply_r(factor, root, prior_shift).squeeze(-1)
-    centred = (problem.covariance @ alpha.unsqueeze(-1)).squeeze(-1)
+    prior_shift = times_vector(problem.covariance, sites.shift)
+    alpha = sites.shift - apply_r(factor, root, prior_shift.unsqueeze(-1)).squeeze(-1)
+    centred = times_vector(problem.covariance, alpha)
 
     cavity_precision = 1 / variance - sites.precision
     cavity_variance = 1 / cavity_precision

@@ -21,6 +21,7 @@ from torchgpmc.approximations.base import (
     with_gradient,
     without_graph,
 )
+from torchgpmc.linalg import times_vector
 from torchgpmc.models.base import GPModel, LatentPrior
 
 _MAX_HALVINGS = 40
@@ -89,7 +90,7 @@ def _evaluate(problem: Problem, alpha: Tensor, centred: Tensor) -> _Point:
 
 def _find_mode(problem: Problem, tolerance: float, max_iterations: int, start: Tensor | None) -> GaussianApproximation:
     alpha = torch.zeros_like(problem.mean) if start is None else start
-    centred = alpha if start is None else _times(problem.covariance, alpha)
+    centred = alpha if start is None else times_vector(problem.covariance, alpha)
     size = problem.mean.shape[-1]
 
     def step(problem: Problem, point: _Point) -> tuple[_Point, _Mode, Tensor, Tensor]:
@@ -104,10 +105,6 @@ def _find_mode(problem: Problem, tolerance: float, max_iterations: int, start: T
     return GaussianApproximation(mean, mode.alpha, mode.precision, mode.factor, log_evidence, converged, counts, mode.alpha)
 
 
-def _times(matrix: Tensor, vector: Tensor) -> Tensor:
-    return (matrix @ vector.unsqueeze(-1)).squeeze(-1)
-
-
 def _newton_step(problem: Problem, point: _Point) -> tuple[_Point, Tensor, Tensor, Tensor]:
     """One step (Rasmussen & Williams 2006, algorithm 3.1), halved until the objective does not fall.
 
@@ -116,8 +113,8 @@ def _newton_step(problem: Problem, point: _Point) -> tuple[_Point, Tensor, Tenso
     root = point.precision.sqrt()
     factor, ok = factor_of_b(problem.covariance, root)
     right = torch.addcmul(point.slope, point.precision, point.centred)
-    target = right - apply_r(factor, root, _times(problem.covariance, right).unsqueeze(-1)).squeeze(-1)
-    new = _evaluate(problem, target, _times(problem.covariance, target))
+    target = right - apply_r(factor, root, times_vector(problem.covariance, right).unsqueeze(-1)).squeeze(-1)
+    new = _evaluate(problem, target, times_vector(problem.covariance, target))
     least = point.objective - _ROUNDING * (1 + point.objective.abs())
     worse = ~(new.objective >= least)
     if bool(worse.any()):
@@ -143,7 +140,7 @@ def _respond(covariance: Tensor, second: Tensor, r: Tensor, pull: Tensor) -> Ten
     if bool((second > 0).any()):
         system = torch.eye(second.shape[-1]).to(second) - second.unsqueeze(-1) * covariance
         return torch.linalg.solve(system, pull)
-    return pull - _times(r, _times(covariance, pull))
+    return pull - times_vector(r, times_vector(covariance, pull))
 
 
 def _differentiable(problem: Problem, constant: Problem, found: GaussianApproximation) -> Tensor:
@@ -157,7 +154,7 @@ def _differentiable(problem: Problem, constant: Problem, found: GaussianApproxim
         pull = 0.5 * counted * slopes.third  # of the evidence on the mode
         moved = _respond(constant.covariance, slopes.second, r, pull)
         covariance = (0.5 * found.alpha + moved).unsqueeze(-1) * found.alpha.unsqueeze(-2) - 0.5 * r
-        response = _times(constant.covariance, moved)
+        response = times_vector(constant.covariance, moved)
     with_graph = problem._replace(mean=constant.mean).derivatives(found.mean - constant.mean)
     likelihood = (with_graph.value + 0.5 * counted * with_graph.second + response * with_graph.first).sum(-1)
     return with_gradient(found.log_evidence, problem, covariance, found.alpha + moved, likelihood)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchgpmc.approximations import Approximation, GaussianApproximation, Laplace
 from torchgpmc.approximations.base import Problem, check_model, problem_of, without_graph
 from torchgpmc.diagnostics import pareto_khat
-from torchgpmc.linalg import apply_factor
+from torchgpmc.linalg import apply_factor, times_vector
 from torchgpmc.models.base import GPModel, LatentPrior, likelihood_values
 from torchgpmc.random import normal_like
 from torchgpmc.samplers.elliptical_slice import EllipticalSliceState, elliptical_slice
@@ -201,7 +201,7 @@ class ImportanceEstimator:
             for _ in range(num_steps):
                 state, _ = elliptical_slice(log_likelihood).step(state, generator)
             centred = (prior.factor @ state.position.unsqueeze(-1)).squeeze(-1)
-            middle = (prior.covariance @ estimate.alpha.unsqueeze(-1)).squeeze(-1)
+            middle = times_vector(prior.covariance, estimate.alpha)
             delta = centred - middle
             linear = (estimate.alpha * delta).sum(-1)
             common = estimate.log_constant + 0.5 * (estimate.precision * delta.square()).sum(-1)
