@@ -53,6 +53,13 @@ def gp(likelihood="probit", num_data=6, num_columns=2, device="cpu", **options):
     return model.to(device)
 
 
+def gp_regression(likelihood="gaussian", num_data=6, num_columns=2, device="cpu", **options):
+    made = tg.GPRegression(
+        inputs(num_data, num_columns), targets("gaussian", num_data), kernel(num_columns), LIKELIHOODS["gaussian"](), **options
+    )
+    return made.to(device)
+
+
 def sparse_gp(likelihood="probit", num_data=12, num_inducing=4, num_columns=2, device="cpu", **options):
     x = inputs(num_data, num_columns)
     model = tg.SparseGP(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import torchgpmc as tg
-from tests.problems import LIKELIHOODS, fixed_kernel, gp, inputs, sparse_gp, targets
+from tests.problems import LIKELIHOODS, fixed_kernel, gp, gp_regression, inputs, sparse_gp, targets
 from torchgpmc.density import AutogradDensity
 from torchgpmc.samplers import preconditioner as preconditioners
 
@@ -22,9 +22,12 @@ METHODS = {
     "EllipticalSlice": tg.EllipticalSlice(),
     "PseudoMarginal": tg.PseudoMarginal(num_importance=4),
     "PseudoMarginalSlice": tg.PseudoMarginalSlice(num_importance=4),
+    "AMIS": tg.AMIS(num_importance=4),
+    "MAMIS": tg.MAMIS(num_importance=4),
 }
-NEED_LATENTS_AT_DATA = ("PseudoMarginal", "PseudoMarginalSlice")  # a SparseGP has none
-MODELS = {"GP": gp, "SparseGP": sparse_gp}
+NEED_LATENTS_AT_DATA = ("PseudoMarginal", "PseudoMarginalSlice", "AMIS", "MAMIS")  # a SparseGP has none
+WEIGHTED = ("AMIS", "MAMIS")
+MODELS = {"GP": gp, "SparseGP": sparse_gp, "GPRegression": gp_regression}
 SPARSE_LIKELIHOODS = list(LIKELIHOODS)
 
 
@@ -37,7 +40,7 @@ def quiet_sample(*args, **options):
 
 
 def model_for(method, model="GP", likelihood="probit", device="cpu"):
-    made = MODELS[model](likelihood, device=device)
+    made = MODELS[model]("gaussian" if model == "GPRegression" else likelihood, device=device)
     if method == "EllipticalSlice":
         for part in (made.kernel, made.likelihood):
             part.requires_grad_(False)
@@ -71,14 +74,18 @@ def test_methods_give_an_ordinary_posterior(method, model, device):
             quiet_sample(model_for(method, model, device=device), METHODS[method])
         return
     made = model_for(method, model, device=device)
-    posterior = quiet_sample(made, METHODS[method], num_samples=40)
-    assert posterior.whitened.shape == (2, 40, made.latent_size)
-    assert {"lp", "acceptance_rate", "n_steps", "n_failures"} <= set(posterior.stats)
-    assert all(value.shape == (2, 40) for value in posterior.stats.values())
+    weighted = method in WEIGHTED
+    alone = {"warmup_steps": None, "num_chains": None} if weighted else {}
+    posterior = quiet_sample(made, METHODS[method], num_samples=40, **alone)
+    shape = (1, 40) if weighted else (2, 40)
+    assert posterior.whitened.shape == (*shape, made.latent_size)
+    assert ({"lp", "n_failures"} if weighted else {"lp", "acceptance_rate", "n_steps", "n_failures"}) <= set(posterior.stats)
+    assert all(value.shape == shape for value in posterior.stats.values())
+    assert (posterior.log_weights is not None) == weighted
     for entry in made.layout.entries:
-        assert posterior.samples[entry.name].shape == (2, 40, *entry.shape)
+        assert posterior.samples[entry.name].shape == (*shape, *entry.shape)
     prediction = posterior.predict(inputs(3, seed=5).to(device))
-    assert prediction.probs.shape == (3,)
+    assert prediction.mean.shape == (3,)
     assert len(torch.unique(posterior.whitened.flatten(0, 1), dim=0)) > 2, "the chains did not move"
     joint = tg.joint_log_density(made)
     position = torch.cat([posterior.theta, posterior.whitened], -1)[:, -1].to(device)
@@ -86,7 +93,7 @@ def test_methods_give_an_ordinary_posterior(method, model, device):
 
 
 @pytest.mark.parametrize("likelihood", LIKELIHOODS)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", ["GP", "SparseGP"])
 def test_models_with_every_likelihood(model, likelihood, device):
     made = MODELS[model](likelihood, device=device)
     posterior = quiet_sample(made, METHODS["NUTS"])

@@ -30,19 +30,28 @@ METHODS += [
 ]
 
 
+WEIGHTED = [tg.AMIS(num_importance=4), tg.MAMIS(num_importance=2, degrees_of_freedom=None)]
+
+
+def options_of(method):
+    alone = {"warmup_steps": None, "num_chains": None, "num_samples": 90} if method in WEIGHTED else {}
+    return {**OPTIONS, **alone}
+
+
 def same(a, b):
     return (
         torch.equal(a.theta, b.theta)
+        and (a.log_weights is b.log_weights is None or torch.equal(a.log_weights, b.log_weights))
         and torch.equal(a.whitened, b.whitened)
         and all(torch.allclose(a.stats[k], b.stats[k], rtol=0, atol=0, equal_nan=True) for k in a.stats)
     )
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize("method", METHODS + WEIGHTED, ids=lambda method: type(method).__name__)
 def test_the_same_seed_gives_the_same_draws_and_another_does_not(method):
-    model = gp("probit")
-    first, second = tg.sample(model, method, **OPTIONS), tg.sample(model, method, **OPTIONS)
-    other = tg.sample(model, method, **{**OPTIONS, "seed": 5})
+    model, options = gp("probit"), options_of(method)
+    first, second = tg.sample(model, method, **options), tg.sample(model, method, **options)
+    other = tg.sample(model, method, **{**options, "seed": 5})
     assert same(first, second) and not same(first, other)
 
 
@@ -71,15 +80,16 @@ def test_chunks_do_not_change_the_draws(chunk):
         torch.testing.assert_close(chunked.theta[:, 0], whole.theta[:, 0], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize("method", METHODS + WEIGHTED, ids=lambda method: type(method).__name__)
 def test_checkpoints_do_not_change_the_draws_and_a_finished_run_is_returned(method, tmp_path):
-    model = gp("probit")
-    plain = tg.sample(model, method, **OPTIONS)
+    model, options = gp("probit"), options_of(method)
+    every = 2 if method in WEIGHTED else 7
+    plain = tg.sample(model, method, **options)
     path = tmp_path / "run.ckpt"
-    saved = tg.sample(model, method, **OPTIONS, checkpoint=tg.Checkpoint(path, every=7))
+    saved = tg.sample(model, method, **options, checkpoint=tg.Checkpoint(path, every=every))
     assert same(plain, saved)
     written = {p: p.stat().st_mtime_ns for p in tmp_path.iterdir()}
-    assert same(plain, tg.sample(model, method, **OPTIONS, checkpoint=tg.Checkpoint(path, every=7)))
+    assert same(plain, tg.sample(model, method, **options, checkpoint=tg.Checkpoint(path, every=every)))
     assert written == {p: p.stat().st_mtime_ns for p in tmp_path.iterdir()}
 
 

@@ -1,12 +1,12 @@
 """Monte Carlo inference for Gaussian process models, native to PyTorch."""
 
-from torchgpmc import approximations, evidence, likelihoods, samplers, scores
+from torchgpmc import approximations, diagnostics, evidence, likelihoods, samplers, scores
 from torchgpmc.approximations import EP, Laplace
 from torchgpmc.checkpoint import Checkpoint
 from torchgpmc.diagnostics import SamplingWarning
 from torchgpmc.fitting import fit
-from torchgpmc.methods import HMC, NUTS, AdaptiveMH, EllipticalSlice, PseudoMarginal, PseudoMarginalSlice, Slice
-from torchgpmc.models import GP, SparseGP, joint_log_density, kmeans_inducing_points
+from torchgpmc.methods import AMIS, HMC, MAMIS, NUTS, AdaptiveMH, EllipticalSlice, PseudoMarginal, PseudoMarginalSlice, Slice
+from torchgpmc.models import GP, GPRegression, SparseGP, joint_log_density, kmeans_inducing_points
 from torchgpmc.posterior import Posterior
 from torchgpmc.prediction import Prediction
 from torchgpmc.run import sample
@@ -15,13 +15,16 @@ from torchgpmc.samplers import MassMatrix
 __version__ = "0.1.0"
 
 __all__ = [
+    "AMIS",
     "EP",
     "GP",
     "HMC",
+    "MAMIS",
     "NUTS",
     "AdaptiveMH",
     "Checkpoint",
     "EllipticalSlice",
+    "GPRegression",
     "Laplace",
     "MassMatrix",
     "Posterior",
@@ -32,6 +35,7 @@ __all__ = [
     "Slice",
     "SparseGP",
     "approximations",
+    "diagnostics",
     "evidence",
     "fit",
     "joint_log_density",

@@ -97,13 +97,30 @@ def pareto_khat(log_weights: Tensor) -> float:
     return float(khat)
 
 
+def smoothed_log_weights(log_weights: Tensor) -> Tensor:
+    """Pareto-smoothed log weights (Vehtari et al. 2024); as they are for fewer than 25, too few to have a tail."""
+    if log_weights.numel() < MIN_DRAWS_FOR_KHAT:
+        return log_weights
+    smoothed, _ = array_stats.psislw(-log_weights.detach().double().cpu().numpy())
+    return torch.as_tensor(smoothed).to(log_weights)
+
+
+def weighted_effective_size(values: Tensor, log_weights: Tensor) -> float:
+    """Effective size of independent weighted draws for the mean of ``values``: its variance over that of the estimate."""
+    weights = torch.softmax(log_weights.double().flatten(), 0)
+    gap = values.double().flatten()
+    gap = gap - (weights * gap).sum()
+    error = (weights * gap).square().sum()
+    return float((weights * gap.square()).sum() / error) if float(error) > 0 else float(len(gap))
+
+
 def summarise(samples: Mapping[str, Tensor], log_weights: Tensor | None = None) -> Summary:
     """Mean, sd, quantiles, effective sizes and R-hat of every scalar.
 
     Args:
         samples: ``{name: (C, S, *shape)}``.
-        log_weights: ``(C, S)`` for weighted draws. One chain of them is taken as independent, with Kish's effective size and no
-            R-hat; the sizes of several chains are those of the draws times Kish's fraction, and R-hat is that of the draws.
+        log_weights: ``(C, S)`` for weighted draws. One chain of them is taken as independent: ``ess_bulk`` is that of the
+            quantity's mean, ``ess_tail`` Kish's size, and there is no R-hat; the sizes of several chains are those of the draws times Kish's fraction, and R-hat is that of the draws.
     """
     rows = []
     for name, values in scalar_columns(samples):
@@ -115,8 +132,7 @@ def summarise(samples: Mapping[str, Tensor], log_weights: Tensor | None = None) 
         cumulative = weights[order].cumsum(0)
         low, high = (float(flat[order][(cumulative < p).sum().clamp_max(len(flat) - 1)]) for p in (0.05, 0.95))
         if log_weights is not None and len(values) == 1:
-            bulk = tail = kish_effective_size(log_weights)
-            rhat = math.nan
+            bulk, tail, rhat = weighted_effective_size(values, log_weights), kish_effective_size(log_weights), math.nan
         else:
             bulk, tail, rhat = effective_sizes(values)
             kept = 1.0 if log_weights is None else kish_effective_size(log_weights) / log_weights.numel()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +24,7 @@ class Draws(NamedTuple):
     theta: Tensor  # (C, S, P), unconstrained
     whitened: Tensor  # (C, S, V)
     log_weights: Tensor | None  # (C, S), unnormalised; None for Markov chains
+    info: Mapping[str, float] = MappingProxyType({})  # numbers about the whole run, for ``Posterior.info``
 
 
 class DrawStore:
@@ -32,10 +35,10 @@ class DrawStore:
         self._stats: list[dict[str, Tensor]] = []
 
     def append(self, draw: Draw, stats: dict[str, Tensor]) -> None:
-        """Keeps one advance's draws, with statistics ``(C,)`` each."""
+        """Keeps one advance's draws, with statistics ``(C,)`` or ``(C, B)`` each."""
         log_weight = None if draw.log_weight is None else draw.log_weight.to("cpu")
         self._draws.append(Draw(draw.theta.to("cpu"), draw.whitened.to("cpu"), log_weight))
-        self._stats.append({name: value.to("cpu").unsqueeze(-1) for name, value in stats.items()})
+        self._stats.append({name: value.to("cpu").view(len(draw.theta), -1) for name, value in stats.items()})
 
     def __len__(self) -> int:
         """Draws kept a chain."""

@@ -87,7 +87,8 @@ def sample(
     loop = _Loop(run, model, make_generator(seed, model.train_x.device), file)
     info = loop.run({**_description(method, settings, seed), "target": run.target}, progress)
     draw, stats = loop.store.joined()
-    posterior = Posterior(model, run.finish(draw), stats, info)
+    draws = run.finish(loop.state, draw)
+    posterior = Posterior(model, draws, stats, {**info, **draws.info})
     for complaint in posterior.complaints():
         warnings.warn(complaint, SamplingWarning, stacklevel=2)
     return posterior
@@ -137,6 +138,7 @@ class _Loop:
         self.generator = generator
         self.file = file
         self.store = DrawStore()
+        self.state: Any = None
         self.totals: dict[str, Any] = {"seconds": 0.0, "warmup_seconds": 0.0, "num_evaluations": 0.0, "interrupted": False}
 
     def run(self, info: dict[str, Any], progress: bool) -> dict[str, Any]:
@@ -146,22 +148,24 @@ class _Loop:
             KeyboardInterrupt: interrupted before the first draw was kept.
         """
         state, done = self._start()
+        self.state = state
         total = self.run_.num_advances()
         generator_state = self.generator.get_state()
         bar = tqdm(total=total, initial=done, disable=not progress, desc="sampling", unit="step", dynamic_ncols=True)
         display = _Display(bar)
         last_saved = done
         try:
-            while done < total:
+            while done < total and not self.run_.is_finished(state):
                 began = time.perf_counter()
                 state, draw, stats = self.run_.advance(state, self.generator)
                 if draw is not None:
                     self.store.append(draw, stats)
                 done += 1
+                self.state = state
                 self._count(stats, draw is None, time.perf_counter() - began)
                 if self.file is not None:
                     generator_state = self.generator.get_state()
-                    if self.file.is_due(done) or done == total:
+                    if self.file.is_due(done) or done == total or self.run_.is_finished(state):
                         self.file.save(state, generator_state, done, {**info, **self.totals}, self.store)
                         last_saved = done
                 display.show(stats, draw is None)

@@ -1,6 +1,7 @@
 """Gaussian approximations of p(f | y, theta): Laplace and expectation propagation, for a whole batch of thetas at once."""
 
 from torchgpmc.approximations.base import Approximation, GaussianApproximation, covariance_factor
+from torchgpmc.approximations.conjugate import Conjugate
 from torchgpmc.approximations.density import ApproximateMarginal
 from torchgpmc.approximations.ep import EP
 from torchgpmc.approximations.functions import expectation_propagation, laplace, negative_log_evidence, predict
@@ -10,6 +11,7 @@ __all__ = [
     "EP",
     "ApproximateMarginal",
     "Approximation",
+    "Conjugate",
     "GaussianApproximation",
     "Laplace",
     "covariance_factor",

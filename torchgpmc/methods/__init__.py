@@ -1,12 +1,15 @@
 """Sampling methods: small frozen option sets that enter :func:`torchgpmc.sample`."""
 
 from torchgpmc.methods.base import Method, Run, Settings
+from torchgpmc.methods.importance import AMIS, MAMIS
 from torchgpmc.methods.joint import HMC, NUTS, AdaptiveMH, Slice
 from torchgpmc.methods.latent import EllipticalSlice
 from torchgpmc.methods.marginal import PseudoMarginal, PseudoMarginalSlice
 
 __all__ = [
+    "AMIS",
     "HMC",
+    "MAMIS",
     "NUTS",
     "AdaptiveMH",
     "EllipticalSlice",

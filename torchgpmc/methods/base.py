@@ -45,7 +45,11 @@ class Run(Protocol):
         """The next state, the draws it yields (``None`` during warm-up) and statistics ``(C,)``."""
         ...
 
-    def finish(self, draw: Draw) -> Draws:
+    def is_finished(self, state: Any) -> bool:
+        """Whether to stop before ``num_advances``, because what was asked for has been reached."""
+        ...
+
+    def finish(self, state: Any, draw: Draw) -> Draws:
         """All draws with their weights, if the engine weights them."""
         ...
 

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.approximations import Approximation
+from torchgpmc.approximations import Approximation, Conjugate
 from torchgpmc.draws import Draw, Draws
 from torchgpmc.methods.base import Settings, chain_settings, check_count, check_positive
 from torchgpmc.methods.targets import Target, joint_target, marginal_target
 from torchgpmc.models.base import GPModel, JointLogDensity, joint_log_density
+from torchgpmc.models.regression import GPRegression
 from torchgpmc.samplers.adaptation import WarmUp, WarmUpPlan
 from torchgpmc.samplers.hmc import HMCState, hmc, reasonable_step_size
 from torchgpmc.samplers.metropolis import metropolis
@@ -87,7 +88,11 @@ class JointRun(NamedTuple):
             stats |= known
         return JointState(iteration, chain, warm_up), draw, stats
 
-    def finish(self, draw: Draw) -> Draws:
+    def is_finished(self, state: JointState) -> bool:
+        """Runs its full length."""
+        return False
+
+    def finish(self, state: JointState, draw: Draw) -> Draws:
         return Draws(draw.theta, draw.whitened, draw.log_weight)
 
 
@@ -128,6 +133,8 @@ def _target(method: Any, model: GPModel, settings: Settings) -> Target:
                 f"importance_weights is {method.importance_weights} without a marginal: draws of [theta, v] are exact and need no "
                 f"weights. Expected 0, or marginal=torchgpmc.Laplace()."
             )
+        if isinstance(model, GPRegression):
+            return marginal_target(model, settings, Conjugate(), 0)
         return joint_target(model, settings)
     return marginal_target(model, settings, method.marginal, method.importance_weights)
 

@@ -66,7 +66,11 @@ class LatentRun(NamedTuple):
         draw = None if warming_up else Draw(v.new_zeros(self.num_chains, 1, 0), v[:, None])
         return LatentState(iteration, chain), draw, stats
 
-    def finish(self, draw: Draw) -> Draws:
+    def is_finished(self, state: LatentState) -> bool:
+        """Runs its full length."""
+        return False
+
+    def finish(self, state: LatentState, draw: Draw) -> Draws:
         return Draws(draw.theta, draw.whitened, None)
 
 

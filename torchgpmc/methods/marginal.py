@@ -13,7 +13,7 @@ from torchgpmc.approximations import Approximation, ApproximateMarginal, Laplace
 from torchgpmc.draws import Draw, Draws
 from torchgpmc.evidence import ImportanceEstimate, ImportanceEstimator, importance
 from torchgpmc.methods.base import Settings, chain_settings, check_count, check_positive, in_chunks
-from torchgpmc.methods.targets import check_has_hyperparameters, log_standard_normal, starting_thetas
+from torchgpmc.methods.targets import check_has_hyperparameters, log_standard_normal, starting_thetas, suited_approximation
 from torchgpmc.models.base import GPModel
 from torchgpmc.parameters import Layout
 from torchgpmc.samplers.adaptation import WarmUp, WarmUpPlan
@@ -185,7 +185,11 @@ class MarginalRun(NamedTuple):
             chain = self._sampler(warm_up, anchors).init(moved.position, generator)
         return MarginalState(iteration, chain, warm_up, anchors), None, stats
 
-    def finish(self, draw: Draw) -> Draws:
+    def is_finished(self, state: MarginalState) -> bool:
+        """Runs its full length."""
+        return False
+
+    def finish(self, state: MarginalState, draw: Draw) -> Draws:
         return Draws(draw.theta, draw.whitened, None)
 
 
@@ -204,6 +208,7 @@ def _marginal_run(
     check_count("thinning", thinning)
     check_count("latent_steps", latent_steps, 0)
     check_has_hyperparameters(model, "the pseudo-marginal method")
+    approximation = suited_approximation(model, approximation)
     warmup, chains = chain_settings(settings)
     own_data = model.train_y.dim() == 2
     targets = model.train_y if own_data else None

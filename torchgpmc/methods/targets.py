@@ -9,11 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.approximations import Approximation, ApproximateMarginal
+from torchgpmc.approximations import Approximation, ApproximateMarginal, Conjugate
 from torchgpmc.draws import Draw
 from torchgpmc.evidence import importance
 from torchgpmc.methods.base import Settings, chain_settings, check_count, in_chunks, starting_positions
 from torchgpmc.models.base import GPModel, joint_log_density
+from torchgpmc.models.regression import GPRegression
 from torchgpmc.types import LogDensity
 
 _LOG_2PI = math.log(2 * math.pi)
@@ -74,9 +75,16 @@ def marginal_target(model: GPModel, settings: Settings, approximation: Approxima
     def start(generator: torch.Generator) -> Tensor:
         return starting_thetas(model, density, chains, generator)
 
+    if isinstance(approximation, Conjugate):
+        return Target(density, model.layout.size, model.layout.size, start, read, "the exact posterior")
     kind = "weighted to the exact posterior" if num_importance else "an approximation, not the exact posterior"
     label = f"{type(approximation).__name__}'s approximate marginal posterior: {kind}"
     return Target(density, model.layout.size, model.layout.size, start, read, label)
+
+
+def suited_approximation(model: GPModel, approximation: Approximation) -> Approximation:
+    """The exact conditional of a :class:`GPRegression`, the given approximation for other models."""
+    return Conjugate() if isinstance(model, GPRegression) else approximation
 
 
 def log_standard_normal(v: Tensor) -> Tensor:

@@ -3,11 +3,13 @@
 from torchgpmc.models.base import GPModel, JointLogDensity, LatentGaussian, LatentPrior, joint_log_density
 from torchgpmc.models.full import GP
 from torchgpmc.models.inducing import kmeans_inducing_points
+from torchgpmc.models.regression import GPRegression
 from torchgpmc.models.sparse import SparseGP
 
 __all__ = [
     "GP",
     "GPModel",
+    "GPRegression",
     "JointLogDensity",
     "LatentGaussian",
     "LatentPrior",

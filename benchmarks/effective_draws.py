@@ -1,0 +1,83 @@
+"""Effective draws a second of the worst hyperparameter on a probit GP (paper A, section 4.2): every sampler, beside NumPyro's NUTS.
+
+    python benchmarks/effective_draws.py
+
+n=200, d=2, isotropic RBF, paper A's Gamma priors. Fresh processes; warm-up and adaptation inside every time, NumPyro's compile time
+apart. A row of fewer than 200 effective draws is marked. Targets: pseudo-marginal at least 10 times NumPyro's NUTS.
+"""
+
+import argparse
+import json
+import sys
+import time
+
+from processes import measure, median, peer_python
+
+PEER = (200, 4, 200, 250)  # data, chains, warm-up, draws
+METHODS = {  # name: (expression, warm-up, draws, chains)
+    "PM Laplace (1)": ("tg.PseudoMarginal(num_importance=1)", 300, 600, 16),
+    "PM Laplace (16)": ("tg.PseudoMarginal(num_importance=16)", 300, 600, 16),
+    "PM Laplace (64)": ("tg.PseudoMarginal(num_importance=64)", 300, 600, 16),
+    "PM EP (16)": ("tg.PseudoMarginal(approximation=tg.EP(), num_importance=16)", 300, 600, 16),
+    "correlated PM Laplace (1)": ("tg.PseudoMarginal(num_importance=1, correlation=0.95)", 300, 600, 16),
+    "PM with delayed acceptance": ("tg.PseudoMarginal(delayed_acceptance=True)", 300, 600, 16),
+    "PM slice (2)": ("tg.PseudoMarginalSlice(num_importance=2)", 50, 60, 16),
+    "NUTS on Laplace's marginal, weighted (16)": ("tg.NUTS(marginal=tg.Laplace(), importance_weights=16)", 100, 150, 8),
+    "NUTS on [theta, v]": ("tg.NUTS()", 200, 250, 4),
+}
+
+
+def worker(name, num_data):
+    import warnings
+
+    from problems import probit_model
+
+    import torchgpmc as tg
+
+    expression, warmup_steps, num_samples, num_chains = METHODS[name]
+    model = probit_model(num_data, 2, ard=False)
+    method = eval(expression, {"tg": tg})  # the table's own expressions, so that it shows what was run
+    warnings.simplefilter("ignore")
+    began = time.perf_counter()
+    posterior = tg.sample(
+        model, method, num_samples=num_samples, warmup_steps=warmup_steps, num_chains=num_chains, seed=0, progress=False
+    )
+    seconds = time.perf_counter() - began
+    rows = [row for row in posterior.summary().rows if row.name != "lp"]
+    worst = min(row.ess_bulk for row in rows)
+    row = {"ess": worst, "seconds": seconds, "ess_a_second": worst / seconds, "compile": 0.0, "means": [row.mean for row in rows]}
+    print(json.dumps(row | {"rhat": max(row.rhat for row in rows)}))
+
+
+def show(name, steps, rows, best):
+    few = "" if min(row["ess"] for row in rows) >= 200 else " (under 200)"
+    ratio = f"{median(rows, 'ess_a_second') / best:.1f}" if best else ""
+    means = ", ".join(f"{mean:.2f}" for mean in rows[0]["means"])
+    print(
+        f"| {name} | {steps} | {median(rows, 'ess'):.0f}{few} | {median(rows, 'seconds'):.0f} | {median(rows, 'ess_a_second'):.2f} | "
+        f"{ratio} | {means} |",
+        flush=True,
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--worker", nargs=2)
+    parser.add_argument("--runs", type=int, default=1)
+    options = parser.parse_args()
+    if options.worker:
+        worker(options.worker[0], int(options.worker[1]))
+        return
+    numpyro_python = peer_python("numpyro", ["numpyro==0.22.*", "jax", "jaxlib", "arviz-stats", "scipy"])
+    print("| sampler | chains x (warm-up + draws) | effective draws | seconds | effective a second | over NumPyro | means |")
+    print("|---|---|---|---|---|---|---|")
+    peers = [measure(numpyro_python, "peers/numpyro_nuts.py", *PEER, seed, "sequential") for seed in range(options.runs)]
+    best = median(peers, "ess_a_second")
+    show("NumPyro NUTS, sequential, compile time left out", f"{PEER[1]} x ({PEER[2]} + {PEER[3]})", peers, best)
+    for name, (_, warmup_steps, num_samples, num_chains) in METHODS.items():
+        rows = [measure(sys.executable, "effective_draws.py", "--worker", name, PEER[0]) for _ in range(options.runs)]
+        show(name, f"{num_chains} x ({warmup_steps} + {num_samples})", rows, best)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Proposals, mixture weights and modes: densities integrate, weights equal their definition, draws follow their density."""
+
+import math
+
+import pytest
+import torch
+
+from tests.calibration import worst_excess
+from torchgpmc.density import AutogradDensity
+from torchgpmc.importance import (
+    Adaptation,
+    Proposal,
+    adapt,
+    add_draws,
+    draw_from,
+    find_modes,
+    from_modes,
+    log_density_of,
+    log_evidence,
+    log_weights,
+    start,
+)
+
+MEAN = torch.tensor([[0.5, -1.0], [2.0, 1.0]], dtype=torch.float64)
+COVARIANCE = torch.tensor([[[1.0, 0.6], [0.6, 2.0]], [[0.5, -0.1], [-0.1, 0.3]]], dtype=torch.float64)
+DEGREES = [math.inf, 5, 3]
+
+
+def proposal(degrees):
+    return from_modes(MEAN, COVARIANCE, torch.tensor([0.2, -0.4], dtype=torch.float64), float(degrees))
+
+
+@pytest.mark.parametrize("degrees", DEGREES)
+def test_density_equals_torch_distributions(degrees):
+    made = proposal(degrees)
+    x = torch.randn(7, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 2
+    expected = []
+    for share, mean, covariance in zip(made.log_share, MEAN, COVARIANCE, strict=True):
+        if math.isinf(degrees):
+            logs = torch.distributions.MultivariateNormal(mean, covariance).log_prob(x)
+        else:
+            import scipy.stats
+
+            shape = covariance.numpy() * (degrees - 2) / degrees
+            logs = torch.as_tensor(scipy.stats.multivariate_t.logpdf(x.numpy(), mean.numpy(), shape, degrees))
+        expected.append(share + logs)
+    torch.testing.assert_close(log_density_of(made, x), torch.logsumexp(torch.stack(expected), 0))
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("degrees", DEGREES)
+def test_draws_follow_the_density(degrees):
+    """Importance sampling one proposal from another: bounded functions of the draws have the means that the densities say."""
+    made, other = proposal(degrees), proposal(7)
+    generator = torch.Generator().manual_seed(1)
+    x = draw_from(made, 100_000, generator)
+    y = draw_from(other, 100_000, generator)
+    weight = (log_density_of(made, y) - log_density_of(other, y)).exp().unsqueeze(-1)
+
+    def functions(z):
+        return torch.cat([torch.tanh(z), torch.tanh(z).square(), torch.tanh(z[:, :1] * z[:, 1:])], -1)
+
+    assert worst_excess(functions(x) - weight * functions(y)) < 1
+
+
+def _target(x):
+    """Skewed and unnormalised: a Gumbel in x0 times a normal in x1 given x0; its integral is e^2 sqrt(2 pi)."""
+    return 2.0 - x[:, 0] - (-x[:, 0]).exp() - 0.5 * (x[:, 1] - 0.5 * x[:, 0]).square()
+
+
+TRUE_LOG_EVIDENCE = 2.0 + 0.5 * math.log(2 * math.pi)
+FIRST = (torch.zeros(1, 2, dtype=torch.float64), 3 * torch.eye(2, dtype=torch.float64)[None], torch.zeros(1, dtype=torch.float64))
+
+
+def run(plan, counts, seed, degrees=5.0):
+    generator = torch.Generator().manual_seed(seed)
+    state = start(from_modes(*FIRST, degrees))
+    for count in counts:
+        x = draw_from(state.current, count, generator)
+        state = adapt(add_draws(state, x, _target(x)), plan)
+    return state
+
+
+PLANS = {"amis": Adaptation(False, False, 4.0), "mamis": Adaptation(True, False, 4.0), "diagonal": Adaptation(False, True, 4.0)}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_weights_are_the_target_over_the_mixture_of_all_proposals(name):
+    state = run(PLANS[name], [20, 30, 50], seed=0)
+    total = sum(
+        count * log_density_of(Proposal(*(part[index] for part in state.past)), state.position).exp()
+        for index, count in enumerate(state.counts)
+    )
+    torch.testing.assert_close(log_weights(state), _target(state.position) - (total / 100).log())
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_proposal_finds_the_moments(name):
+    state = run(PLANS[name], [400] * 10, seed=1)
+    mean = torch.tensor([0.5772, 0.5 * 0.5772], dtype=torch.float64)
+    variance = torch.tensor([math.pi**2 / 6, 1 + 0.25 * math.pi**2 / 6], dtype=torch.float64)
+    found = state.current.factor[0] @ state.current.factor[0].T
+    torch.testing.assert_close(state.current.mean[0], mean, atol=0.15, rtol=0)
+    torch.testing.assert_close(found.diagonal(), variance, atol=0.3, rtol=0)
+    correlation = float(found[0, 1] / (found[0, 0] * found[1, 1]).sqrt())
+    assert correlation == 0 if name == "diagonal" else correlation > 0.4
+
+
+@pytest.mark.statistical
+def test_evidence_is_unbiased_for_a_fixed_proposal():
+    state = start(from_modes(*FIRST, 5.0))
+    generator = torch.Generator().manual_seed(3)
+    ratios = []
+    for _ in range(4000):
+        x = draw_from(state.current, 50, generator)
+        ratios.append((log_evidence(_target(x) - log_density_of(state.current, x))[0] - TRUE_LOG_EVIDENCE).exp())
+    assert worst_excess(torch.stack(ratios).unsqueeze(-1), 1.0) < 1
+
+
+@pytest.mark.slow
+def test_evidence_is_only_consistent_once_the_proposal_adapts():
+    """The bias that comes from learning from the draws that are weighed shrinks as they grow in number."""
+    errors = []
+    for count in (10, 200):
+        values = torch.stack([log_evidence(log_weights(run(PLANS["amis"], [count] * 4, seed=seed)))[0] for seed in range(600)])
+        errors.append(float(((values - TRUE_LOG_EVIDENCE).exp() - 1).abs().mean()))
+    assert errors[1] < 0.35 * errors[0]
+
+
+def test_modes_of_a_mixture_with_their_curvature():
+    made = from_modes(MEAN * 4, COVARIANCE, torch.tensor([0.0, -1.0], dtype=torch.float64), math.inf)
+    density = AutogradDensity(lambda x: log_density_of(made, x))
+    modes = find_modes(density, torch.tensor([[0.0, -3.0], [7.0, 5.0], [9.0, 3.0]], dtype=torch.float64))
+    assert len(modes) == 2
+    torch.testing.assert_close(torch.stack([mode.position for mode in modes]).sort(0).values, (MEAN * 4).sort(0).values, atol=1e-3, rtol=0)
+    for mode in modes:
+        nearest = (MEAN * 4 - mode.position).square().sum(-1).argmin()
+        torch.testing.assert_close(mode.covariance, COVARIANCE[nearest], rtol=1e-3, atol=1e-3)
+
+
+def test_no_mode_where_there_is_none():
+    assert find_modes(AutogradDensity(lambda x: x.sum(-1)), torch.zeros(2, 2, dtype=torch.float64)) == []
+
+
+def test_a_covariance_that_is_none_is_named():
+    with pytest.raises(ValueError, match="positive definite"):
+        from_modes(MEAN, -COVARIANCE, torch.zeros(2, dtype=torch.float64), 5.0)

@@ -1,0 +1,161 @@
+"""AMIS, MAMIS and GPRegression: against grids over theta, against one another, and what they promise."""
+
+import math
+
+import pytest
+import torch
+
+import torchgpmc as tg
+from tests.approximations.reference import gaussian_evidence
+from tests.problems import fixed_kernel, gp, gp_regression, inputs, kernel, sparse_gp, targets
+
+QUIET = {"seed": 1, "progress": False}
+
+
+def small(likelihood):
+    """Two hyperparameters."""
+    x = inputs(10, 1, seed=3)
+    y = {"probit": (torch.sin(8 * x[:, 0]) > 0).double(), "poisson": (2 + 2 * torch.sin(8 * x[:, 0])).round()}[likelihood]
+    return tg.GP(x, y, kernel(1), {"probit": tg.likelihoods.Bernoulli(), "poisson": tg.likelihoods.Poisson()}[likelihood])
+
+
+def regression():
+    noise = tg.likelihoods.Gaussian()
+    noise.noise = 0.1
+    noise.requires_grad_(False)
+    x = inputs(10, 1, seed=3)
+    return tg.GPRegression(x, torch.sin(8 * x[:, 0]), kernel(1), noise)
+
+
+MODELS = {"probit": lambda: small("probit"), "poisson": lambda: small("poisson"), "regression": regression}
+
+
+def grid_truth(model):
+    """E theta, E theta^2, E f and the log evidence by a dense grid over theta."""
+    a, b = torch.linspace(-5.5, 4.5, 61, dtype=torch.float64), torch.linspace(-7, 4.5, 65, dtype=torch.float64)
+    grid = torch.cartesian_prod(a, b)
+    approximation = tg.approximations.Conjugate() if isinstance(model, tg.GPRegression) else tg.EP()
+    estimator = tg.evidence.importance(model, approximation, num_importance=1000)
+    estimate = estimator.draw(grid, torch.Generator().manual_seed(0))
+    log_density = model.layout.log_prior(grid) + estimate.value
+    weights = torch.softmax(log_density, 0)
+    evidence = torch.logsumexp(log_density, 0) + math.log((a[1] - a[0]) * (b[1] - b[0]))
+    return torch.cat([weights @ grid, weights @ grid.square()]), float(evidence)
+
+
+def weighted(posterior):
+    weights = torch.softmax(posterior.log_weights.flatten(), 0)
+    theta = posterior.theta[0]
+    values = torch.cat([theta, theta.square()], -1)
+    mean = weights @ values
+    return mean, ((weights.unsqueeze(-1) * (values - mean)).square().sum(0)).sqrt()
+
+
+METHODS = {
+    "AMIS": tg.AMIS(),
+    "normal": tg.AMIS(degrees_of_freedom=None),
+    "one sample": tg.AMIS(num_importance=1),
+    "64": tg.AMIS(num_importance=64),
+    "EP": tg.AMIS(approximation=tg.EP(), num_importance=4),
+    "MAMIS": tg.MAMIS(),
+    "diagonal": tg.AMIS(diagonal=True),
+    "AMIS, then MAMIS": tg.AMIS(switch_to_modified_after=3),
+}
+
+
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+@pytest.mark.parametrize("likelihood", MODELS)
+def test_expectations_and_evidence_equal_a_grid(likelihood):
+    model = MODELS[likelihood]()
+    truth, evidence = grid_truth(model)
+    for name, method in METHODS.items():
+        posterior = tg.sample(model, method, num_samples=6000, **QUIET)
+        mean, error = weighted(posterior)
+        assert float(((mean - truth).abs() / error).max()) < 5, name
+        assert abs(posterior.info["log_evidence"] - evidence) < 5 * posterior.info["log_evidence_error"] + 1e-3, name
+        assert posterior.info["log_evidence_error"] < 0.1, name
+
+
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+@pytest.mark.parametrize("likelihood", ["probit", "poisson"])
+def test_latents_and_predictions_agree_with_nuts(likelihood):
+    model, x = MODELS[likelihood](), inputs(4, 1, seed=9)
+    found = tg.sample(model, tg.AMIS(), num_samples=8000, **QUIET)
+    nuts = tg.sample(model, tg.NUTS(), num_samples=1500, warmup_steps=300, num_chains=4, **QUIET)
+    torch.testing.assert_close(found.predict(x).latent_mean, nuts.predict(x).latent_mean, atol=0.1, rtol=0)
+    torch.testing.assert_close(found.predict(x).latent_variance, nuts.predict(x).latent_variance, atol=0.15, rtol=0.15)
+    weights = torch.softmax(found.log_weights[0], 0)
+    torch.testing.assert_close(weights @ found.latents[0], nuts.latents.mean((0, 1)), atol=0.1, rtol=0)
+
+
+def test_the_conjugate_evidence_is_exact_with_its_gradient():
+    model = gp_regression(num_data=7)
+    theta = 0.5 * torch.randn(3, model.layout.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    theta.requires_grad_(True)
+    found = tg.approximations.Conjugate().evidence(model, model.prior(theta)).log_evidence
+    torch.testing.assert_close(found.detach(), gaussian_evidence(model, theta.detach()), rtol=1e-9, atol=1e-9)
+    (gradient,) = torch.autograd.grad(found.sum(), theta)
+    (expected,) = torch.autograd.grad(tg.approximations.laplace(model, theta).log_evidence.sum(), theta)
+    torch.testing.assert_close(gradient, expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+@pytest.mark.parametrize("method", [tg.NUTS(), tg.PseudoMarginal(), tg.AMIS()])
+def test_regression_with_latents_integrated_out_predicts_as_with_them_sampled(method):
+    both = tg.GP(inputs(10, 1, seed=3), torch.sin(8 * inputs(10, 1, seed=3)[:, 0]), kernel(1), gp("gaussian").likelihood)
+    alone = tg.GPRegression(both.train_x, both.train_y, both.kernel, both.likelihood)
+    chains = {} if isinstance(method, tg.AMIS) else {"warmup_steps": 300, "num_chains": 4}
+    count = 8000 if isinstance(method, tg.AMIS) else 1500
+    found = tg.sample(alone, method, num_samples=count, **chains, **QUIET)
+    assert found.info["target"].startswith("the exact posterior")
+    nuts = tg.sample(both, tg.NUTS(), num_samples=1500, warmup_steps=300, num_chains=4, **QUIET)
+    x = inputs(4, 1, seed=9)
+    torch.testing.assert_close(found.predict(x).latent_mean, nuts.predict(x).latent_mean, atol=0.05, rtol=0.05)
+    torch.testing.assert_close(found.predict(x).variance, nuts.predict(x).variance, atol=0.05, rtol=0.1)
+    assert bool((found.predict(x).variance > found.predict(x).latent_variance).all())
+
+
+@pytest.mark.parametrize("method", [tg.AMIS(), tg.MAMIS()])
+def test_mistakes_are_named(method):
+    for options in ({"num_chains": 2}, {"warmup_steps": 5}, {"chain_chunk": 1}):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            tg.sample(gp("probit"), method, num_samples=20, **options, **QUIET)
+    with pytest.raises(ValueError, match=r"SparseGP.*NUTS"):
+        tg.sample(sparse_gp("probit"), method, num_samples=20, **QUIET)
+    fixed = tg.GP(inputs(6), targets("probit", 6), fixed_kernel(), tg.likelihoods.Bernoulli())
+    with pytest.raises(ValueError, match="EllipticalSlice"):
+        tg.sample(fixed, method, num_samples=20, **QUIET)
+    for option in ("num_importance", "num_starts", "batch_size", "effective_size", "prior_strength"):
+        with pytest.raises(ValueError, match=option):
+            tg.sample(gp("probit"), type(method)(**{option: 0}), num_samples=20, **QUIET)
+    with pytest.raises(ValueError, match="degrees_of_freedom"):
+        tg.sample(gp("probit"), type(method)(degrees_of_freedom=2), num_samples=20, **QUIET)
+
+
+def test_a_likelihood_that_is_not_gaussian_is_refused_by_regression():
+    with pytest.raises(TypeError, match="GaussianLikelihood"):
+        tg.GPRegression(inputs(5), torch.randn(5), kernel(), tg.likelihoods.StudentT())
+
+
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+def test_it_stops_at_the_effective_size_asked_for():
+    posterior = tg.sample(small("probit"), tg.AMIS(effective_size=150.0), num_samples=20_000, **QUIET)
+    assert posterior.num_draws < 20_000
+    assert tg.diagnostics.kish_effective_size(posterior.log_weights) >= 150
+
+
+def test_a_posterior_without_a_mode_begins_from_the_prior_and_says_so(monkeypatch):
+    monkeypatch.setattr("torchgpmc.methods.importance.find_modes", lambda *arguments: [])
+    with pytest.warns(tg.SamplingWarning, match="begins from the prior"):
+        posterior = tg.sample(small("probit"), tg.AMIS(), num_samples=3000, **QUIET)
+    truth, _ = grid_truth(small("probit"))
+    mean, error = weighted(posterior)
+    assert float(((mean - truth).abs() / error).max()) < 5
+
+
+def test_collapsed_weights_are_said_in_words():
+    from torchgpmc.diagnostics import complaints, summarise
+
+    heavy = -1.5 * torch.rand(1, 2000, generator=torch.Generator().manual_seed(0)).log()
+    (said,) = complaints(summarise({}), {}, 1, heavy)
+    assert "k-hat" in said and "NUTS" in said

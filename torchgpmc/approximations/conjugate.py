@@ -1,0 +1,69 @@
+"""The exact posterior of f under Gaussian noise, in the form that the approximations share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchgpmc.approximations.base import (
+    GaussianApproximation,
+    Problem,
+    apply_r,
+    dense_r,
+    factor_of_b,
+    needs_gradient,
+    problem_of,
+    with_gradient,
+    without_graph,
+)
+from torchgpmc.linalg import times_vector
+from torchgpmc.models.base import GPModel, LatentPrior
+
+_LOG_2PI = 1.8378770664093453
+
+
+@dataclass(frozen=True)
+class Conjugate:
+    """p(f | y, theta) and p(y | theta) of a Gaussian likelihood, exact, from one factorisation (Rasmussen & Williams 2006, eq. 2.30)."""
+
+    def importance_density(
+        self, model: GPModel, prior: LatentPrior, targets: Tensor | None = None, start: Tensor | None = None
+    ) -> GaussianApproximation:
+        """The posterior; ``start`` is not needed."""
+        with torch.no_grad():
+            return _posterior(without_graph(problem_of(model, prior, targets)))
+
+    def evidence(self, model: GPModel, prior: LatentPrior, targets: Tensor | None = None) -> GaussianApproximation:
+        """The posterior with a differentiable ``log_evidence``."""
+        problem = problem_of(model, prior, targets)
+        with torch.no_grad():
+            found = _posterior(without_graph(problem))
+        if not needs_gradient(problem):
+            return found
+        with torch.no_grad():
+            r = dense_r(found.factor, found.precision.sqrt())
+            covariance = 0.5 * (found.alpha.unsqueeze(-1) * found.alpha.unsqueeze(-2) - r)
+            slope = covariance.diagonal(dim1=-2, dim2=-1)
+        noise = _noise(problem).expand_as(slope)
+        likelihood = (slope * noise).sum(-1)
+        return found._replace(log_evidence=with_gradient(found.log_evidence, problem, covariance, found.alpha, likelihood))
+
+
+def _noise(problem: Problem) -> Tensor:
+    """Noise variance ``(C, 1)``."""
+    return problem.model.likelihood_function(problem.values, lambda likelihood: likelihood.noise)
+
+
+def _posterior(problem: Problem) -> GaussianApproximation:
+    precision = (1 / _noise(problem)).expand_as(problem.mean)
+    root = precision.sqrt()
+    factor, ok = factor_of_b(problem.covariance, root)
+    residual = (problem.targets - problem.mean).expand_as(problem.mean)
+    alpha = apply_r(factor, root, residual.unsqueeze(-1)).squeeze(-1)
+    log_determinant = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) - precision.log().sum(-1)
+    log_evidence = -0.5 * ((residual * alpha).sum(-1) + log_determinant + problem.mean.shape[-1] * _LOG_2PI)
+    centred = times_vector(problem.covariance, alpha)
+    count = torch.ones_like(log_evidence, dtype=torch.long)
+    return GaussianApproximation(problem.mean + centred, alpha, precision, factor, log_evidence, ok, count, alpha)

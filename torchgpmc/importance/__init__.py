@@ -1,0 +1,21 @@
+"""Adaptive importance sampling of densities. It knows densities, not Gaussian processes."""
+
+from torchgpmc.importance.adaptive import Adaptation, AdaptiveState, adapt, add_draws, log_evidence, log_weights, start
+from torchgpmc.importance.modes import Mode, find_modes
+from torchgpmc.importance.proposal import Proposal, draw_from, from_modes, log_density_of
+
+__all__ = [
+    "Adaptation",
+    "AdaptiveState",
+    "Mode",
+    "Proposal",
+    "adapt",
+    "add_draws",
+    "draw_from",
+    "find_modes",
+    "from_modes",
+    "log_density_of",
+    "log_evidence",
+    "log_weights",
+    "start",
+]

@@ -1,0 +1,139 @@
+"""Adaptive multiple importance sampling: every draw is weighed against the mixture of all proposals used so far (paper E)."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgpmc.importance.proposal import Proposal, log_density_of
+from torchgpmc.linalg import cholesky
+
+
+class AdaptiveState(NamedTuple):
+    """All draws so far, the proposals they came from, and the proposal to draw from next."""
+
+    position: Tensor  # (S, D)
+    log_target: Tensor  # (S,), log of the (estimated) unnormalised target
+    log_denominator: Tensor  # (S,), log of sum_l N_l q_l at each draw
+    counts: Tensor  # (T,), draws of each past proposal
+    past: Proposal  # their parameters, stacked: (T, components, ...)
+    current: Proposal
+    first: Proposal
+
+
+class Adaptation(NamedTuple):
+    """How proposals follow the draws.
+
+    ``modified`` (MAMIS, Marin et al. 2014) learns from the last batch alone, with its own proposal's weights; otherwise from all draws
+    with the weights of the whole mixture (AMIS, Cornuet et al. 2012). The first proposal counts as ``prior_strength`` draws, an
+    informative prior on mean and covariance that keeps a few heavy weights from collapsing them (paper E, section 4.5.2).
+    """
+
+    modified: bool
+    diagonal: bool
+    prior_strength: float
+
+
+def start(first: Proposal) -> AdaptiveState:
+    """No draws yet."""
+    like = first.mean
+    none = like.new_zeros(0)
+    past = Proposal(*(part.new_zeros(0, *part.shape) for part in first))
+    return AdaptiveState(like.new_zeros(0, like.shape[-1]), none, none, none, past, first, first)
+
+
+def add_draws(state: AdaptiveState, position: Tensor, log_target: Tensor) -> AdaptiveState:
+    """A batch ``(B, D)`` drawn from ``state.current``, with log targets ``(B,)``; all weights brought up to date.
+
+    Algorithm 1 of paper E: old draws see the new proposal, new ones all proposals; O(S + T B) evaluations, no target again.
+    """
+    count = position.new_tensor([float(len(position))])
+    old = torch.logaddexp(state.log_denominator, count.log() + log_density_of(state.current, state.position))
+    terms = [count.log() + log_density_of(state.current, position)]
+    for index in range(len(state.counts)):
+        earlier = Proposal(*(part[index] for part in state.past))
+        terms.append(state.counts[index].log() + log_density_of(earlier, position))
+    return AdaptiveState(
+        torch.cat([state.position, position]),
+        torch.cat([state.log_target, log_target]),
+        torch.cat([old, torch.logsumexp(torch.stack(terms), 0)]),
+        torch.cat([state.counts, count]),
+        Proposal(*(torch.cat([a, b.unsqueeze(0)]) for a, b in zip(state.past, state.current, strict=True))),
+        state.current,
+        state.first,
+    )
+
+
+def log_weights(state: AdaptiveState) -> Tensor:
+    """Unnormalised log weights ``(S,)`` of eq. 10 (eq. 23 for estimated targets): the target over the mixture of all proposals."""
+    return state.log_target - state.log_denominator + state.counts.sum().log()
+
+
+def log_evidence(weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Log of the mean weight, and its relative standard error; unbiased for fixed proposals, consistent once they adapt."""
+    value = torch.logsumexp(weights, 0) - math.log(len(weights))
+    relative = (weights - value).exp()
+    return value, relative.std() / len(weights) ** 0.5
+
+
+def adapt(state: AdaptiveState, plan: Adaptation) -> AdaptiveState:
+    """Moves every component to the weighted moments of the draws it answers for."""
+    if plan.modified:
+        last = int(state.counts[-1])
+        position = state.position[-last:]
+        log_weight = state.log_target[-last:] - log_density_of(state.current, position)
+    else:
+        position, log_weight = state.position, log_weights(state)
+    if not bool(torch.isfinite(log_weight).any()):
+        return state
+    # Truncation at the square root of the number of draws (Ionides 2008): one lucky weight must not decide the moments.
+    limit = torch.logsumexp(log_weight, 0) - 0.5 * math.log(len(log_weight))
+    log_weight = torch.minimum(log_weight, limit)
+    log_weight = log_weight - torch.logsumexp(log_weight, 0)
+    shares = _responsibilities(state.current, position) + log_weight  # (components, S)
+    parts = [
+        _moments(shares[index], position, state.first.mean[index], state.first.factor[index], plan)
+        for index in range(len(shares))
+    ]
+    mean, factor, weight = (torch.stack(columns) for columns in zip(*parts, strict=True))
+    proposal = Proposal(torch.log_softmax(weight.clamp_min(1e-3).log(), 0), mean, factor, state.current.degrees_of_freedom)
+    return state._replace(current=proposal)
+
+
+def _responsibilities(proposal: Proposal, position: Tensor) -> Tensor:
+    """Log probability that each draw belongs to each component ``(components, S)``."""
+    if len(proposal.mean) == 1:
+        return position.new_zeros(1, len(position))
+    logs = [
+        log_density_of(Proposal(torch.zeros_like(share)[None], mean[None], factor[None], proposal.degrees_of_freedom), position) + share
+        for share, mean, factor in zip(proposal.log_share, proposal.mean, proposal.factor, strict=True)
+    ]
+    return torch.log_softmax(torch.stack(logs), 0)
+
+
+def _moments(
+    log_share: Tensor, position: Tensor, first_mean: Tensor, first_factor: Tensor, plan: Adaptation
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, factor and weight of one component, the first proposal counting as ``prior_strength`` draws."""
+    weight = log_share.exp()
+    total = weight.sum()
+    effective = total.square() / weight.square().sum().clamp_min(1e-300)
+    normalised = weight / total.clamp_min(1e-300)
+    mean = normalised @ position
+    centred = position - mean
+    covariance = (centred * normalised.unsqueeze(-1)).mT @ centred
+    kept = effective / (effective + plan.prior_strength)
+    shift = mean - first_mean
+    first_covariance = first_factor @ first_factor.mT
+    # Conjugate updating of a normal's mean and covariance with that many prior draws.
+    covariance = kept * covariance + (1 - kept) * (first_covariance + kept * torch.outer(shift, shift))
+    mean = kept * mean + (1 - kept) * first_mean
+    if plan.diagonal:
+        covariance = covariance.diagonal().diag()
+    factor, ok = cholesky(covariance)
+    if not bool(ok) or not bool(torch.isfinite(factor).all()):
+        return first_mean, first_factor, total
+    return mean, factor, total

@@ -1,0 +1,81 @@
+"""Modes of a log density with their curvature, by L-BFGS from several starts."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import scipy.optimize
+import torch
+from torch import Tensor
+
+from torchgpmc.types import LogDensity
+
+_IMPOSSIBLE = 1e25
+_SAME_MODE = 0.5  # distance in standard deviations
+_FAR_BELOW = 12.0  # a mode this much lower in log density holds no mass worth a component
+_STEP = 1e-4
+
+
+class Mode(NamedTuple):
+    """A local maximum."""
+
+    position: Tensor  # (D,)
+    log_density: Tensor  # ()
+    covariance: Tensor  # (D, D), the inverse of minus the Hessian
+
+
+def find_modes(density: LogDensity, starts: Tensor, *, bound: float = 15.0, max_iterations: int = 200) -> list[Mode]:
+    """Distinct modes, best first; empty where none was found with a negative definite Hessian.
+
+    Args:
+        density: with a gradient, on ``(C, D)``.
+        starts: ``(number, D)``.
+        bound: of every coordinate's absolute value.
+        max_iterations: of each run of L-BFGS-B (scipy).
+    """
+    found: list[Mode] = []
+    for start in starts:
+        result = scipy.optimize.minimize(
+            _objective(density, start),
+            start.clamp(-bound, bound).cpu().numpy().astype(np.float64),
+            jac=True,
+            method="L-BFGS-B",
+            bounds=[(-bound, bound)] * len(start),
+            options={"maxiter": max_iterations},
+        )
+        mode = _mode_at(density, torch.as_tensor(result.x).to(start)) if result.fun < _IMPOSSIBLE else None
+        if mode is not None and not any(_same(mode, other) for other in found):
+            found.append(mode)
+    found.sort(key=lambda mode: -float(mode.log_density))
+    return [mode for mode in found if float(found[0].log_density - mode.log_density) < _FAR_BELOW]
+
+
+def _objective(density: LogDensity, like: Tensor):  # type: ignore[no-untyped-def]
+    def negative(x: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient = density.value_and_grad(torch.as_tensor(x).to(like)[None])
+        if not bool(torch.isfinite(value)):
+            return _IMPOSSIBLE, np.zeros_like(x)
+        return -float(value), -gradient[0].double().cpu().numpy()
+
+    return negative
+
+
+def _mode_at(density: LogDensity, position: Tensor) -> Mode | None:
+    """The mode with its Hessian by central differences of the gradient, all in one batch."""
+    size = len(position)
+    step = _STEP * torch.eye(size).to(position)
+    value, gradient = density.value_and_grad(torch.cat([position[None], position + step, position - step]))
+    if not bool(torch.isfinite(value).all()):
+        return None
+    hessian = (gradient[1 : size + 1] - gradient[size + 1 :]) / (2 * _STEP)
+    precision = -0.5 * (hessian + hessian.mT)
+    smallest = torch.linalg.eigvalsh(precision).min()
+    if not float(smallest) > 1e-6:
+        return None
+    return Mode(position, value[0], torch.linalg.inv(precision))
+
+
+def _same(a: Mode, b: Mode) -> bool:
+    gap = a.position - b.position
+    return float(gap @ torch.linalg.solve(b.covariance, gap)) < _SAME_MODE**2

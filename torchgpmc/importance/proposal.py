@@ -1,0 +1,74 @@
+"""Mixtures of normal or Student t densities to draw importance samples from."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgpmc.linalg import cholesky, solve_lower
+
+
+class Proposal(NamedTuple):
+    """A mixture with components of given mean and covariance; Student t components are scaled to have that covariance."""
+
+    log_share: Tensor  # (components,)
+    mean: Tensor  # (components, D)
+    factor: Tensor  # (components, D, D), lower Cholesky factors of the covariances
+    degrees_of_freedom: Tensor  # (), whole and above 2; infinite for normal components
+
+
+def _scale(proposal: Proposal) -> Tensor:
+    """Square root of (nu - 2) / nu, which gives a Student t the covariance that its factor says."""
+    degrees = proposal.degrees_of_freedom
+    return torch.where(torch.isinf(degrees), torch.ones_like(degrees), (1 - 2 / degrees).sqrt())
+
+
+def draw_from(proposal: Proposal, num_draws: int, generator: torch.Generator) -> Tensor:
+    """Draws ``(num_draws, D)``."""
+    dimension = proposal.mean.shape[-1]
+    component = torch.multinomial(proposal.log_share.exp(), num_draws, replacement=True, generator=generator)
+    like = {"dtype": proposal.mean.dtype, "device": proposal.mean.device, "generator": generator}
+    noise = torch.randn(num_draws, dimension, **like)  # type: ignore[call-overload]
+    if not bool(torch.isinf(proposal.degrees_of_freedom)):
+        degrees = int(proposal.degrees_of_freedom)
+        chi_square = torch.randn(num_draws, degrees, **like).square().sum(-1, keepdim=True)  # type: ignore[call-overload]
+        noise = noise * (degrees / chi_square).sqrt() * _scale(proposal)
+    return proposal.mean[component] + (proposal.factor[component] @ noise.unsqueeze(-1)).squeeze(-1)
+
+
+def log_density_of(proposal: Proposal, position: Tensor) -> Tensor:
+    """Log density at ``(S, D)``: ``(S,)``."""
+    dimension = position.shape[-1]
+    white = solve_lower(proposal.factor, (position - proposal.mean.unsqueeze(1)).mT) / _scale(proposal)  # (components, D, S)
+    square = white.square().sum(1)
+    log_scale = proposal.factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) + dimension * _scale(proposal).log()
+    degrees = proposal.degrees_of_freedom
+    if bool(torch.isinf(degrees)):
+        log_kernel = -0.5 * (square + dimension * math.log(2 * math.pi))
+    else:
+        half = 0.5 * (degrees + dimension)
+        constant = torch.lgamma(half) - torch.lgamma(0.5 * degrees) - 0.5 * dimension * (degrees * math.pi).log()
+        log_kernel = constant - half * torch.log1p(square / degrees)
+    return torch.logsumexp(log_kernel + (proposal.log_share - log_scale).unsqueeze(-1), 0)
+
+
+def from_modes(mean: Tensor, covariance: Tensor, log_share: Tensor, degrees_of_freedom: float) -> Proposal:
+    """A component a mode.
+
+    Args:
+        mean: ``(components, D)``.
+        covariance: ``(components, D, D)``, positive definite.
+        log_share: unnormalised log shares ``(components,)``.
+        degrees_of_freedom: a whole number above 2, or infinity for normal components.
+
+    Raises:
+        ValueError: a covariance that is not positive definite.
+    """
+    factor, ok = cholesky(covariance)
+    if not bool(ok.all()):
+        raise ValueError("a component's covariance is not positive definite. Expected it to be; widen it or use prior draws.")
+    degrees = torch.tensor(degrees_of_freedom, dtype=mean.dtype, device=mean.device)
+    return Proposal(torch.log_softmax(log_share, 0), mean, factor, degrees)

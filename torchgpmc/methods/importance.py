@@ -1,0 +1,267 @@
+"""Adaptive multiple importance sampling of theta, latents integrated out: weighted draws of (theta, f), and the log evidence."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgpmc.approximations import Approximation, ApproximateMarginal, Laplace
+from torchgpmc.diagnostics import SamplingWarning, kish_effective_size, smoothed_log_weights
+from torchgpmc.draws import Draw, Draws
+from torchgpmc.evidence import ImportanceEstimator, importance
+from torchgpmc.importance import (
+    Adaptation,
+    AdaptiveState,
+    Proposal,
+    adapt,
+    add_draws,
+    draw_from,
+    find_modes,
+    from_modes,
+    log_evidence,
+    log_weights,
+    start,
+)
+from torchgpmc.methods.base import Settings, check_count, check_positive
+from torchgpmc.methods.targets import check_has_hyperparameters, log_standard_normal, suited_approximation
+from torchgpmc.models.base import GPModel
+
+_PRIOR_DRAWS = 200
+
+
+class ImportanceState(NamedTuple):
+    """State of a run: the weighted draws, and where the latent approximations start."""
+
+    iteration: int
+    draws: AdaptiveState
+    anchor: Tensor  # (1, ...), the approximation's start at the best mode
+
+
+class ImportanceRun(NamedTuple):
+    """Batches from proposals that follow the weighted draws; one advance a batch."""
+
+    model: GPModel
+    estimator: ImportanceEstimator
+    marginal: ApproximateMarginal
+    plan: Adaptation
+    schedule: list[int]
+    degrees_of_freedom: float
+    num_starts: int
+    switch_after: int | None  # batch after which the plan becomes MAMIS
+    effective_size: float | None
+    smooth: bool
+
+    @property
+    def target(self) -> str:
+        """What the draws are draws of."""
+        return "the exact posterior, through weights"
+
+    def init(self, generator: torch.Generator) -> ImportanceState:
+        first = self._first_proposal(generator)
+        with torch.no_grad():
+            prior = self.model.prior(first.mean[:1])
+            anchor = self.estimator.approximation.importance_density(self.model, prior).start
+        return ImportanceState(0, start(first), torch.nan_to_num(anchor))
+
+    def _first_proposal(self, generator: torch.Generator) -> Proposal:
+        """The modes with their curvatures, shares by Laplace's integral; the prior's moments where no mode is found."""
+        layout = self.model.layout
+        modes = find_modes(self.marginal, layout.starting_points(self.num_starts, generator))
+        if modes:
+            mean, covariance = torch.stack([m.position for m in modes]), torch.stack([m.covariance for m in modes])
+            share = torch.stack([m.log_density for m in modes]) + 0.5 * torch.logdet(covariance)
+            if self.plan.diagonal:
+                covariance = torch.diag_embed(covariance.diagonal(dim1=-2, dim2=-1))
+            return from_modes(mean, covariance, share, self.degrees_of_freedom)
+        warnings.warn(
+            f"no mode of the approximate posterior with a positive definite curvature was found in {self.num_starts} starts: "
+            f"sampling begins from the prior instead, and may need more draws.",
+            SamplingWarning,
+            stacklevel=5,
+        )
+        draws = layout.starting_points(_PRIOR_DRAWS, generator)
+        covariance = draws.T.cov().reshape(1, layout.size, layout.size) + 1e-6 * torch.eye(layout.size).to(draws)
+        return from_modes(draws.mean(0)[None], covariance, draws.new_zeros(1), self.degrees_of_freedom)
+
+    def num_advances(self) -> int:
+        return len(self.schedule)
+
+    def is_finished(self, state: ImportanceState) -> bool:
+        """Whether the effective size that was asked for has been reached."""
+        if self.effective_size is None or state.iteration == 0:
+            return False
+        return kish_effective_size(log_weights(state.draws)) >= self.effective_size
+
+    def advance(self, state: ImportanceState, generator: torch.Generator) -> tuple[ImportanceState, Draw, dict[str, Tensor]]:
+        count = self.schedule[state.iteration]
+        theta = draw_from(state.draws.current, count, generator)
+        begun = state.anchor.expand(count, *state.anchor.shape[1:])
+        estimate = self.estimator.draw(theta, generator, begun)
+        log_prior = self.model.layout.log_prior(theta).detach()
+        log_target = torch.nan_to_num(log_prior + estimate.value, nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+        draws = add_draws(state.draws, theta, log_target)
+        if state.iteration + 1 < len(self.schedule):
+            modified = self.plan.modified or (self.switch_after is not None and state.iteration + 1 >= self.switch_after)
+            draws = adapt(draws, self.plan._replace(modified=modified))
+        stats = {
+            "lp": log_prior + estimate.log_likelihood + log_standard_normal(estimate.whitened),
+            "log_evidence": estimate.value,
+            "log_evidence_variance": estimate.variance,
+            "n_failures": torch.isinf(log_target).to(log_target),
+            "n_factorizations": estimate.num_factorizations,
+            "approximation_converged": estimate.converged,
+        }
+        stats = {name: value[None] for name, value in stats.items()}
+        return ImportanceState(state.iteration + 1, draws, state.anchor), Draw(theta[None], estimate.whitened[None]), stats
+
+    def finish(self, state: ImportanceState, draw: Draw) -> Draws:
+        weights = log_weights(state.draws)
+        if not bool(torch.isfinite(weights).any()):
+            raise ValueError(
+                f"all {len(weights)} draws have evidence zero: every covariance failed to factorise. Expected some to succeed; raise the "
+                f"model's jitter (now {self.model.jitter:g}) or use priors that keep lengthscales and scales moderate."
+            )
+        value, error = log_evidence(weights)
+        if self.smooth:
+            weights = smoothed_log_weights(weights)
+        known = {"log_evidence": float(value), "log_evidence_error": float(error)}
+        return Draws(draw.theta, draw.whitened, weights.cpu()[None], known)
+
+
+def _schedule(num_samples: int, batch_size: int, growth: float) -> list[int]:
+    """Batch sizes that grow geometrically and sum to ``num_samples``.
+
+    Example:
+        >>> _schedule(1000, 100, 1.5)
+        [100, 150, 225, 337, 188]
+    """
+    sizes: list[int] = []
+    left = num_samples
+    while left > 0:
+        size = min(left, round(batch_size * growth ** len(sizes) - 0.001))
+        sizes.append(size)
+        left -= size
+    return sizes
+
+
+@dataclass(frozen=True)
+class AMIS:
+    """Adaptive multiple importance sampling of theta, exact or pseudo-marginal (paper E; Cornuet et al. 2012).
+
+    Starts at the modes of the approximate posterior with their curvature, draws batches, weighs every draw against the mixture of all
+    proposals used, and moves the proposal to the weighted moments. With an unbiased estimate in place of the evidence it stays exact
+    (paper E, section 3.1). Every theta comes with a latent vector chosen by its importance weight.
+
+    Args:
+        approximation: :class:`Laplace` or :class:`EP`, for the modes and for drawing latents; exact for a :class:`GPRegression`.
+        num_importance: latent vectors an estimate of the evidence.
+        antithetic: draw them in mirrored pairs; by default where ``num_importance`` is even.
+        degrees_of_freedom: of Student t proposals, a whole number above 2; ``None`` for normal ones.
+        diagonal: adapt variances alone, no correlations (AMIS-D of paper E).
+        batch_size: draws of the first batch; by default a tenth of ``num_samples``, at least 10 a hyperparameter.
+        growth: of batches.
+        prior_strength: draws that the first proposal counts for when the next is learned; by default two a hyperparameter.
+        num_starts: of the search for modes.
+        effective_size: stop once Kish's effective size reaches this; ``num_samples`` is then a limit.
+        switch_to_modified_after: batches after which to go on as :class:`MAMIS`; ``None``: never.
+        smooth: Pareto-smooth the weights (Vehtari et al. 2024): less variance, a little bias.
+    """
+
+    approximation: Approximation = Laplace()  # noqa: RUF009  (frozen, so it may be shared)
+    num_importance: int = 16
+    antithetic: bool | None = None
+    degrees_of_freedom: int | None = 5
+    diagonal: bool = False
+    batch_size: int | None = None
+    growth: float = 1.2
+    prior_strength: float | None = None
+    num_starts: int = 4
+    effective_size: float | None = None
+    switch_to_modified_after: int | None = None
+    smooth: bool = False
+
+    def prepare(self, model: GPModel, settings: Settings) -> ImportanceRun:
+        """A run on theta.
+
+        Raises:
+            ValueError: options out of range, ``warmup_steps`` or ``num_chains`` given, or a model that cannot be served.
+        """
+        return _prepare(self, model, settings, modified=False)
+
+
+@dataclass(frozen=True)
+class MAMIS:
+    """Modified adaptive multiple importance sampling (Marin et al. 2014): each proposal is learned from the last batch alone.
+
+    Consistent without AMIS's conditions, and slower to learn: batches grow faster. Arguments as for :class:`AMIS`.
+    """
+
+    approximation: Approximation = Laplace()  # noqa: RUF009
+    num_importance: int = 16
+    antithetic: bool | None = None
+    degrees_of_freedom: int | None = 5
+    diagonal: bool = False
+    batch_size: int | None = None
+    growth: float = 1.5
+    prior_strength: float | None = None
+    num_starts: int = 4
+    effective_size: float | None = None
+    smooth: bool = False
+
+    def prepare(self, model: GPModel, settings: Settings) -> ImportanceRun:
+        """A run on theta.
+
+        Raises:
+            ValueError: options out of range, ``warmup_steps`` or ``num_chains`` given, or a model that cannot be served.
+        """
+        return _prepare(self, model, settings, modified=True)
+
+
+def _prepare(method: AMIS | MAMIS, model: GPModel, settings: Settings, *, modified: bool) -> ImportanceRun:
+    name = type(method).__name__
+    for option in ("warmup_steps", "num_chains", "chain_chunk"):
+        if getattr(settings, option) is not None:
+            raise ValueError(
+                f"{option} is {getattr(settings, option)} with {name}, which has no chains and no warm-up. "
+                f"Expected None; num_samples counts all weighted draws."
+            )
+    if model.train_y.dim() == 2:
+        raise ValueError(f"the model has several data sets and {name} samples one posterior. Expected train_y of shape (N,).")
+    check_has_hyperparameters(model, name)
+    check_count("num_starts", method.num_starts)
+    check_positive("growth", method.growth, 0.999)
+    degrees = math.inf
+    if method.degrees_of_freedom is not None:
+        check_count("degrees_of_freedom", method.degrees_of_freedom, 3)
+        degrees = float(method.degrees_of_freedom)
+    if method.effective_size is not None:
+        check_positive("effective_size", method.effective_size)
+    switch = method.switch_to_modified_after if isinstance(method, AMIS) else None
+    if switch is not None:
+        check_count("switch_to_modified_after", switch)
+    size = model.layout.size
+    batch = method.batch_size
+    if batch is None:
+        batch = max(10 * size, 20, math.ceil(settings.num_samples / 10))
+    check_count("batch_size", batch)
+    strength = 2.0 * size if method.prior_strength is None else method.prior_strength
+    check_positive("prior_strength", strength)
+    approximation = suited_approximation(model, method.approximation)
+    estimator = importance(model, approximation, num_importance=method.num_importance, antithetic=method.antithetic)
+    return ImportanceRun(
+        model,
+        estimator,
+        ApproximateMarginal(model, approximation),
+        Adaptation(modified, method.diagonal, strength),
+        _schedule(settings.num_samples, batch, method.growth),
+        degrees,
+        method.num_starts,
+        switch,
+        method.effective_size,
+        method.smooth,
+    )

@@ -1,0 +1,65 @@
+"""Gaussian process regression with the latent function integrated out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.means import Mean
+from torch import Tensor
+
+from torchgpmc.models.full import GP
+
+
+class GPRegression(GP):
+    r"""A Gaussian process with Gaussian noise, whose latents every method integrates out exactly.
+
+    .. math:: y \sim N(m(X), K_\theta(X, X) + jitter \cdot I + noise \cdot I)
+
+    Methods act on theta alone; latents are drawn from p(f | y, theta) for kept draws. Predictions equal those of a :class:`GP` with the
+    same likelihood.
+
+    Args:
+        train_x: inputs ``(N, D)``, or ``(N,)`` for one dimension.
+        train_y: real targets ``(N,)``.
+        kernel: a gpytorch kernel without batch dimensions.
+        likelihood: gpytorch's ``GaussianLikelihood`` or ours; its ``noise`` is a variance.
+        mean: a gpytorch mean; zero by default.
+        jitter: variance added to the diagonal of K(X, X).
+        dtype: floating type of all computation.
+
+    Raises:
+        ValueError: what cannot be right about the data, the kernel or the priors, with the remedy.
+        TypeError: another likelihood, or a thing of the wrong kind.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.likelihoods import GaussianLikelihood
+        >>> from gpytorch.priors import GammaPrior, HalfNormalPrior
+        >>> x = torch.linspace(0, 1, 8)
+        >>> kernel = RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> model = tg.GPRegression(x, x.sin(), kernel, GaussianLikelihood(noise_prior=HalfNormalPrior(1.0)))
+        >>> model.layout.names
+        ['kernel.lengthscale', 'likelihood.noise_covar.noise']
+    """
+
+    def __init__(
+        self,
+        train_x: Tensor,
+        train_y: Tensor,
+        kernel: Kernel,
+        likelihood: Any,
+        *,
+        mean: Mean | None = None,
+        jitter: float = 1e-6,
+        dtype: torch.dtype = torch.float64,
+    ):
+        if not isinstance(likelihood, GaussianLikelihood):
+            raise TypeError(
+                f"likelihood is {type(likelihood).__name__}. Expected gpytorch.likelihoods.GaussianLikelihood, the only one whose latents "
+                f"integrate out exactly; use torchgpmc.GP for others."
+            )
+        super().__init__(train_x, train_y, kernel, likelihood, mean=mean, jitter=jitter, dtype=dtype)
