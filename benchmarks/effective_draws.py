@@ -2,7 +2,7 @@
 
     python benchmarks/effective_draws.py
 
-n=200, d=2, isotropic RBF, paper A's Gamma priors. Fresh processes; warm-up and adaptation inside every time, NumPyro's compile time
+n=200, d=2, isotropic RBF, paper A's Gamma priors. Fresh processes; warm-up, mode search and adaptation inside every time, NumPyro's compile time
 apart. A row of fewer than 200 effective draws is marked. Targets: pseudo-marginal at least 10 times NumPyro's NUTS.
 """
 
@@ -23,6 +23,9 @@ METHODS = {  # name: (expression, warm-up, draws, chains)
     "PM with delayed acceptance": ("tg.PseudoMarginal(delayed_acceptance=True)", 300, 600, 16),
     "PM slice (2)": ("tg.PseudoMarginalSlice(num_importance=2)", 50, 60, 16),
     "NUTS on Laplace's marginal, weighted (16)": ("tg.NUTS(marginal=tg.Laplace(), importance_weights=16)", 100, 150, 8),
+    "AMIS, Laplace (16)": ("tg.AMIS()", None, 4000, None),
+    "AMIS, EP (16)": ("tg.AMIS(approximation=tg.EP())", None, 4000, None),
+    "MAMIS, EP (16)": ("tg.MAMIS(approximation=tg.EP())", None, 4000, None),
     "NUTS on [theta, v]": ("tg.NUTS()", 200, 250, 4),
 }
 
@@ -44,8 +47,17 @@ def worker(name, num_data):
     )
     seconds = time.perf_counter() - began
     rows = [row for row in posterior.summary().rows if row.name != "lp"]
-    worst = min(row.ess_bulk for row in rows)
-    row = {"ess": worst, "seconds": seconds, "ess_a_second": worst / seconds, "compile": 0.0, "means": [row.mean for row in rows]}
+    # Of weighted draws the smaller of Kish's size and that of each quantity's mean.
+    worst = min(min(row.ess_bulk, row.ess_tail) if posterior.log_weights is not None else row.ess_bulk for row in rows)
+    khat = tg.diagnostics.pareto_khat(posterior.log_weights) if posterior.log_weights is not None else float("nan")
+    row = {
+        "khat": khat,
+        "ess": worst,
+        "seconds": seconds,
+        "ess_a_second": worst / seconds,
+        "compile": 0.0,
+        "means": [row.mean for row in rows],
+    }
     print(json.dumps(row | {"rhat": max(row.rhat for row in rows)}))
 
 
@@ -53,6 +65,8 @@ def show(name, steps, rows, best):
     few = "" if min(row["ess"] for row in rows) >= 200 else " (under 200)"
     ratio = f"{median(rows, 'ess_a_second') / best:.1f}" if best else ""
     means = ", ".join(f"{mean:.2f}" for mean in rows[0]["means"])
+    if rows[0].get("khat") == rows[0].get("khat") and "khat" in rows[0]:
+        means += f" (k-hat {median(rows, 'khat'):.2f})"
     print(
         f"| {name} | {steps} | {median(rows, 'ess'):.0f}{few} | {median(rows, 'seconds'):.0f} | {median(rows, 'ess_a_second'):.2f} | "
         f"{ratio} | {means} |",
@@ -76,7 +90,8 @@ def main():
     show("NumPyro NUTS, sequential, compile time left out", f"{PEER[1]} x ({PEER[2]} + {PEER[3]})", peers, best)
     for name, (_, warmup_steps, num_samples, num_chains) in METHODS.items():
         rows = [measure(sys.executable, "effective_draws.py", "--worker", name, PEER[0]) for _ in range(options.runs)]
-        show(name, f"{num_chains} x ({warmup_steps} + {num_samples})", rows, best)
+        steps = f"{num_chains} x ({warmup_steps} + {num_samples})" if num_chains else f"{num_samples} weighted"
+        show(name, steps, rows, best)
 
 
 if __name__ == "__main__":

@@ -103,7 +103,9 @@ def main():
     if options.worker:
         worker(int(options.worker[0]), options.worker[1])
         return
-    print("| n | estimate | simple (ms a theta) | ours (ms a theta) | times faster | sd of the log | factorisations | over two Choleskys |")
+    print(
+        "| n | estimate | simple (ms a theta) | ours (ms a theta) | times faster | sd of the log | factorisations | over two Choleskys |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     for num_data in options.sizes:
         for case in CASES:

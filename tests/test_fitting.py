@@ -28,7 +28,10 @@ def test_fit_finds_the_best_of_a_fine_grid(approximation, maximum_a_posteriori):
     def objective(theta):
         value = approximation.evidence(model, model.prior(theta)).log_evidence.detach()
         if maximum_a_posteriori:
-            for name, prior in (("kernel.outputscale", GammaPrior(2.0, 1.0)), ("kernel.base_kernel.lengthscale", GammaPrior(2.0, 4.0))):
+            for name, prior in (
+                ("kernel.outputscale", GammaPrior(2.0, 1.0)),
+                ("kernel.base_kernel.lengthscale", GammaPrior(2.0, 4.0)),
+            ):
                 value = value + prior.log_prob(model.layout.constrain(theta)[name].float()).double().flatten()
         return value
 

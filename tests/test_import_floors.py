@@ -17,6 +17,7 @@ FLOORS = [
     {"posterior", "approximations"},
     {"checkpoint", "evidence", "fitting"},
     {"methods"},
+    {"recommend"},
     {"run", "plots"},
     {"__init__"},
 ]

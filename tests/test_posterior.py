@@ -9,8 +9,7 @@ import torch
 
 import torchgpmc as tg
 from tests.problems import fixed_kernel, gp, inputs, sparse_gp, targets
-from torchgpmc.diagnostics import pareto_khat
-from torchgpmc.diagnostics import complaints, summarise
+from torchgpmc.diagnostics import complaints, pareto_khat, summarise
 from torchgpmc.draws import Draws
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.diagnostics.SamplingWarning")

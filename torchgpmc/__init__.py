@@ -9,6 +9,7 @@ from torchgpmc.methods import AMIS, HMC, MAMIS, NUTS, AdaptiveMH, EllipticalSlic
 from torchgpmc.models import GP, GPRegression, SparseGP, joint_log_density, kmeans_inducing_points
 from torchgpmc.posterior import Posterior
 from torchgpmc.prediction import Prediction
+from torchgpmc.recommend import explain, recommend
 from torchgpmc.run import sample
 from torchgpmc.samplers import MassMatrix
 
@@ -37,10 +38,12 @@ __all__ = [
     "approximations",
     "diagnostics",
     "evidence",
+    "explain",
     "fit",
     "joint_log_density",
     "kmeans_inducing_points",
     "likelihoods",
+    "recommend",
     "sample",
     "samplers",
     "scores",

@@ -102,7 +102,9 @@ def fit(
 def _warn(theta: Tensor, success: bool, max_iterations: int, model: GPModel, approximation: Approximation, flat: bool) -> None:
     if not success:
         warnings.warn(
-            f"fit stopped after {max_iterations} iterations before it converged: raise max_iterations.", SamplingWarning, stacklevel=3
+            f"fit stopped after {max_iterations} iterations before it converged: raise max_iterations.",
+            SamplingWarning,
+            stacklevel=3,
         )
     names = _undetermined(theta, model, approximation) if flat else []
     if names:

@@ -16,6 +16,7 @@ from torchgpmc.files import read_tensors, write_atomically
 from torchgpmc.models.base import GPModel, likelihood_values
 from torchgpmc.models.validation import check_inputs
 from torchgpmc.prediction import Prediction
+from torchgpmc.random import make_generator
 
 _FORMAT = "torchgpmc posterior 1"
 _CHUNK_ELEMENTS = 4_000_000
@@ -122,6 +123,27 @@ class Posterior:
     def summary(self) -> Summary:
         """Mean, sd, 5 % and 95 % quantiles, bulk and tail effective sizes and rank R-hat of every hyperparameter, and of ``lp``."""
         return summarise({**self.samples, "lp": self.stats["lp"]}, self.log_weights)
+
+    def resampled(self, num_draws: int, *, seed: int = 0) -> Posterior:
+        """Draws of equal weight ``(1, num_draws)``, chosen with replacement by weight: some repeat, as ``info["resampled"]`` says.
+
+        Args:
+            num_draws: how many.
+            seed: of the choice.
+
+        Raises:
+            ValueError: the draws weigh the same already, or ``num_draws`` is below 1.
+        """
+        if self.log_weights is None:
+            raise ValueError("these draws weigh the same. Expected weighted draws, for instance of AMIS(); use them as they are.")
+        if not isinstance(num_draws, int) or num_draws < 1:
+            raise ValueError(f"num_draws is {num_draws!r}. Expected a whole number of at least 1.")
+        weights = torch.softmax(self.log_weights.flatten(), 0)
+        rows = torch.multinomial(weights, num_draws, replacement=True, generator=make_generator(seed))
+        draws = Draws(self.theta.flatten(0, 1)[rows][None], self.whitened.flatten(0, 1)[rows][None], None)
+        stats = {name: value.flatten(0, 1)[rows][None] for name, value in self.stats.items()}
+        label = f"{num_draws} draws by weight from {len(weights)}; {len(rows.unique())} of them differ"
+        return Posterior(self.model, draws, stats, {**self.info, "resampled": label})
 
     def complaints(self) -> list[str]:
         """What speaks against trusting these draws, one sentence each; empty if nothing does."""

@@ -16,10 +16,12 @@ from torchgpmc.checkpoint import Checkpoint, CheckpointFile, unpack
 from torchgpmc.diagnostics import SamplingWarning
 from torchgpmc.draws import DrawStore
 from torchgpmc.methods.base import Method, Run, Settings, chain_settings, check_count
+from torchgpmc.methods.importance import AMIS
 from torchgpmc.methods.joint import NUTS
 from torchgpmc.models.base import GPModel
 from torchgpmc.posterior import Posterior, model_fingerprint
 from torchgpmc.random import make_generator
+from torchgpmc.recommend import recommend
 
 _SECONDS_BETWEEN_DISPLAYS = 0.2
 
@@ -42,8 +44,9 @@ def sample(
     generator is touched. Ctrl-C keeps the draws made so far.
 
     Args:
-        model: a :class:`GP` or :class:`SparseGP`.
-        method: for instance ``NUTS()``, the default.
+        model: a :class:`GP`, :class:`SparseGP` or :class:`GPRegression`.
+        method: for instance ``NUTS()``; :func:`torchgpmc.recommend` chooses by default, among chains alone if ``num_chains``,
+            ``warmup_steps`` or ``chain_chunk`` is given.
         num_samples: kept draws a chain.
         warmup_steps: steps before the first kept draw, in which the method tunes itself; ``num_samples`` by default.
         num_chains: chains run together as one batch; 4 by default.
@@ -72,7 +75,8 @@ def sample(
     """
     if not isinstance(model, GPModel):
         raise TypeError(f"model is {type(model).__name__}. Expected a torchgpmc.GP or torchgpmc.SparseGP.")
-    method = NUTS() if method is None else method
+    chains_wanted = not (warmup_steps is num_chains is chain_chunk is None)
+    method = _default_method(model, chains_wanted) if method is None else method
     if isinstance(method, type) or not hasattr(method, "prepare"):
         raise TypeError(
             f"method is {method!r}. Expected a method object, for instance torchgpmc.NUTS() or torchgpmc.HMC(num_steps=20)."
@@ -92,6 +96,11 @@ def sample(
     for complaint in posterior.complaints():
         warnings.warn(complaint, SamplingWarning, stacklevel=2)
     return posterior
+
+
+def _default_method(model: GPModel, chains_wanted: bool) -> Method:
+    method = recommend(model)
+    return NUTS() if isinstance(method, AMIS) and (chains_wanted or model.train_y.dim() == 2) else method
 
 
 def _check_settings(

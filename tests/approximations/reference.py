@@ -61,7 +61,9 @@ def gaussian_evidence(model, theta):
     return torch.tensor(
         [
             scipy.stats.multivariate_normal.logpdf(
-                model.train_y.numpy(), prior.mean[row].numpy(), (prior.covariance[row] + noise[row] * torch.eye(len(model.train_y))).numpy()
+                model.train_y.numpy(),
+                prior.mean[row].numpy(),
+                (prior.covariance[row] + noise[row] * torch.eye(len(model.train_y))).numpy(),
             )
             for row in range(len(theta))
         ],

@@ -140,7 +140,13 @@ def plain_mode_by_lbfgs(model):
         value = 0.5 * (v**2).sum() - model.log_likelihood(prior, v[None])[0]
         return value.item(), torch.autograd.grad(value, v)[0].numpy()
 
-    best = scipy.optimize.minimize(objective, torch.zeros(12).double().numpy(), jac=True, method="L-BFGS-B", options={"maxiter": 20000, "ftol": 1e-15, "gtol": 1e-9, "maxfun": 50000})
+    best = scipy.optimize.minimize(
+        objective,
+        torch.zeros(12).double().numpy(),
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": 20000, "ftol": 1e-15, "gtol": 1e-9, "maxfun": 50000},
+    )
     return prior.factor[0] @ torch.tensor(best.x), None
 
 

@@ -96,7 +96,7 @@ def test_weights_are_the_target_over_the_mixture_of_all_proposals(name):
 
 @pytest.mark.parametrize("name", PLANS)
 def test_the_proposal_finds_the_moments(name):
-    state = run(PLANS[name], [400] * 10, seed=1)
+    state = run(PLANS[name], [4000] * 5, seed=1)
     mean = torch.tensor([0.5772, 0.5 * 0.5772], dtype=torch.float64)
     variance = torch.tensor([math.pi**2 / 6, 1 + 0.25 * math.pi**2 / 6], dtype=torch.float64)
     found = state.current.factor[0] @ state.current.factor[0].T
@@ -132,7 +132,9 @@ def test_modes_of_a_mixture_with_their_curvature():
     density = AutogradDensity(lambda x: log_density_of(made, x))
     modes = find_modes(density, torch.tensor([[0.0, -3.0], [7.0, 5.0], [9.0, 3.0]], dtype=torch.float64))
     assert len(modes) == 2
-    torch.testing.assert_close(torch.stack([mode.position for mode in modes]).sort(0).values, (MEAN * 4).sort(0).values, atol=1e-3, rtol=0)
+    torch.testing.assert_close(
+        torch.stack([mode.position for mode in modes]).sort(0).values, (MEAN * 4).sort(0).values, atol=1e-3, rtol=0
+    )
     for mode in modes:
         nearest = (MEAN * 4 - mode.position).square().sum(-1).argmin()
         torch.testing.assert_close(mode.covariance, COVARIANCE[nearest], rtol=1e-3, atol=1e-3)

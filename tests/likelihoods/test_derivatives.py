@@ -42,7 +42,9 @@ def test_tilted_moments_equal_dense_quadrature(name):
     likelihood, y = make(name), targets(name, 5)
     # Laplace noise has a kink, which no rule of forty nodes integrates closely; Student t nearly has one.
     tolerance = {"laplace": 5e-2, "student_t": 1e-2}.get(name, 1e-7)
-    for found, expected in zip(likelihood.tilted_moments(MEAN, VARIANCE, y), dense_tilted(likelihood, MEAN, VARIANCE, y), strict=True):
+    for found, expected in zip(
+        likelihood.tilted_moments(MEAN, VARIANCE, y), dense_tilted(likelihood, MEAN, VARIANCE, y), strict=True
+    ):
         torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
 

@@ -76,7 +76,15 @@ def test_an_approximation_that_fails_everywhere_is_an_error():
         tg.sample(gp("probit"), tg.PseudoMarginal(approximation=tg.Laplace(max_iterations=1)), **OPTIONS)
 
 
-@pytest.mark.parametrize("method", [tg.NUTS(max_tree_depth=3, marginal=tg.Laplace()), tg.HMC(num_steps=2, marginal=tg.EP()), tg.AdaptiveMH(marginal=tg.EP()), tg.Slice(marginal=tg.Laplace())])
+@pytest.mark.parametrize(
+    "method",
+    [
+        tg.NUTS(max_tree_depth=3, marginal=tg.Laplace()),
+        tg.HMC(num_steps=2, marginal=tg.EP()),
+        tg.AdaptiveMH(marginal=tg.EP()),
+        tg.Slice(marginal=tg.Laplace()),
+    ],
+)
 def test_draws_of_an_approximate_marginal_say_so(method):
     posterior = quiet(gp("probit"), method)
     assert "not the exact posterior" in posterior.info["target"] and posterior.log_weights is None

@@ -24,7 +24,9 @@ def anchors(model, like):
     return Anchors(theta, start, torch.tensor(True))
 
 
-def marginal_density(model, targets, num_importance, *, approximation=None, antithetic=None, latent_steps=0, density=MarginalDensity):
+def marginal_density(
+    model, targets, num_importance, *, approximation=None, antithetic=None, latent_steps=0, density=MarginalDensity
+):
     approximation = tg.Laplace() if approximation is None else approximation
     estimator = importance(model, approximation, num_importance=num_importance, antithetic=antithetic, targets=targets)
     own = anchors(model, targets)
@@ -45,7 +47,10 @@ KERNELS = {
         lambda density, tune, _: pseudo_marginal(density, moves_latents=True, **tune),
         {"num_importance": 4, "latent_steps": 1},
     ),
-    "ep": (lambda density, tune, _: pseudo_marginal(density, **tune), {"num_importance": 1, "approximation": tg.EP(max_iterations=3)}),
+    "ep": (
+        lambda density, tune, _: pseudo_marginal(density, **tune),
+        {"num_importance": 1, "approximation": tg.EP(max_iterations=3)},
+    ),
     "correlated": (lambda density, tune, _: correlated_pseudo_marginal(density, correlation=0.8, **tune), {"num_importance": 1}),
     "delayed": (lambda density, tune, cheap: delayed_acceptance(density, cheap, **tune), {"num_importance": 1}),
     "slice": (

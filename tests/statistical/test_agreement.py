@@ -21,7 +21,7 @@ ENGINES = {
     "NUTS on Laplace's marginal, weighted": tg.NUTS(marginal=tg.Laplace(), importance_weights=16),
     "slice on [theta, v]": tg.Slice(),
 }
-DRAWS = {"slice": 600, "slice on [theta, v]": 600, "NUTS on Laplace's marginal, weighted": 500}
+DRAWS = {"slice": 250, "slice on [theta, v]": 300, "NUTS on Laplace's marginal, weighted": 300}
 
 
 def model():
@@ -51,7 +51,7 @@ def mean_and_error(posterior):
 
 @pytest.fixture(scope="module")
 def reference():
-    return mean_and_error(tg.sample(model(), tg.NUTS(), num_samples=2500, warmup_steps=300, num_chains=8, seed=1, progress=False))
+    return mean_and_error(tg.sample(model(), tg.NUTS(), num_samples=1500, warmup_steps=200, num_chains=8, seed=1, progress=False))
 
 
 def alarm(found, truth):
@@ -61,7 +61,7 @@ def alarm(found, truth):
 
 
 def run(name):
-    draws = DRAWS.get(name, 2000)
+    draws = DRAWS.get(name, 1500)
     return tg.sample(model(), ENGINES[name], num_samples=draws, warmup_steps=300, num_chains=8, seed=2, progress=False)
 
 

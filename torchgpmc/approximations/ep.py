@@ -87,7 +87,9 @@ class EP:
         if not needs_gradient(problem):
             return found
         with torch.no_grad():
-            covariance = 0.5 * (found.alpha.unsqueeze(-1) * found.alpha.unsqueeze(-2) - dense_r(found.factor, found.precision.sqrt()))
+            covariance = 0.5 * (
+                found.alpha.unsqueeze(-1) * found.alpha.unsqueeze(-2) - dense_r(found.factor, found.precision.sqrt())
+            )
         cavities = problem._replace(mean=problem.mean.detach())
         likelihood = cavities.tilted_moments(point.cavity_mean, point.cavity_variance).log_normaliser.sum(-1)
         return found._replace(log_evidence=with_gradient(found.log_evidence, problem, covariance, found.alpha, likelihood))
@@ -145,9 +147,7 @@ def _sweep(problem: Problem, sites: _Sites, tolerance: float) -> tuple[_Sites, _
     sound = ok & finite & (cavity_precision > 0).all(-1)
 
     log_evidence = _log_evidence(tilted.log_normaliser, factor, sites, cavity_precision, cavity_mean, centred)
-    point = _FixedPoint(
-        sites.precision, sites.shift, alpha, centred, factor, log_evidence, cavity_mean, cavity_variance
-    )
+    point = _FixedPoint(sites.precision, sites.shift, alpha, centred, factor, log_evidence, cavity_mean, cavity_variance)
     moved = _move(sites, new_precision, new_shift, sound, mismatch)
     return moved, point, sound & (mismatch < tolerance), moved.damping[:, 0] < _LEAST_DAMPING
 

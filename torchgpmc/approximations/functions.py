@@ -108,9 +108,7 @@ def predict(model: GPModel, theta: Tensor, approximation: Approximation, x: Tens
     return Prediction(model, mean.unsqueeze(1), variance.unsqueeze(1), likelihood_values(prior), log_weights)
 
 
-def _latent_marginals(
-    model: GPModel, prior: LatentPrior, found: GaussianApproximation, x: Tensor
-) -> tuple[Tensor, Tensor]:
+def _latent_marginals(model: GPModel, prior: LatentPrior, found: GaussianApproximation, x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance of f* ``(C, T)``: k*' alpha and k** - k*' R k*."""
     cross = model.covariance.bind(model.train_x, x)(prior.values["kernel"]).expand(len(found.mean), -1, -1)
     diagonal = model.covariance.diagonal(prior.values["kernel"], x)

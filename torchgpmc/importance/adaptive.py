@@ -95,8 +95,7 @@ def adapt(state: AdaptiveState, plan: Adaptation) -> AdaptiveState:
     log_weight = log_weight - torch.logsumexp(log_weight, 0)
     shares = _responsibilities(state.current, position) + log_weight  # (components, S)
     parts = [
-        _moments(shares[index], position, state.first.mean[index], state.first.factor[index], plan)
-        for index in range(len(shares))
+        _moments(shares[index], position, state.first.mean[index], state.first.factor[index], plan) for index in range(len(shares))
     ]
     mean, factor, weight = (torch.stack(columns) for columns in zip(*parts, strict=True))
     proposal = Proposal(torch.log_softmax(weight.clamp_min(1e-3).log(), 0), mean, factor, state.current.degrees_of_freedom)
@@ -108,7 +107,8 @@ def _responsibilities(proposal: Proposal, position: Tensor) -> Tensor:
     if len(proposal.mean) == 1:
         return position.new_zeros(1, len(position))
     logs = [
-        log_density_of(Proposal(torch.zeros_like(share)[None], mean[None], factor[None], proposal.degrees_of_freedom), position) + share
+        log_density_of(Proposal(torch.zeros_like(share)[None], mean[None], factor[None], proposal.degrees_of_freedom), position)
+        + share
         for share, mean, factor in zip(proposal.log_share, proposal.mean, proposal.factor, strict=True)
     ]
     return torch.log_softmax(torch.stack(logs), 0)

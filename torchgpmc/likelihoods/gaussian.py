@@ -42,9 +42,7 @@ class Gaussian(Factorised, GaussianLikelihood):
 
     def tilted_moments(self, mean: Tensor, variance: Tensor, targets: Tensor) -> TiltedMoments:
         gain = variance / (variance + self.noise)
-        return TiltedMoments(
-            _log_normal(targets - mean, variance + self.noise), mean + gain * (targets - mean), gain * self.noise
-        )
+        return TiltedMoments(_log_normal(targets - mean, variance + self.noise), mean + gain * (targets - mean), gain * self.noise)
 
     def expected_log_likelihood(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         return _log_normal(targets - mean, self.noise) - 0.5 * variance / self.noise

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.approximations import Approximation, ApproximateMarginal, Laplace
+from torchgpmc.approximations import ApproximateMarginal, Approximation, Laplace
 from torchgpmc.diagnostics import SamplingWarning, kish_effective_size, smoothed_log_weights
 from torchgpmc.draws import Draw, Draws
 from torchgpmc.evidence import ImportanceEstimator, importance

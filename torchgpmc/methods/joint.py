@@ -174,9 +174,7 @@ class NUTS:
         target = _target(self, model, settings)
 
         def kernel(step_size: Tensor, preconditioner: Preconditioner) -> Sampler:
-            return nuts(
-                target.density, step_size=step_size, preconditioner=preconditioner, max_tree_depth=self.max_tree_depth
-            )
+            return nuts(target.density, step_size=step_size, preconditioner=preconditioner, max_tree_depth=self.max_tree_depth)
 
         return _run(
             self,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.approximations import Approximation, ApproximateMarginal, Laplace
+from torchgpmc.approximations import ApproximateMarginal, Approximation, Laplace
 from torchgpmc.draws import Draw, Draws
 from torchgpmc.evidence import ImportanceEstimate, ImportanceEstimator, importance
 from torchgpmc.methods.base import Settings, chain_settings, check_count, check_positive, in_chunks
@@ -62,9 +62,7 @@ class MarginalDensity(NamedTuple):
         """The same as a function of standard normals."""
         return self._with_prior(position, self.estimator.evaluate(position, auxiliary, self._start(position)))
 
-    def move(
-        self, position: Tensor, payload: ImportanceEstimate, generator: torch.Generator
-    ) -> tuple[Tensor, ImportanceEstimate]:
+    def move(self, position: Tensor, payload: ImportanceEstimate, generator: torch.Generator) -> tuple[Tensor, ImportanceEstimate]:
         """Elliptical slice steps on the kept latent draw."""
         return self._with_prior(position, self.estimator.move(position, payload, self.num_latent_steps, generator))
 
@@ -141,9 +139,7 @@ class MarginalRun(NamedTuple):
     def num_advances(self) -> int:
         return self.warmup_steps + self.num_samples
 
-    def advance(
-        self, state: MarginalState, generator: torch.Generator
-    ) -> tuple[MarginalState, Draw | None, dict[str, Tensor]]:
+    def advance(self, state: MarginalState, generator: torch.Generator) -> tuple[MarginalState, Draw | None, dict[str, Tensor]]:
         iteration = state.iteration + 1
         if iteration <= self.plan.steps:
             return self._tune(state, iteration, generator)
@@ -219,9 +215,7 @@ def _marginal_run(
     like = torch.zeros(0, dtype=model.train_x.dtype, device=model.train_x.device)
     empty = Anchors(like, like, torch.tensor(False, device=like.device))
     density = MarginalDensity(model.layout, estimator, empty, own_data, latent_steps)
-    return MarginalRun(
-        model, approximate, density, kernel(approximate), plan, warmup, settings.num_samples, chains, thinning
-    )
+    return MarginalRun(model, approximate, density, kernel(approximate), plan, warmup, settings.num_samples, chains, thinning)
 
 
 @dataclass(frozen=True)
@@ -262,7 +256,9 @@ class PseudoMarginal:
         """
         check_positive("target_accept_prob", self.target_accept_prob, 0.0, 1.0)
         if not 0 <= self.correlation < 1:
-            raise ValueError(f"correlation is {self.correlation!r}. Expected a number of at least 0 and below 1, for instance 0.99.")
+            raise ValueError(
+                f"correlation is {self.correlation!r}. Expected a number of at least 0 and below 1, for instance 0.99."
+            )
         if self.correlation and (self.delayed_acceptance or self.latent_steps):
             raise ValueError(
                 "correlation cannot be combined with delayed_acceptance or latent_steps. Expected one of them; "

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.approximations import Approximation, ApproximateMarginal, Conjugate
+from torchgpmc.approximations import ApproximateMarginal, Approximation, Conjugate
 from torchgpmc.draws import Draw
 from torchgpmc.evidence import importance
 from torchgpmc.methods.base import Settings, chain_settings, check_count, in_chunks, starting_positions

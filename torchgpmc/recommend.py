@@ -1,0 +1,47 @@
+"""Which method this project's own measurements favour for a model."""
+
+from __future__ import annotations
+
+from torchgpmc.approximations import EP
+from torchgpmc.likelihoods.base import Factorised
+from torchgpmc.likelihoods.conversion import as_likelihood
+from torchgpmc.methods import AMIS, NUTS, EllipticalSlice, Method
+from torchgpmc.models import GP, GPModel, GPRegression
+
+# Above this many hyperparameters importance weights begin to collapse; docs/results/amis.md has the measurements.
+MANY_HYPERPARAMETERS = 12
+
+
+def recommend(model: GPModel) -> Method:
+    """The method to begin with; print ``explain(model)`` for the reason.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> x = torch.linspace(0, 1, 10)
+        >>> model = tg.GP(x, (x > 0.5).int(), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0)), tg.likelihoods.Bernoulli())
+        >>> type(tg.recommend(model)).__name__
+        'AMIS'
+    """
+    return _choice(model)[0]
+
+
+def explain(model: GPModel) -> str:
+    """Why :func:`recommend` says what it says, in words."""
+    method, reason = _choice(model)
+    return f"{type(method).__name__}: {reason}"
+
+
+def _choice(model: GPModel) -> tuple[Method, str]:
+    size = model.layout.size
+    if size == 0:
+        return EllipticalSlice(), "every hyperparameter is fixed, and one factorisation serves all draws of the latents."
+    integrates_out = isinstance(model, GP) and model.num_latents == 1 and isinstance(as_likelihood(model.likelihood), Factorised)
+    if not integrates_out:
+        return NUTS(), "the latents cannot be integrated out one site a datum, so hyperparameters and latents are sampled together."
+    if size > MANY_HYPERPARAMETERS:
+        return NUTS(), f"{size} hyperparameters are more than importance weights survive."
+    if isinstance(model, GPRegression):
+        return AMIS(), "the evidence is exact and the hyperparameters are few: independent weighted draws, no warm-up."
+    return AMIS(approximation=EP()), "the latents integrate out well and the hyperparameters are few: independent weighted draws."
