@@ -2,8 +2,8 @@
 
     python benchmarks/effective_draws.py
 
-n=200, d=2, isotropic RBF, paper A's Gamma priors. Fresh processes; warm-up, mode search and adaptation inside every time, NumPyro's compile time
-apart. A row of fewer than 200 effective draws is marked. Targets: pseudo-marginal at least 10 times NumPyro's NUTS.
+n=200, d=2, isotropic RBF, paper A's Gamma priors. Fresh processes; warm-up, mode search and adaptation inside every time,
+NumPyro's compile time apart. A row of fewer than 200 effective draws is marked. Targets: pseudo-marginal at least 10 times NumPyro's NUTS.
 """
 
 import argparse
@@ -68,8 +68,8 @@ def show(name, steps, rows, best):
     if rows[0].get("khat") == rows[0].get("khat") and "khat" in rows[0]:
         means += f" (k-hat {median(rows, 'khat'):.2f})"
     print(
-        f"| {name} | {steps} | {median(rows, 'ess'):.0f}{few} | {median(rows, 'seconds'):.0f} | {median(rows, 'ess_a_second'):.2f} | "
-        f"{ratio} | {means} |",
+        f"| {name} | {steps} | {median(rows, 'ess'):.0f}{few} | {median(rows, 'seconds'):.0f} | "
+        f"{median(rows, 'ess_a_second'):.2f} | {ratio} | {means} |",
         flush=True,
     )
 

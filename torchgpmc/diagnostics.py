@@ -119,8 +119,9 @@ def summarise(samples: Mapping[str, Tensor], log_weights: Tensor | None = None) 
 
     Args:
         samples: ``{name: (C, S, *shape)}``.
-        log_weights: ``(C, S)`` for weighted draws. One chain of them is taken as independent: ``ess_bulk`` is that of the
-            quantity's mean, ``ess_tail`` Kish's size, and there is no R-hat; the sizes of several chains are those of the draws times Kish's fraction, and R-hat is that of the draws.
+        log_weights: ``(C, S)`` for weighted draws. One chain of them is taken as independent: ``ess_bulk`` is that of the quantity's
+            mean, ``ess_tail`` Kish's size, and there is no R-hat. The sizes of several chains are those of the draws times Kish's
+            fraction, and R-hat is that of the draws.
     """
     rows = []
     for name, values in scalar_columns(samples):
@@ -209,7 +210,7 @@ def _complaints_about_estimates(stats: Mapping[str, Tensor]) -> list[str]:
         failed = 1 - float(stats["approximation_converged"].double().mean())
         if failed > 0.01:
             found.append(
-                f"the Gaussian approximation did not converge for {failed:.0%} of the draws: the estimates stay unbiased but noisy; "
+                f"the Gaussian approximation did not converge for {failed:.0%} of the draws: estimates stay unbiased but noisy; "
                 f"raise its max_iterations, or use the other of Laplace() and EP()."
             )
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
+from collections.abc import Callable
 from typing import TypeVar
 
 import numpy as np
@@ -92,8 +93,8 @@ def fit(
             best = float(result.fun), torch.as_tensor(result.x).to(start), bool(result.success)
     if best is None:
         raise ValueError(
-            f"{type(approximation).__name__} failed at all of {num_starts} starts. Expected it to converge somewhere; try the other of "
-            f"Laplace() and EP(), or raise the model's jitter (now {model.jitter:g})."
+            f"{type(approximation).__name__} failed at all of {num_starts} starts. Expected it to converge somewhere; try the other "
+            f"of Laplace() and EP(), or raise the model's jitter (now {model.jitter:g})."
         )
     _warn(best[1], best[2], max_iterations, model, approximation, not maximum_a_posteriori)
     return _with_theta(model, best[1])
@@ -109,7 +110,7 @@ def _warn(theta: Tensor, success: bool, max_iterations: int, model: GPModel, app
     names = _undetermined(theta, model, approximation) if flat else []
     if names:
         warnings.warn(
-            f"the evidence hardly changes with {', '.join(names)} where fit ended: there may be no maximum, and the fitted values say "
+            f"the evidence hardly changes with {', '.join(names)} where fit ended: there may be no maximum, and its values say "
             f"little. Use maximum_a_posteriori=True, or sample.",
             SamplingWarning,
             stacklevel=3,
@@ -128,7 +129,9 @@ def _undetermined(theta: Tensor, model: GPModel, approximation: Approximation) -
     return list(dict.fromkeys(name for name, undetermined in zip(names, flat.tolist(), strict=True) if undetermined))
 
 
-def _objective(model: GPModel, approximation: Approximation, maximum_a_posteriori: bool):  # type: ignore[no-untyped-def]
+def _objective(
+    model: GPModel, approximation: Approximation, maximum_a_posteriori: bool
+) -> Callable[[np.ndarray], tuple[float, np.ndarray]]:
     def negative_and_gradient(x: np.ndarray) -> tuple[float, np.ndarray]:
         theta = torch.as_tensor(x).to(model.train_x)[None].requires_grad_(True)
         prior = model.prior(theta)

@@ -25,9 +25,7 @@ class AbstentionCurves(NamedTuple):
 def _checked(probs: Any, targets: Any) -> tuple[np.ndarray, np.ndarray]:
     p, y = np.asarray(torch.as_tensor(probs).cpu(), float), np.asarray(torch.as_tensor(targets).cpu(), float)
     if p.ndim != 1 or p.shape != y.shape or not len(p):
-        raise ValueError(
-            f"probs has shape {p.shape} and targets {y.shape}. Expected both ({len(p) if p.ndim else 'T'},), one entry a test point."
-        )
+        raise ValueError(f"probs has shape {p.shape} and targets {y.shape}. Expected both (T,), one entry a test point.")
     if not ((p >= 0) & (p <= 1)).all():
         raise ValueError("probs holds values outside [0, 1]. Expected the probability of class 1, for instance prediction.probs.")
     if np.isin(y, (-1, 1)).all():

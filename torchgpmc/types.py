@@ -57,7 +57,10 @@ class LogEstimator(Protocol):
 class NoisyDensity(Protocol):
     """A log density of C rows known through unbiased estimates (of the density, not of its logarithm)."""
 
-    auxiliary_size: int  # standard normals an estimate is made from
+    @property
+    def auxiliary_size(self) -> int:
+        """Standard normals that an estimate is made from."""
+        ...
 
     def draw(self, position: Tensor, generator: torch.Generator) -> tuple[Tensor, Any]:
         """Log estimates ``(C,)`` from fresh random numbers, and a NamedTuple of tensors ``(C, ...)`` that goes with them."""

@@ -19,13 +19,17 @@ def evidence_by_quadrature(model, theta, num_points=61, width=7.0):
     for row in range(len(theta)):
         only = {name: value[row : row + 1] for name, value in likelihood_values(prior).items()}
         f = prior.mean[row] + grid @ prior.factor[row].T
-        log_terms = model.likelihood_function(only, lambda likelihood: likelihood.pointwise_log_prob(f, model.train_y)).sum(-1)
+        log_terms = pointwise(model, only, f).sum(-1)
         log_terms = log_terms - 0.5 * (grid**2).sum(-1) - 0.5 * size * np.log(2 * np.pi) + size * torch.log(axis[1] - axis[0])
         log_evidence = torch.logsumexp(log_terms, 0)
         weights = (log_terms - log_evidence).exp()
         mean = weights @ f
         values.append((log_evidence, mean, (weights[:, None] * (f - mean)).T @ (f - mean)))
     return tuple(torch.stack(parts).detach() for parts in zip(*values, strict=True))
+
+
+def pointwise(model, values, f):
+    return model.likelihood_function(values, lambda likelihood: likelihood.pointwise_log_prob(f, model.train_y))
 
 
 def plain_laplace(model, theta):

@@ -125,7 +125,7 @@ def test_hard_problems_converge_or_say_so(method):
     model = tg.GP(x, torch.tensor([0.0, 3000.0] * 6, dtype=torch.float64), kernel, tg.likelihoods.Poisson())
     found = FUNCTIONS[method](model, torch.zeros(1, 0, dtype=torch.float64))
     if method == "laplace":
-        mode, log_evidence = plain_mode_by_lbfgs(model)
+        mode = plain_mode_by_lbfgs(model)
         torch.testing.assert_close(found.mean[0], mode, rtol=1e-4, atol=1e-3)
     assert bool(found.converged.all()) == bool(torch.isfinite(found.log_evidence).all())
 
@@ -147,7 +147,7 @@ def plain_mode_by_lbfgs(model):
         method="L-BFGS-B",
         options={"maxiter": 20000, "ftol": 1e-15, "gtol": 1e-9, "maxfun": 50000},
     )
-    return prior.factor[0] @ torch.tensor(best.x), None
+    return prior.factor[0] @ torch.tensor(best.x)
 
 
 @pytest.mark.parametrize("approximation", [tg.Laplace(), tg.EP()])

@@ -6,7 +6,7 @@ import torch
 import torchgpmc as tg
 from tests.problems import LIKELIHOODS, gp, sparse_gp
 from torchgpmc.approximations.base import problem_of, without_graph
-from torchgpmc.evidence.importance import _CHUNK_ELEMENTS, _Spread
+from torchgpmc.evidence.importance_sampling import _CHUNK_ELEMENTS, _Spread
 from torchgpmc.models.base import likelihood_values
 
 APPROXIMATIONS = {"laplace": tg.Laplace(), "ep": tg.EP()}
@@ -127,7 +127,7 @@ def test_the_prior_stands_in_for_an_unusable_approximation(monkeypatch):
 
 
 def test_khat_says_when_the_density_is_poor():
-    """Probit weights grow like exp(delta' W delta / 2): their variance is finite while the prior is narrow, W < K^-1, and no longer."""
+    """Probit weights grow like exp(delta' W delta / 2): finite variance while the prior is narrow, W < K^-1, and no longer."""
     estimator = tg.evidence.importance(gp("probit", 8), tg.Laplace(), num_importance=4000, antithetic=False)
     theta = torch.tensor([[-2.0, -3.0, -3.0], [5.0, -3.0, -3.0]], dtype=torch.float64)
     narrow, wide = estimator.pareto_khat(theta, torch.Generator().manual_seed(0))

@@ -7,7 +7,7 @@ import torchgpmc as tg
 from tests.approximations.reference import evidence_by_quadrature
 from tests.calibration import worst_excess, z_scores
 from tests.problems import gp
-from torchgpmc.evidence.importance import _Spread
+from torchgpmc.evidence.importance_sampling import _Spread
 
 REPEATS = 100_000
 

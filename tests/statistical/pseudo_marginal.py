@@ -5,7 +5,7 @@ import torch
 import torchgpmc as tg
 from torchgpmc.approximations import ApproximateMarginal
 from torchgpmc.evidence import importance
-from torchgpmc.evidence.importance import _choose
+from torchgpmc.evidence.importance_sampling import _choose
 from torchgpmc.methods.marginal import Anchors, MarginalDensity
 from torchgpmc.samplers import (
     Preconditioner,

@@ -5,7 +5,7 @@ from torchgpmc.approximations.conjugate import Conjugate
 from torchgpmc.approximations.density import ApproximateMarginal
 from torchgpmc.approximations.ep import EP
 from torchgpmc.approximations.functions import expectation_propagation, laplace, negative_log_evidence, predict
-from torchgpmc.approximations.laplace import Laplace
+from torchgpmc.approximations.laplace_mode import Laplace
 
 __all__ = [
     "EP",

@@ -41,7 +41,7 @@ class Approximation(Protocol):
         ...
 
     def evidence(self, model: GPModel, prior: LatentPrior, targets: Tensor | None = None) -> GaussianApproximation:
-        """An approximation converged closely enough for ``log_evidence`` to be smooth, and differentiable once in what made ``prior``."""
+        """An approximation so converged that ``log_evidence`` is smooth, and differentiable once in what made ``prior``."""
         ...
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -11,7 +13,7 @@ from torchgpmc.approximations.base import (
     check_model,
 )
 from torchgpmc.approximations.ep import EP
-from torchgpmc.approximations.laplace import Laplace
+from torchgpmc.approximations.laplace_mode import Laplace
 from torchgpmc.linalg import solve_lower
 from torchgpmc.models.base import GPModel, LatentPrior, conditional_variance, likelihood_values
 from torchgpmc.models.validation import check_inputs
@@ -104,7 +106,7 @@ def predict(model: GPModel, theta: Tensor, approximation: Approximation, x: Tens
         prior = model.prior(theta)
         found = approximation.evidence(model, prior)
         mean, variance = _latent_marginals(model, prior, found, x)
-    log_weights = torch.full_like(mean[:, 0], -torch.tensor(float(len(theta))).log())
+    log_weights = torch.full_like(mean[:, 0], -math.log(len(theta)))
     return Prediction(model, mean.unsqueeze(1), variance.unsqueeze(1), likelihood_values(prior), log_weights)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -51,7 +52,7 @@ def find_modes(density: LogDensity, starts: Tensor, *, bound: float = 15.0, max_
     return [mode for mode in found if float(found[0].log_density - mode.log_density) < _FAR_BELOW]
 
 
-def _objective(density: LogDensity, like: Tensor):  # type: ignore[no-untyped-def]
+def _objective(density: LogDensity, like: Tensor) -> Callable[[np.ndarray], tuple[float, np.ndarray]]:
     def negative(x: np.ndarray) -> tuple[float, np.ndarray]:
         value, gradient = density.value_and_grad(torch.as_tensor(x).to(like)[None])
         if not bool(torch.isfinite(value)):

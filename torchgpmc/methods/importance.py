@@ -123,8 +123,8 @@ class ImportanceRun(NamedTuple):
         weights = log_weights(state.draws)
         if not bool(torch.isfinite(weights).any()):
             raise ValueError(
-                f"all {len(weights)} draws have evidence zero: every covariance failed to factorise. Expected some to succeed; raise the "
-                f"model's jitter (now {self.model.jitter:g}) or use priors that keep lengthscales and scales moderate."
+                f"all {len(weights)} draws have evidence zero: every covariance failed to factorise. Expected some to succeed; raise "
+                f"the model's jitter (now {self.model.jitter:g}) or use priors that keep lengthscales and scales moderate."
             )
         value, error = log_evidence(weights)
         if self.smooth:
@@ -153,9 +153,9 @@ def _schedule(num_samples: int, batch_size: int, growth: float) -> list[int]:
 class AMIS:
     """Adaptive multiple importance sampling of theta, exact or pseudo-marginal (paper E; Cornuet et al. 2012).
 
-    Starts at the modes of the approximate posterior with their curvature, draws batches, weighs every draw against the mixture of all
-    proposals used, and moves the proposal to the weighted moments. With an unbiased estimate in place of the evidence it stays exact
-    (paper E, section 3.1). Every theta comes with a latent vector chosen by its importance weight.
+    Starts at the modes of the approximate posterior with their curvature, draws batches, weighs every draw against the mixture of
+    all proposals used, and moves the proposal to the weighted moments. With an unbiased estimate in place of the evidence it stays
+    exact (paper E, section 3.1). Every theta comes with a latent vector chosen by its importance weight.
 
     Args:
         approximation: :class:`Laplace` or :class:`EP`, for the modes and for drawing latents; exact for a :class:`GPRegression`.

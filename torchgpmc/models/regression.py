@@ -18,8 +18,8 @@ class GPRegression(GP):
 
     .. math:: y \sim N(m(X), K_\theta(X, X) + jitter \cdot I + noise \cdot I)
 
-    Methods act on theta alone; latents are drawn from p(f | y, theta) for kept draws. Predictions equal those of a :class:`GP` with the
-    same likelihood.
+    Methods act on theta alone; latents are drawn from p(f | y, theta) for kept draws. Predictions equal those of a :class:`GP` with
+    the same likelihood.
 
     Args:
         train_x: inputs ``(N, D)``, or ``(N,)`` for one dimension.
@@ -59,7 +59,7 @@ class GPRegression(GP):
     ):
         if not isinstance(likelihood, GaussianLikelihood):
             raise TypeError(
-                f"likelihood is {type(likelihood).__name__}. Expected gpytorch.likelihoods.GaussianLikelihood, the only one whose latents "
-                f"integrate out exactly; use torchgpmc.GP for others."
+                f"likelihood is {type(likelihood).__name__}. Expected gpytorch.likelihoods.GaussianLikelihood, the only one whose "
+                f"latents integrate out exactly; use torchgpmc.GP for others."
             )
         super().__init__(train_x, train_y, kernel, likelihood, mean=mean, jitter=jitter, dtype=dtype)

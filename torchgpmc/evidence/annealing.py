@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from torchgpmc.approximations import Approximation
 from torchgpmc.approximations.base import check_model, covariance_factor, problem_of, without_graph
 from torchgpmc.diagnostics import pareto_khat
-from torchgpmc.evidence.importance import _log_likelihood, _or_prior, importance
+from torchgpmc.evidence.importance_sampling import _log_likelihood, _or_prior, importance
 from torchgpmc.models.base import GPModel
 from torchgpmc.random import normal_like
 from torchgpmc.samplers.elliptical_slice import EllipticalSliceState, elliptical_slice
@@ -73,13 +74,17 @@ class AnnealedEstimator:
                 if level == self.num_temperatures:
                     break
                 power = level / self.num_temperatures
-                kernel = elliptical_slice(lambda moved, power=power: power * log_ratio(moved))
+                kernel = elliptical_slice(_powered(log_ratio, power))
                 state = EllipticalSliceState(standard, power * value)
                 for _ in range(self.num_steps):
                     state, _ = kernel.step(state, generator)
                 standard, value = state.position, state.log_density / power
         total = total.view(len(theta), self.num_importance)
         return torch.where(prior.ok.unsqueeze(-1), total, -torch.inf)
+
+
+def _powered(log_ratio: Callable[[Tensor], Tensor], power: float) -> Callable[[Tensor], Tensor]:
+    return lambda standard: power * log_ratio(standard)
 
 
 def annealed(
