@@ -119,9 +119,9 @@ def summarise(samples: Mapping[str, Tensor], log_weights: Tensor | None = None) 
 
     Args:
         samples: ``{name: (C, S, *shape)}``.
-        log_weights: ``(C, S)`` for weighted draws. One chain of them is taken as independent: ``ess_bulk`` is that of the quantity's
-            mean, ``ess_tail`` Kish's size, and there is no R-hat. The sizes of several chains are those of the draws times Kish's
-            fraction, and R-hat is that of the draws.
+        log_weights: ``(C, S)`` for weighted draws. One chain of them is taken as independent: ``ess_bulk`` is that of the
+            quantity's mean, ``ess_tail`` Kish's size, and there is no R-hat. The sizes of several chains are those of the draws
+            times Kish's fraction, and R-hat is that of the draws.
     """
     rows = []
     for name, values in scalar_columns(samples):

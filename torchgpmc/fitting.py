@@ -93,8 +93,8 @@ def fit(
             best = float(result.fun), torch.as_tensor(result.x).to(start), bool(result.success)
     if best is None:
         raise ValueError(
-            f"{type(approximation).__name__} failed at all of {num_starts} starts. Expected it to converge somewhere; try the other "
-            f"of Laplace() and EP(), or raise the model's jitter (now {model.jitter:g})."
+            f"{type(approximation).__name__} failed at all of {num_starts} starts. Expected it to converge somewhere; try the "
+            f"other of Laplace() and EP(), or raise the model's jitter (now {model.jitter:g})."
         )
     _warn(best[1], best[2], max_iterations, model, approximation, not maximum_a_posteriori)
     return _with_theta(model, best[1])

@@ -26,7 +26,7 @@ _LOG_2PI = 1.8378770664093453
 
 @dataclass(frozen=True)
 class Conjugate:
-    """p(f | y, theta) and p(y | theta) under Gaussian noise, exact, from one factorisation (Rasmussen & Williams 2006, eq. 2.30)."""
+    """p(f | y, theta) and p(y | theta) under Gaussian noise, exact, from one factorisation (Rasmussen & Williams, eq. 2.30)."""
 
     def importance_density(
         self, model: GPModel, prior: LatentPrior, targets: Tensor | None = None, start: Tensor | None = None

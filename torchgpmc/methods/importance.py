@@ -123,8 +123,8 @@ class ImportanceRun(NamedTuple):
         weights = log_weights(state.draws)
         if not bool(torch.isfinite(weights).any()):
             raise ValueError(
-                f"all {len(weights)} draws have evidence zero: every covariance failed to factorise. Expected some to succeed; raise "
-                f"the model's jitter (now {self.model.jitter:g}) or use priors that keep lengthscales and scales moderate."
+                f"all {len(weights)} draws have evidence zero: every covariance failed to factorise. Expected some to succeed; "
+                f"raise the model's jitter (now {self.model.jitter:g}) or use priors that keep lengthscales and scales moderate."
             )
         value, error = log_evidence(weights)
         if self.smooth:
