@@ -37,6 +37,9 @@ benchmarks: $(VENV)/installed
 	$(BIN)/python benchmarks/short_lengthscales.py
 	$(BIN)/python benchmarks/sparse_gradient.py
 	$(BIN)/python benchmarks/nuts_against_numpyro.py
+	$(BIN)/python benchmarks/evidence.py
+	$(BIN)/python benchmarks/paper_a_figure2.py
+	$(BIN)/python benchmarks/effective_draws.py
 
 clean:
 	rm -rf $(VENV) demo-output build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -3,7 +3,7 @@
     python benchmarks/effective_draws.py
 
 n=200, d=2, isotropic RBF, paper A's Gamma priors. Fresh processes; warm-up, mode search and adaptation inside every time,
-NumPyro's compile time apart. Rows of fewer than 200 effective draws are marked. Target: pseudo-marginal at least 10 times NumPyro's.
+NumPyro's compile time apart. Rows of fewer than 200 effective draws are marked. Target: pseudo-marginal 10 times NumPyro's.
 """
 
 import argparse
