@@ -2,9 +2,9 @@
 
     python benchmarks/paper_a_figure2.py [--repeats 500]
 
-Probit GP, d=2, tau=0.35 and sigma=2.08 (fixed at the truth), n=50 and 200; Laplace and EP; N_imp 1 and 64. Prints the standard deviation
-of the log estimate at several tau, and writes docs/results/paper_a_figure2.png: median and 2.5 and 97.5 % quantiles over repeats, and the
-prior. The paper shows the same curves without numbers.
+Probit GP, d=2, tau=0.35 and sigma=2.08 (fixed at the truth), n=50 and 200; Laplace and EP; N_imp 1 and 64. Prints the standard
+deviation of the log estimate at several tau, and writes docs/results/paper_a_figure2.png: median and 2.5 and 97.5 % quantiles over
+repeats, and the prior. The paper shows the same curves without numbers.
 """
 
 import argparse

@@ -156,7 +156,7 @@ def complaints(summary: Summary, stats: Mapping[str, Tensor], num_chains: int, l
                 f"the importance weights have k-hat {khat:.2f} (at most {MAX_KHAT} is reliable): "
                 f"draw more, use heavier tails, or NUTS."
             )
-        return found
+        return found + _complaints_about_failures(stats)
     rhats = [(row.rhat, row.name) for row in summary.rows if math.isfinite(row.rhat)]
     if rhats and max(rhats)[0] > MAX_RHAT:
         worst, name = max(rhats)
@@ -178,18 +178,11 @@ def complaints(summary: Summary, stats: Mapping[str, Tensor], num_chains: int, l
             f"{divergences} of {stats['diverging'].numel()} transitions diverged (stats['diverging'] says which): the draws may "
             f"miss a region; raise target_accept_prob, or use stronger priors."
         )
-    found += _complaints_about_estimates(stats)
-    failures = int(stats["n_failures"].sum()) if "n_failures" in stats else 0
-    if failures:
-        found.append(
-            f"{failures} density evaluations failed (a Cholesky factorisation, or overflow) and counted as density zero: "
-            f"if they are many, raise the model's jitter or use stronger priors."
-        )
-    return found
+    return found + _complaints_about_estimates(stats) + _complaints_about_failures(stats)
 
 
 def _complaints_about_estimates(stats: Mapping[str, Tensor]) -> list[str]:
-    """What speaks against a pseudo-marginal run: noisy estimates, a chain that sat on one of them, approximations that failed."""
+    """What speaks against a pseudo-marginal chain: noisy estimates, or that it sat on one of them."""
     found = []
     remedy = "use more importance samples (num_importance), EP() in place of Laplace(), or correlation=0.99"
     if "n_factorizations" in stats and "log_evidence" in stats:
@@ -206,6 +199,12 @@ def _complaints_about_estimates(stats: Mapping[str, Tensor]) -> list[str]:
                 f"a chain stayed at one draw for {longest} transitions, where about {expected:.0f} is the most to expect at its "
                 f"acceptance rate: its evidence estimate there came out far too high; {remedy}."
             )
+    return found
+
+
+def _complaints_about_failures(stats: Mapping[str, Tensor]) -> list[str]:
+    """Approximations that did not converge, and densities that could not be worked out."""
+    found = []
     if "approximation_converged" in stats:
         failed = 1 - float(stats["approximation_converged"].double().mean())
         if failed > 0.01:
@@ -213,6 +212,12 @@ def _complaints_about_estimates(stats: Mapping[str, Tensor]) -> list[str]:
                 f"the Gaussian approximation did not converge for {failed:.0%} of the draws: estimates stay unbiased but noisy; "
                 f"raise its max_iterations, or use the other of Laplace() and EP()."
             )
+    failures = int(stats["n_failures"].sum()) if "n_failures" in stats else 0
+    if failures:
+        found.append(
+            f"{failures} density evaluations failed (a Cholesky factorisation, or overflow) and counted as density zero: "
+            f"if they are many, raise the model's jitter or use stronger priors."
+        )
     return found
 
 

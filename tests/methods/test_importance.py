@@ -79,14 +79,15 @@ def test_expectations_and_evidence_equal_a_grid(likelihood):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
 @pytest.mark.parametrize("likelihood", ["probit", "poisson"])
-def test_latents_and_predictions_agree_with_nuts(likelihood):
+def test_latents_and_predictions_agree_with_pseudo_marginal_chains(likelihood):
+    """The chains are held against NUTS in tests/statistical/test_agreement.py."""
     model, x = MODELS[likelihood](), inputs(4, 1, seed=9)
     found = tg.sample(model, tg.AMIS(), num_samples=8000, **QUIET)
-    nuts = tg.sample(model, tg.NUTS(), num_samples=600, warmup_steps=200, num_chains=8, **QUIET)
-    torch.testing.assert_close(found.predict(x).latent_mean, nuts.predict(x).latent_mean, atol=0.1, rtol=0)
-    torch.testing.assert_close(found.predict(x).latent_variance, nuts.predict(x).latent_variance, atol=0.15, rtol=0.15)
+    chains = tg.sample(model, tg.PseudoMarginal(), num_samples=1000, warmup_steps=200, num_chains=16, **QUIET)
+    torch.testing.assert_close(found.predict(x).latent_mean, chains.predict(x).latent_mean, atol=0.1, rtol=0)
+    torch.testing.assert_close(found.predict(x).latent_variance, chains.predict(x).latent_variance, atol=0.15, rtol=0.15)
     weights = torch.softmax(found.log_weights[0], 0)
-    torch.testing.assert_close(weights @ found.latents[0], nuts.latents.mean((0, 1)), atol=0.1, rtol=0)
+    torch.testing.assert_close(weights @ found.latents[0], chains.latents.mean((0, 1)), atol=0.1, rtol=0)
 
 
 def test_the_conjugate_evidence_is_exact_with_its_gradient():
@@ -107,7 +108,7 @@ def latents_sampled():
     # Noisy data: with none, the noise may vanish, and the joint posterior becomes a funnel that takes NUTS hours.
     y = torch.sin(8 * x[:, 0]) + 0.4 * torch.randn(10, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     both = tg.GP(x, y, kernel(1), gp("gaussian").likelihood)
-    return tg.sample(both, tg.NUTS(), num_samples=600, warmup_steps=200, num_chains=8, **QUIET)
+    return tg.sample(both, tg.NUTS(), num_samples=400, warmup_steps=150, num_chains=8, **QUIET)
 
 
 @pytest.mark.slow
@@ -170,6 +171,10 @@ def test_collapsed_weights_are_said_in_words():
     heavy = -1.5 * torch.rand(1, 2000, generator=torch.Generator().manual_seed(0)).log()
     (said,) = complaints(summarise({}), {}, 1, heavy)
     assert "k-hat" in said and "NUTS" in said
+    even = torch.zeros(1, 2000)
+    failed = {"n_failures": torch.ones(1, 2000), "approximation_converged": torch.zeros(1, 2000)}
+    unconverged, failures = complaints(summarise({}), failed, 1, even)
+    assert "did not converge for 100%" in unconverged and "2000 density evaluations failed" in failures
 
 
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")

@@ -20,6 +20,7 @@ ENGINES = {
     "slice": tg.PseudoMarginalSlice(num_importance=2),
     "NUTS on Laplace's marginal, weighted": tg.NUTS(marginal=tg.Laplace(), importance_weights=16),
     "slice on [theta, v]": tg.Slice(),
+    "AMIS": tg.AMIS(),
 }
 DRAWS = {"slice": 250, "slice on [theta, v]": 300, "NUTS on Laplace's marginal, weighted": 300}
 
@@ -61,7 +62,9 @@ def alarm(found, truth):
 
 
 def run(name):
-    draws = DRAWS.get(name, 1500)
+    draws = DRAWS.get(name, 800)
+    if name == "AMIS":
+        return tg.sample(model(), ENGINES[name], num_samples=6000, seed=2, progress=False)
     return tg.sample(model(), ENGINES[name], num_samples=draws, warmup_steps=300, num_chains=8, seed=2, progress=False)
 
 
