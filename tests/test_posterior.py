@@ -215,7 +215,9 @@ def test_weighted_summaries_use_the_weights():
     )
     row = summarise({"x": values}, weights)["x"]
     assert row.mean == pytest.approx(2.25)
-    assert row.ess_bulk == pytest.approx(16 / 6)
+    assert row.ess_tail == pytest.approx(16 / 6)  # Kish's
+    # Variance 0.6875 over the estimate's, the sum of squared weights times squared distances from the mean.
+    assert row.ess_bulk == pytest.approx(0.6875 / (1.5625 / 16 + 0.0625 / 16 + 0.5625 / 4))
 
 
 def test_complaints_are_in_plain_words():

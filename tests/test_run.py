@@ -314,7 +314,7 @@ def test_the_default_method_and_defaults_of_numbers(monkeypatch):
 
     monkeypatch.setattr(tg.NUTS, "prepare", prepare)
     with pytest.raises(Stop):
-        run_module.sample(gp("probit"))
+        run_module.sample(sparse_gp("probit"))
     assert seen["num_samples"] == 1000 and seen["warmup_steps"] is None and seen["num_chains"] is None
 
 
@@ -322,7 +322,13 @@ def test_quiet_when_all_is_well():
     with warnings.catch_warnings():
         warnings.simplefilter("error", tg.SamplingWarning)
         posterior = tg.sample(
-            gp("probit", num_data=10), tg.NUTS(), num_samples=600, warmup_steps=300, num_chains=4, seed=2, progress=False
+            gp("probit", num_data=10),
+            tg.NUTS(target_accept_prob=0.95),  # at 0.8 one transition in some thousands diverges
+            num_samples=600,
+            warmup_steps=300,
+            num_chains=4,
+            seed=2,
+            progress=False,
         )
     assert posterior.complaints() == []
 

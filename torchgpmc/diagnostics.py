@@ -92,6 +92,8 @@ def pareto_khat(log_weights: Tensor) -> float:
     """
     if log_weights.numel() < MIN_DRAWS_FOR_KHAT:
         return math.nan
+    if bool((log_weights == log_weights.flatten()[0]).all()):
+        return -math.inf  # equal weights have no tail
     # arviz-stats takes log likelihoods, which it negates, where we have log weights.
     _, khat = array_stats.psislw(-log_weights.detach().double().flatten().cpu().numpy())
     return float(khat)

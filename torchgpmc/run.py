@@ -69,9 +69,9 @@ def sample(
         >>> from gpytorch.priors import GammaPrior
         >>> x = torch.linspace(0, 1, 10)
         >>> model = tg.GP(x, (x > 0.5).int(), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0)), tg.likelihoods.Bernoulli())
-        >>> posterior = tg.sample(model, tg.NUTS(), num_samples=200, num_chains=2, seed=0, progress=False)
+        >>> posterior = tg.sample(model, tg.AMIS(), num_samples=1000, seed=0, progress=False)
         >>> posterior.samples["kernel.lengthscale"].shape
-        torch.Size([2, 200, 1, 1])
+        torch.Size([1, 1000, 1, 1])
     """
     if not isinstance(model, GPModel):
         raise TypeError(f"model is {type(model).__name__}. Expected a torchgpmc.GP or torchgpmc.SparseGP.")

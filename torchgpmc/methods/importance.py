@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.approximations import ApproximateMarginal, Approximation, Laplace
+from torchgpmc.approximations.base import check_model
 from torchgpmc.diagnostics import SamplingWarning, kish_effective_size, smoothed_log_weights
 from torchgpmc.draws import Draw, Draws
 from torchgpmc.evidence import ImportanceEstimator, importance
@@ -224,6 +225,7 @@ class MAMIS:
 
 def _prepare(method: AMIS | MAMIS, model: GPModel, settings: Settings, *, modified: bool) -> ImportanceRun:
     name = type(method).__name__
+    check_model(model, name)
     for option in ("warmup_steps", "num_chains", "chain_chunk"):
         if getattr(settings, option) is not None:
             raise ValueError(
