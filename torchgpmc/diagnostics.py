@@ -13,7 +13,7 @@ from torch import Tensor
 
 MAX_RHAT = 1.01  # Vehtari et al. 2021, section 4
 MIN_ESS_PER_CHAIN = 100  # the same
-MAX_ESTIMATE_VARIANCE = 2.0  # of the logarithm, about where pseudo-marginal chains lose most (Doucet et al. 2015)
+MAX_ESTIMATE_VARIANCE = 2.0  # of the logarithm; chains on noisier estimates stick for long stretches
 MIN_DRAWS_FOR_KHAT = 25  # a fifth of them are its tail
 MAX_KHAT = 0.7  # Vehtari et al. 2024
 

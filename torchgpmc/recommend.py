@@ -7,7 +7,7 @@ from torchgpmc.likelihoods.conversion import as_likelihood
 from torchgpmc.methods import AMIS, NUTS, EllipticalSlice, Method
 from torchgpmc.models import GP, GPModel, GPRegression
 
-# Above this many hyperparameters importance weights begin to collapse; in a trial with 11 a tenth of the draws counted.
+# Importance weights collapse as hyperparameters multiply; `docs/results/theta_engines.md` has the table behind this limit.
 MANY_HYPERPARAMETERS = 12
 
 

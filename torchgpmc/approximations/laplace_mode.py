@@ -144,7 +144,7 @@ def _respond(covariance: Tensor, second: Tensor, r: Tensor, pull: Tensor) -> Ten
 
 
 def _differentiable(problem: Problem, constant: Problem, found: GaussianApproximation) -> Tensor:
-    """Attaches the gradient of the log evidence (Rasmussen & Williams 2006, eqs 5.21-5.24, with their eq. 5.23's sign)."""
+    """Attaches the gradient of the log evidence (Rasmussen & Williams 2006, section 5.5.1)."""
     with torch.no_grad():
         root = found.precision.sqrt()
         r = dense_r(found.factor, root)

@@ -29,7 +29,7 @@ class Adaptation(NamedTuple):
 
     ``modified`` (MAMIS, Marin et al. 2014) learns from the last batch alone, with its own proposal's weights; otherwise from all
     draws with the weights of the whole mixture (AMIS, Cornuet et al. 2012). The first proposal counts as ``prior_strength`` draws,
-    an informative prior on mean and covariance that keeps a few heavy weights from collapsing them (paper E, section 4.5.2).
+    which keeps a few heavy weights from collapsing them (in the spirit of MAMIS-P, paper E section 4.5.2; ours blends moments).
     """
 
     modified: bool

@@ -202,7 +202,7 @@ class MAMIS:
     Consistent without AMIS's conditions, and slower to learn: batches grow faster. Arguments as for :class:`AMIS`.
     """
 
-    approximation: Approximation = Laplace()  # noqa: RUF009
+    approximation: Approximation = Laplace()  # noqa: RUF009  (frozen, so it may be shared)
     num_importance: int = 16
     antithetic: bool | None = None
     degrees_of_freedom: int | None = 5

@@ -269,12 +269,15 @@ class PseudoMarginal:
 
         def kernel(approximate: LogDensity) -> Callable[[MarginalDensity, Tensor, Preconditioner], Sampler]:
             def made(density: MarginalDensity, step_size: Tensor, preconditioner: Preconditioner) -> Sampler:
-                tuning = {"step_size": step_size, "preconditioner": preconditioner}
                 if self.correlation:
-                    return correlated_pseudo_marginal(density, correlation=self.correlation, **tuning)  # type: ignore[arg-type]
+                    return correlated_pseudo_marginal(
+                        density, correlation=self.correlation, step_size=step_size, preconditioner=preconditioner
+                    )
                 if self.delayed_acceptance:
-                    return delayed_acceptance(density, approximate, **tuning)  # type: ignore[arg-type]
-                return pseudo_marginal(density, moves_latents=self.latent_steps > 0, **tuning)  # type: ignore[arg-type]
+                    return delayed_acceptance(density, approximate, step_size=step_size, preconditioner=preconditioner)
+                return pseudo_marginal(
+                    density, moves_latents=self.latent_steps > 0, step_size=step_size, preconditioner=preconditioner
+                )
 
             return made
 
@@ -294,7 +297,7 @@ class PseudoMarginal:
 
 @dataclass(frozen=True)
 class PseudoMarginalSlice:
-    """Pseudo-marginal slice sampling of theta (Murray & Graham 2016): never sticks, at several estimates a transition.
+    """Pseudo-marginal slice sampling of theta (Murray & Graham 2015): never sticks, at several estimates a transition.
 
     Args:
         approximation: :class:`Laplace` or :class:`EP`: what importance samples are drawn from.
@@ -304,7 +307,7 @@ class PseudoMarginalSlice:
         thinning: keep one draw in this many.
     """
 
-    approximation: Approximation = Laplace()  # noqa: RUF009
+    approximation: Approximation = Laplace()  # noqa: RUF009  (frozen, so it may be shared)
     num_importance: int = 16
     antithetic: bool | None = None
     max_steps_out: int = 8

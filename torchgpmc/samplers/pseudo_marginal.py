@@ -216,7 +216,7 @@ class _Counted:
 
 
 def pseudo_marginal_slice(density: NoisyDensity, *, width: Tensor, max_steps_out: int = 8) -> Sampler:
-    """Pseudo-marginal slice sampling: no rejections, so no sticking (Murray & Graham 2016, algorithms 4 and 5).
+    """Pseudo-marginal slice sampling: no rejections, so no sticking (Murray & Graham 2015).
 
     Elliptical slice sampling of the auxiliary normals given the position, then univariate slice updates of the position given the
     normals.
