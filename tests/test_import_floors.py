@@ -11,7 +11,7 @@ ROOT = pathlib.Path(torchgpmc.__file__).parent
 FLOORS = [
     {"types", "special", "quadrature", "linalg", "random", "functional", "bijections", "files", "draws", "scores"},
     {"density", "priors", "diagnostics", "covariance", "mean_function", "likelihoods"},
-    {"parameters", "samplers", "importance"},
+    {"parameters", "samplers", "importance", "orthant"},
     {"models"},
     {"prediction"},
     {"posterior", "approximations"},

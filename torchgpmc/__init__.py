@@ -1,6 +1,6 @@
 """Monte Carlo inference for Gaussian process models, native to PyTorch."""
 
-from torchgpmc import approximations, diagnostics, evidence, likelihoods, samplers, scores
+from torchgpmc import approximations, diagnostics, evidence, likelihoods, orthant, samplers, scores
 from torchgpmc.approximations import EP, Laplace
 from torchgpmc.checkpoint import Checkpoint
 from torchgpmc.diagnostics import SamplingWarning
@@ -43,6 +43,7 @@ __all__ = [
     "joint_log_density",
     "kmeans_inducing_points",
     "likelihoods",
+    "orthant",
     "recommend",
     "sample",
     "samplers",

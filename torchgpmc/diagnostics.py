@@ -94,8 +94,11 @@ def pareto_khat(log_weights: Tensor) -> float:
         return math.nan
     if bool((log_weights == log_weights.flatten()[0]).all()):
         return -math.inf  # equal weights have no tail
-    # arviz-stats takes log likelihoods, which it negates, where we have log weights.
-    _, khat = array_stats.psislw(-log_weights.detach().double().flatten().cpu().numpy())
+    try:
+        # arviz-stats takes log likelihoods, which it negates, where we have log weights.
+        _, khat = array_stats.psislw(-log_weights.detach().double().flatten().cpu().numpy())
+    except ValueError:  # "all tail values are the same": a tail that ends at once
+        return -math.inf
     return float(khat)
 
 

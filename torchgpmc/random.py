@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
+
+_SOBOL_CELLS = 2**30  # torch's Sobol numbers have this many binary digits
 
 
 def make_generator(seed: int, device: torch.device | str = "cpu") -> torch.Generator:
@@ -44,3 +46,28 @@ def with_forked_global_generator(function: Callable[[], Tensor], generator: torc
 def draw(distribution: Distribution, generator: torch.Generator) -> Tensor:
     """One draw from a torch distribution, determined by ``generator``."""
     return with_forked_global_generator(lambda: distribution.sample(), generator)
+
+
+def sobol_points(num_points: int, dimension: int, num_shifts: int, batch: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Scrambled Sobol points on (0, 1), randomised anew for each of a batch of integrals.
+
+    One scrambled net serves all; each replicate of each integral shifts its binary digits at random, which makes it unbiased and
+    the replicates of an integral independent given the net.
+
+    Args:
+        num_points: of a replicate.
+        dimension: D.
+        num_shifts: replicates R.
+        batch: integrals.
+        generator: on the CPU or the device of the integrals.
+
+    Yields:
+        ``(D, R * num_points)`` for each integral, float64, replicates one after another.
+    """
+    device = generator.device
+    seed = int(torch.randint(2**31, (), generator=generator, device=device))
+    engine = torch.quasirandom.SobolEngine(dimension, scramble=True, seed=seed)
+    net = (engine.draw(num_points, dtype=torch.float64).T.contiguous() * _SOBOL_CELLS).to(torch.int32).to(device)
+    for _ in range(batch):
+        shift = torch.randint(_SOBOL_CELLS, (dimension, num_shifts, 1), generator=generator, device=device, dtype=torch.int32)
+        yield ((net.unsqueeze(1) ^ shift).double().add_(0.5).mul_(1 / _SOBOL_CELLS)).view(dimension, -1)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 LOG_SQRT_HALF_PI = 0.5 * math.log(0.5 * math.pi)
@@ -24,10 +25,21 @@ def _log_ndtr_value(x: Tensor) -> Tensor:
         return torch.special.log_ndtr(x)
     limit = _ERFC_LIMIT[x.dtype]
     value = torch.special.erfc(x * -SQRT_HALF).mul_(0.5).log_()
-    if x.numel() and float(x.detach().amin()) < limit:
+    if x.numel() and not float(x.detach().amin()) >= limit:  # also where a NaN hides the least
         low = x < limit
         value[low] = torch.special.log_ndtr(x[low])
     return value
+
+
+def ndtr(x: Tensor) -> Tensor:
+    """The standard normal distribution function with all its digits in the lower tail, which torch's own cancels away on CPU.
+
+    Example:
+        >>> import torch
+        >>> ndtr(torch.tensor([-9.0, 0.0], dtype=torch.float64))
+        tensor([1.1286e-19, 5.0000e-01], dtype=torch.float64)
+    """
+    return 0.5 * torch.special.erfc(x * -SQRT_HALF)
 
 
 def normal_hazard(x: Tensor, log_cdf: Tensor | None = None) -> Tensor:
@@ -50,7 +62,7 @@ def normal_hazard(x: Tensor, log_cdf: Tensor | None = None) -> Tensor:
 
 def log_ndtr_and_hazard(x: Tensor) -> tuple[Tensor, Tensor]:
     """:func:`log_ndtr` and :func:`normal_hazard` together, without a graph, in as few passes over memory as they need."""
-    if x.device.type != "cpu" or x.dtype not in _ERFC_LIMIT or not x.numel() or float(x.amin()) < _ERFC_LIMIT[x.dtype]:
+    if x.device.type != "cpu" or x.dtype not in _ERFC_LIMIT or not x.numel() or not float(x.amin()) >= _ERFC_LIMIT[x.dtype]:
         value = _log_ndtr_value(x)
         return value, normal_hazard(x, value)
     scaled = x * -SQRT_HALF
@@ -89,3 +101,111 @@ def log_ndtr(x: Tensor) -> Tensor:
         tensor([-8.0461e+02, -6.9315e-01], dtype=torch.float64)
     """
     return _LogNdtr.apply(x)
+
+
+def ndtri_exp(log_probability: Tensor) -> Tensor:
+    """The standard normal quantile of a probability given by its logarithm: accurate from exp(-1e300) up to one.
+
+    No derivative; see :func:`interval_quantile`.
+
+    Args:
+        log_probability: at most 0, any shape.
+
+    Example:
+        >>> import torch
+        >>> ndtri_exp(torch.tensor([-804.6084, -0.693147], dtype=torch.float64))
+        tensor([-4.0000e+01,  2.2630e-07], dtype=torch.float64)
+    """
+    y = log_probability
+    upper = y > -LOG_2
+    x = torch.special.ndtri(torch.where(upper, -torch.expm1(y), y.exp()))
+    x = torch.where(upper, -x, x)
+    far = y < (-650.0 if y.dtype == torch.float64 else -70.0)
+    if bool(far.any()):
+        target = y[far]
+        # log Phi(x) is about -x^2 / 2 - log(-x sqrt(2 pi)); Newton's method on log Phi, which is concave, needs few steps.
+        root = -(-2 * target - 2 * LOG_SQRT_2PI - (-2 * target).log()).sqrt()
+        for _ in range(4):
+            value = _log_ndtr_value(root)
+            root = root - (value - target) / normal_hazard(root, value)
+        x[far] = torch.where(torch.isfinite(target), root, target)
+    return x
+
+
+class _LogInterval(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, lower: Tensor, upper: Tensor) -> Tensor:
+        # Mirrored so that the interval's nearer end is its upper one: both probabilities are then small or moderate.
+        mirrored = lower + upper > 0
+        high = _log_ndtr_value(torch.where(mirrored, -lower, upper))
+        low = _log_ndtr_value(torch.where(mirrored, -upper, lower))
+        value = high + torch.log1p(-(low - high).exp())
+        ctx.save_for_backward(lower, upper, value)
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        lower, upper, value = ctx.saved_tensors
+        at_lower, at_upper = interval_densities(lower, upper, value)
+        return -gradient * at_lower, gradient * at_upper
+
+
+def log_ndtr_interval(lower: Tensor, upper: Tensor) -> Tensor:
+    r"""Log of the standard normal probability of an interval, :math:`\log(\Phi(u) - \Phi(l))`, without cancellation in the tails.
+
+    Args:
+        lower: any shape; -inf for none.
+        upper: the same shape, above ``lower``; inf for none.
+
+    Example:
+        >>> import torch
+        >>> log_ndtr_interval(torch.tensor([-1.0, 40.0]).double(), torch.tensor([1.0, torch.inf]).double())
+        tensor([-3.8172e-01, -8.0461e+02], dtype=torch.float64)
+    """
+    return _LogInterval.apply(lower, upper)
+
+
+def interval_densities(lower: Tensor, upper: Tensor, log_probability: Tensor) -> tuple[Tensor, Tensor]:
+    """The normal density at both ends of an interval over the probability of the interval; 0 at infinite ends."""
+    shift = log_probability + LOG_SQRT_2PI
+    return (-0.5 * lower * lower - shift).exp(), (-0.5 * upper * upper - shift).exp()
+
+
+class _IntervalQuantile(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, uniform: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+        mirrored = lower + upper > 0
+        below, above = torch.where(mirrored, -upper, lower), torch.where(mirrored, -lower, upper)
+        level = torch.where(mirrored, 1 - uniform, uniform)
+        high = _log_ndtr_value(above)
+        ratio = (_log_ndtr_value(below) - high).exp()
+        x = ndtri_exp(high + (ratio + level * (1 - ratio)).log())
+        x = torch.where(mirrored, -x, x).clamp(lower, upper)
+        ctx.save_for_backward(uniform, lower, upper, x)
+        return x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, Tensor]:
+        uniform, lower, upper, x = ctx.saved_tensors
+        square = x * x
+        at_lower = (1 - uniform) * (0.5 * (square - lower * lower)).exp()
+        at_upper = uniform * (0.5 * (square - upper * upper)).exp()
+        return None, gradient * at_lower, gradient * at_upper
+
+
+def interval_quantile(uniform: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """Quantile of the standard normal restricted to an interval: turns a uniform number into a draw, smoothly in the limits.
+
+    Args:
+        uniform: in (0, 1), any shape.
+        lower: the same shape; -inf for none.
+        upper: above ``lower``; inf for none.
+
+    Example:
+        >>> import torch
+        >>> interval_quantile(*torch.tensor([[0.5, 0.5], [-1.0, 40.0], [2.0, torch.inf]]).double())
+        tensor([ 0.1712, 40.0173], dtype=torch.float64)
+    """
+    return _IntervalQuantile.apply(uniform, lower, upper)

@@ -14,7 +14,7 @@ from torch.nn.functional import logsigmoid
 from torchgpmc import quadrature
 from torchgpmc.likelihoods.base import Derivatives, Factorised, Moments, TiltedMoments, require_targets
 from torchgpmc.random import uniform
-from torchgpmc.special import log_ndtr, log_ndtr_and_hazard
+from torchgpmc.special import log_ndtr, log_ndtr_and_hazard, ndtr
 
 
 class _ExpectedLogNdtr(torch.autograd.Function):
@@ -74,7 +74,7 @@ class Bernoulli(Factorised, Likelihood):
         return log_ndtr(f) if self.is_probit else logsigmoid(f)
 
     def _probability(self, f: Tensor) -> Tensor:
-        return torch.special.ndtr(f) if self.is_probit else torch.sigmoid(f)
+        return ndtr(f) if self.is_probit else torch.sigmoid(f)
 
     def forward(self, function_samples: Tensor) -> BernoulliDistribution:
         return BernoulliDistribution(probs=self._probability(function_samples))
@@ -128,7 +128,7 @@ class Bernoulli(Factorised, Likelihood):
     def response_moments(self, mean: Tensor, variance: Tensor) -> Moments:
         r"""Closed form for probit, :math:`\Phi(m / \sqrt{1 + v})` (Rasmussen & Williams 2006, eq. 3.82)."""
         if self.is_probit:
-            probability = torch.special.ndtr(mean / torch.sqrt(1 + variance))
+            probability = ndtr(mean / torch.sqrt(1 + variance))
         else:
             probability = quadrature.expectation(torch.sigmoid, mean, variance)
         return Moments(probability, probability * (1 - probability))

@@ -1,0 +1,143 @@
+"""Gaussian box probabilities and truncated draws, as functions of a batch of covariances."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import torch
+from torch import Tensor
+
+from torchgpmc.diagnostics import MAX_KHAT, SamplingWarning
+from torchgpmc.orthant.importance import SeparationOfVariables
+from torchgpmc.orthant.problem import Method, OrthantEstimate, prepare
+from torchgpmc.orthant.truncated import LEAST_ACCEPTANCE, TruncatedDraws, truncated_draws
+from torchgpmc.random import make_generator, uniform
+
+
+def log_probability(
+    covariance: Tensor,
+    *,
+    mean: Tensor | float = 0.0,
+    lower: Tensor | float = -math.inf,
+    upper: Tensor | float = math.inf,
+    method: Method | None = None,
+    num_points: int = 10_000,
+    generator: torch.Generator | None = None,
+) -> OrthantEstimate:
+    r"""Log of :math:`P(l < x < u)` for :math:`x \sim N(m, \Sigma)`, in hundreds of dimensions, for a batch at once.
+
+    The exponential of ``value`` is an unbiased estimate (but for the soft count of :class:`Sequential`). Differentiable once in
+    ``covariance``, ``mean`` and the limits (not with :class:`Sequential`), at fixed random numbers.
+
+    Args:
+        covariance: ``(N, N)`` or ``(B, N, N)``, positive definite.
+        mean: a number, ``(N,)`` or ``(B, N)``.
+        lower: the same; -inf for no limit.
+        upper: the same; inf for no limit.
+        method: :class:`SeparationOfVariables` by default; :class:`MinimaxTilting`, :class:`Sequential`; :class:`KnownSplit` where
+            the covariance is known to have independent noise in it.
+        num_points: points, or particles, a problem.
+        generator: of the covariance's device; by default a fresh one with seed 0.
+
+    Returns:
+        Log probabilities, their relative variances and diagnostics of the weights, each ``(B,)``, or ``()`` for one matrix.
+
+    Raises:
+        TypeError: something that is not a method or a floating tensor.
+        ValueError: shapes, NaN, limits that cross, a matrix that is not positive definite: names the batch entry.
+
+    Example:
+        >>> import torch
+        >>> estimate = log_probability(torch.eye(3).double(), lower=0.0)
+        >>> round(float(estimate.value.exp()), 6)
+        0.125
+    """
+    method = SeparationOfVariables() if method is None else method
+    if not hasattr(method, "estimate"):
+        raise TypeError(
+            f"method is {method!r}. Expected one of torchgpmc.orthant's, for instance torchgpmc.orthant.SeparationOfVariables()."
+        )
+    prepared = prepare(covariance, mean, lower, upper)
+    generator = make_generator(0, covariance.device) if generator is None else generator
+    found = method.estimate(prepared.problem, num_points, generator)
+    _complain(found)
+    return found if prepared.batched else OrthantEstimate(*(part.squeeze(0) for part in found))
+
+
+def _complain(found: OrthantEstimate) -> None:
+    """Warns where a few points carry an estimate, so that its error is larger than it looks."""
+    poor = found.pareto_khat > MAX_KHAT
+    if bool(poor.any()):
+        entry = int(poor.nonzero()[0])
+        warnings.warn(
+            f"the weights of batch entry {entry} have k-hat {float(found.pareto_khat[entry]):.2f} (at most {MAX_KHAT} is reliable; "
+            f"effective size {float(found.effective_size[entry]):.0f}; {int(poor.sum())} of {len(poor)} entries are so): the "
+            f"estimate is likely too low and its error too small. Use more points, tilting=True, or KnownSplit for known noise.",
+            SamplingWarning,
+            stacklevel=3,
+        )
+
+
+def truncated_normal_draws(
+    covariance: Tensor,
+    *,
+    mean: Tensor | float = 0.0,
+    lower: Tensor | float = -math.inf,
+    upper: Tensor | float = math.inf,
+    num_samples: int,
+    generator: torch.Generator | None = None,
+) -> TruncatedDraws:
+    """Draws from multivariate normals within limits, exact wherever at least one proposal in 10,000 is accepted.
+
+    Arguments and errors as for :func:`log_probability`.
+
+    Returns:
+        :class:`TruncatedDraws`; where acceptance is rarer, weighted proposals with ``exact`` false.
+    """
+    if not isinstance(num_samples, int) or isinstance(num_samples, bool) or num_samples < 1:
+        raise ValueError(f"num_samples is {num_samples!r}. Expected a whole number of at least 1.")
+    with torch.no_grad():
+        prepared = prepare(covariance, mean, lower, upper)
+        generator = make_generator(0, covariance.device) if generator is None else generator
+        found = truncated_draws(prepared.problem, num_samples, generator)
+        x = prepared.sign.unsqueeze(1) * found.samples + prepared.mean.unsqueeze(1)
+        found = found._replace(samples=x)
+        return found if prepared.batched else TruncatedDraws(*(part.squeeze(0) for part in found))
+
+
+def truncated_normal_samples(
+    covariance: Tensor,
+    *,
+    mean: Tensor | float = 0.0,
+    lower: Tensor | float = -math.inf,
+    upper: Tensor | float = math.inf,
+    num_samples: int,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """The draws of :func:`truncated_normal_draws` alone, ``(num_samples, N)`` or ``(B, num_samples, N)``.
+
+    Where exact draws are out of reach, weighted ones are resampled, with a warning: their distribution is then approximate.
+
+    Example:
+        >>> import torch
+        >>> draws = truncated_normal_samples(torch.eye(2).double(), lower=3.0, num_samples=4)
+        >>> draws.shape, bool((draws > 3).all())
+        (torch.Size([4, 2]), True)
+    """
+    generator = make_generator(0, covariance.device) if generator is None else generator
+    found = truncated_normal_draws(covariance, mean=mean, lower=lower, upper=upper, num_samples=num_samples, generator=generator)
+    if bool(found.exact.all()):
+        return found.samples
+    warnings.warn(
+        f"fewer than {LEAST_ACCEPTANCE:g} of the proposals are accepted (as few as {float(found.acceptance_rate.min()):.1g}), "
+        f"so that {int((~found.exact).sum())} of {found.exact.numel()} sets of draws are resampled from weighted ones and only "
+        f"approximate: truncated_normal_draws returns their weights.",
+        SamplingWarning,
+        stacklevel=2,
+    )
+    weights = torch.softmax(found.log_weight, -1)
+    marks = (torch.arange(num_samples, device=weights.device) + uniform((*weights.shape[:-1], 1), weights, generator)) / num_samples
+    chosen = torch.searchsorted(weights.cumsum(-1), marks).clamp_max(num_samples - 1)
+    chosen = torch.where(found.exact.unsqueeze(-1), torch.arange(num_samples, device=weights.device), chosen)
+    return found.samples.gather(-2, chosen.unsqueeze(-1).expand_as(found.samples))

@@ -1,0 +1,114 @@
+"""A batch of Gaussian box probabilities in one form: checked, centred, mirrored where that leaves lower limits alone."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from torchgpmc.linalg import cholesky
+
+
+class Problem(NamedTuple):
+    """P(lower < x < upper) for x ~ N(0, covariance), B problems of N variables."""
+
+    covariance: Tensor  # (B, N, N)
+    factor: Tensor  # (B, N, N), its lower Cholesky factor
+    lower: Tensor  # (B, N), -inf for none
+    upper: Tensor  # (B, N), inf for none
+
+
+class OrthantEstimate(NamedTuple):
+    """Estimates of B probabilities, with what tells whether to trust them."""
+
+    value: Tensor  # (B,), log of an unbiased estimate
+    variance: Tensor  # (B,), relative variance of that estimate; NaN where the method cannot tell
+    effective_size: Tensor  # (B,), Kish's, of the weighted points or particles
+    pareto_khat: Tensor  # (B,), of the weights; NaN where there are none
+
+
+class Method(Protocol):
+    """How to estimate; the methods of this module are such."""
+
+    def estimate(self, problem: Problem, num_points: int, generator: torch.Generator) -> OrthantEstimate:
+        """Estimates with about ``num_points`` points a problem."""
+        ...
+
+
+class Prepared(NamedTuple):
+    """A checked problem and how to go back to what the caller gave."""
+
+    problem: Problem
+    mean: Tensor  # (B, N)
+    sign: Tensor  # (B, N), -1 where a variable was mirrored
+    batched: bool  # whether the caller gave a batch
+
+
+def _limit(name: str, value: Any, covariance: Tensor) -> Tensor:
+    limit = torch.as_tensor(value, dtype=covariance.dtype, device=None if isinstance(value, Tensor) else covariance.device)
+    if limit.device != covariance.device:
+        raise ValueError(f"{name} is on {limit.device}, covariance on {covariance.device}. Expected one device.")
+    if limit.dim() > 2 or (limit.dim() >= 1 and limit.shape[-1] not in (1, covariance.shape[-1])):
+        raise ValueError(
+            f"{name} has shape {tuple(limit.shape)}. Expected a number, (N,) or (B, N) with N = {covariance.shape[-1]}."
+        )
+    if bool(torch.isnan(limit).any()):
+        raise ValueError(f"{name} has NaN. Expected numbers, or infinities for no limit.")
+    return limit
+
+
+def _refuse(bad: Tensor, what: str) -> None:
+    """Raises for the first batch entry flagged in ``bad`` ``(B,)``."""
+    if bool(bad.any()):
+        entries = bad.nonzero().flatten().tolist()
+        raise ValueError(f"batch entry {entries[0]}: {what} ({len(entries)} of {len(bad)} entries are so).")
+
+
+def prepare(covariance: Tensor, mean: Any, lower: Any, upper: Any) -> Prepared:
+    """Checks a caller's problem and brings it into standard form.
+
+    Args:
+        covariance: ``(N, N)`` or ``(B, N, N)``.
+        mean: a number, ``(N,)`` or ``(B, N)``.
+        lower: the same; -inf for no limit.
+        upper: the same; inf for no limit.
+
+    Raises:
+        TypeError: covariance is not a floating tensor.
+        ValueError: shapes, NaN, a matrix that is not symmetric or not positive definite, limits that cross; the message names the
+            batch entry.
+    """
+    if not isinstance(covariance, Tensor) or not covariance.is_floating_point():
+        raise TypeError(f"covariance is {type(covariance).__name__}. Expected a floating tensor (N, N) or (B, N, N).")
+    if covariance.dim() not in (2, 3) or covariance.shape[-1] != covariance.shape[-2] or covariance.shape[-1] == 0:
+        raise ValueError(f"covariance has shape {tuple(covariance.shape)}. Expected square matrices, (N, N) or (B, N, N).")
+    batched = covariance.dim() == 3
+    matrix = covariance if batched else covariance.unsqueeze(0)
+    limits = [_limit(name, value, matrix) for name, value in (("mean", mean), ("lower", lower), ("upper", upper))]
+    try:
+        shape = torch.broadcast_shapes(matrix.shape[:2], *(limit.shape for limit in limits))
+    except RuntimeError as error:
+        shapes = ", ".join(str(tuple(limit.shape)) for limit in limits)
+        raise ValueError(
+            f"mean, lower and upper have shapes {shapes}. Expected all to broadcast to {tuple(matrix.shape[:2])}."
+        ) from error
+    batched = batched or shape[0] > 1
+    matrix = matrix.expand(shape[0], -1, -1)
+    center, low, high = (limit.expand(shape) for limit in limits)
+    _refuse(~torch.isfinite(matrix).all(-1).all(-1), "covariance has NaN or infinite elements. Expected finite numbers")
+    _refuse(~torch.isfinite(center).all(-1), "mean is infinite. Expected finite numbers")
+    gap = (matrix - matrix.mT).detach().abs().amax((-2, -1))
+    _refuse(gap > 1e-6 * matrix.detach().abs().amax((-2, -1)), "covariance is not symmetric. Expected a symmetric matrix")
+    _refuse(~(low < high).all(-1), "lower is not below upper. Expected lower < upper for every variable")
+    sign = torch.where(torch.isinf(low) & torch.isfinite(high), -1.0, 1.0).to(matrix)
+    mirrored = matrix * (sign.unsqueeze(-1) * sign.unsqueeze(-2))
+    below, above = torch.where(sign < 0, -(high - center), low - center), torch.where(sign < 0, -(low - center), high - center)
+    factor, ok = cholesky(mirrored)
+    _refuse(~ok, "covariance is not positive definite. Expected a positive definite matrix; add a small variance to its diagonal")
+    return Prepared(Problem(mirrored, factor, below, above), center, sign, batched)
+
+
+def select(problem: Problem, rows: slice) -> Problem:
+    """The given problems alone."""
+    return Problem(*(part[rows] for part in problem))
