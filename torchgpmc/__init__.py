@@ -5,7 +5,18 @@ from torchgpmc.approximations import EP, Laplace
 from torchgpmc.checkpoint import Checkpoint
 from torchgpmc.diagnostics import SamplingWarning
 from torchgpmc.fitting import fit
-from torchgpmc.methods import AMIS, HMC, MAMIS, NUTS, AdaptiveMH, EllipticalSlice, PseudoMarginal, PseudoMarginalSlice, Slice
+from torchgpmc.methods import (
+    AMIS,
+    HMC,
+    MAMIS,
+    NUTS,
+    AdaptiveMH,
+    EllipticalSlice,
+    OrthantGPC,
+    PseudoMarginal,
+    PseudoMarginalSlice,
+    Slice,
+)
 from torchgpmc.models import GP, GPRegression, SparseGP, joint_log_density, kmeans_inducing_points
 from torchgpmc.posterior import Posterior
 from torchgpmc.prediction import Prediction
@@ -28,6 +39,7 @@ __all__ = [
     "GPRegression",
     "Laplace",
     "MassMatrix",
+    "OrthantGPC",
     "Posterior",
     "Prediction",
     "PseudoMarginal",

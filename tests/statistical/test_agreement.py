@@ -21,6 +21,9 @@ ENGINES = {
     "NUTS on Laplace's marginal, weighted": tg.NUTS(marginal=tg.Laplace(), importance_weights=16),
     "slice on [theta, v]": tg.Slice(),
     "AMIS": tg.AMIS(),
+    "orthant integrals, pseudo-marginal": tg.PseudoMarginal(evidence=tg.evidence.Orthant(num_points=16)),
+    "orthant integrals, correlated": tg.PseudoMarginal(evidence=tg.evidence.Orthant(num_points=2), correlation=0.9),
+    "orthant integrals, AMIS": tg.OrthantGPC(num_points=16),
 }
 DRAWS = {"slice": 250, "slice on [theta, v]": 300, "NUTS on Laplace's marginal, weighted": 300}
 
@@ -63,7 +66,7 @@ def alarm(found, truth):
 
 def run(name):
     draws = DRAWS.get(name, 800)
-    if name == "AMIS":
+    if name in ("AMIS", "orthant integrals, AMIS"):
         return tg.sample(model(), ENGINES[name], num_samples=6000, seed=2, progress=False)
     return tg.sample(model(), ENGINES[name], num_samples=draws, warmup_steps=300, num_chains=8, seed=2, progress=False)
 

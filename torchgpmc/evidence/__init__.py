@@ -1,6 +1,22 @@
-"""Unbiased estimators of p(y | theta): importance sampling from a Gaussian approximation, and annealing."""
+"""Unbiased estimators of p(y | theta): importance sampling from a Gaussian approximation, annealing, and orthant integrals."""
 
 from torchgpmc.evidence.annealing import AnnealedEstimator, annealed
+from torchgpmc.evidence.base import Evidence, LatentEstimate, LatentEstimator
 from torchgpmc.evidence.importance_sampling import ImportanceEstimate, ImportanceEstimator, importance
+from torchgpmc.evidence.orthants import Orthant, OrthantClassifier, OrthantEstimator, classify, exact_latents
 
-__all__ = ["AnnealedEstimator", "ImportanceEstimate", "ImportanceEstimator", "annealed", "importance"]
+__all__ = [
+    "AnnealedEstimator",
+    "Evidence",
+    "ImportanceEstimate",
+    "ImportanceEstimator",
+    "LatentEstimate",
+    "LatentEstimator",
+    "Orthant",
+    "OrthantClassifier",
+    "OrthantEstimator",
+    "annealed",
+    "classify",
+    "exact_latents",
+    "importance",
+]

@@ -106,6 +106,11 @@ class ImportanceEstimator:
         weights = self.log_weights(theta, generator)
         return torch.tensor([pareto_khat(row) for row in weights.cpu()], dtype=theta.dtype)
 
+    def start_at(self, theta: Tensor) -> Tensor:
+        """What the approximation at ``theta`` leaves for those at nearby thetas to start from ``(C, ...)``."""
+        with torch.no_grad():
+            return self.approximation.importance_density(self.model, self.model.prior(theta), self.targets).start
+
     def select(self, rows: Tensor | slice) -> ImportanceEstimator:
         """The same for some of the chains, each with targets of its own."""
         return self if self.targets is None or self.targets.dim() == 1 else replace(self, targets=self.targets[rows])

@@ -5,6 +5,7 @@ from torchgpmc.methods.importance import AMIS, MAMIS
 from torchgpmc.methods.joint import HMC, NUTS, AdaptiveMH, Slice
 from torchgpmc.methods.latent import EllipticalSlice
 from torchgpmc.methods.marginal import PseudoMarginal, PseudoMarginalSlice
+from torchgpmc.methods.orthant import OrthantGPC
 
 __all__ = [
     "AMIS",
@@ -14,6 +15,7 @@ __all__ = [
     "AdaptiveMH",
     "EllipticalSlice",
     "Method",
+    "OrthantGPC",
     "PseudoMarginal",
     "PseudoMarginalSlice",
     "Run",

@@ -72,6 +72,16 @@ def chain_settings(settings: Settings) -> tuple[int, int]:
     return warmup, 4 if settings.num_chains is None else settings.num_chains
 
 
+def refuse_chain_options(method: str, settings: Settings) -> None:
+    """Raises a ``ValueError`` for options that only methods with chains have."""
+    for option in ("warmup_steps", "num_chains", "chain_chunk"):
+        if getattr(settings, option) is not None:
+            raise ValueError(
+                f"{option} is {getattr(settings, option)} with {method}, which has no chains and no warm-up. "
+                f"Expected None; num_samples counts all draws."
+            )
+
+
 def in_chunks(density: LogDensity, num_chains: int, chain_chunk: int | None) -> LogDensity:
     """``density`` evaluated at most ``chain_chunk`` chains at once."""
     if chain_chunk is None or chain_chunk >= num_chains:

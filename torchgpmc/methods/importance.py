@@ -14,7 +14,7 @@ from torchgpmc.approximations import ApproximateMarginal, Approximation, Laplace
 from torchgpmc.approximations.base import check_model
 from torchgpmc.diagnostics import SamplingWarning, kish_effective_size, smoothed_log_weights
 from torchgpmc.draws import Draw, Draws
-from torchgpmc.evidence import ImportanceEstimator, importance
+from torchgpmc.evidence import Evidence, LatentEstimator
 from torchgpmc.importance import (
     Adaptation,
     AdaptiveState,
@@ -28,8 +28,8 @@ from torchgpmc.importance import (
     log_weights,
     start,
 )
-from torchgpmc.methods.base import Settings, check_count, check_positive
-from torchgpmc.methods.targets import check_has_hyperparameters, log_standard_normal, suited_approximation
+from torchgpmc.methods.base import Settings, check_count, check_positive, refuse_chain_options
+from torchgpmc.methods.targets import check_has_hyperparameters, estimator_for, log_standard_normal, suited_approximation
 from torchgpmc.models.base import GPModel
 
 _PRIOR_DRAWS = 200
@@ -47,7 +47,7 @@ class ImportanceRun(NamedTuple):
     """Batches from proposals that follow the weighted draws; one advance a batch."""
 
     model: GPModel
-    estimator: ImportanceEstimator
+    estimator: LatentEstimator
     marginal: ApproximateMarginal
     plan: Adaptation
     schedule: list[int]
@@ -64,10 +64,7 @@ class ImportanceRun(NamedTuple):
 
     def init(self, generator: torch.Generator) -> ImportanceState:
         first = self._first_proposal(generator)
-        with torch.no_grad():
-            prior = self.model.prior(first.mean[:1])
-            anchor = self.estimator.approximation.importance_density(self.model, prior).start
-        return ImportanceState(0, start(first), torch.nan_to_num(anchor))
+        return ImportanceState(0, start(first), torch.nan_to_num(self.estimator.start_at(first.mean[:1])))
 
     def _first_proposal(self, generator: torch.Generator) -> Proposal:
         """The modes with their curvatures, shares by Laplace's integral; the prior's moments where no mode is found."""
@@ -171,6 +168,7 @@ class AMIS:
         effective_size: stop once Kish's effective size reaches this; ``num_samples`` is then a limit.
         switch_to_modified_after: batches after which to go on as :class:`MAMIS`; ``None``: never.
         smooth: Pareto-smooth the weights (Vehtari et al. 2024): less variance, a little bias.
+        evidence: another unbiased estimate, for instance ``torchgpmc.evidence.Orthant()``, in place of importance sampling.
     """
 
     approximation: Approximation = Laplace()  # noqa: RUF009  (frozen, so it may be shared)
@@ -185,6 +183,7 @@ class AMIS:
     effective_size: float | None = None
     switch_to_modified_after: int | None = None
     smooth: bool = False
+    evidence: Evidence | None = None
 
     def prepare(self, model: GPModel, settings: Settings) -> ImportanceRun:
         """A run on theta.
@@ -213,6 +212,7 @@ class MAMIS:
     num_starts: int = 4
     effective_size: float | None = None
     smooth: bool = False
+    evidence: Evidence | None = None
 
     def prepare(self, model: GPModel, settings: Settings) -> ImportanceRun:
         """A run on theta.
@@ -226,12 +226,7 @@ class MAMIS:
 def _prepare(method: AMIS | MAMIS, model: GPModel, settings: Settings, *, modified: bool) -> ImportanceRun:
     name = type(method).__name__
     check_model(model, name)
-    for option in ("warmup_steps", "num_chains", "chain_chunk"):
-        if getattr(settings, option) is not None:
-            raise ValueError(
-                f"{option} is {getattr(settings, option)} with {name}, which has no chains and no warm-up. "
-                f"Expected None; num_samples counts all weighted draws."
-            )
+    refuse_chain_options(name, settings)
     if model.train_y.dim() == 2:
         raise ValueError(f"the model has several data sets and {name} samples one posterior. Expected train_y of shape (N,).")
     check_has_hyperparameters(model, name)
@@ -254,7 +249,7 @@ def _prepare(method: AMIS | MAMIS, model: GPModel, settings: Settings, *, modifi
     strength = 2.0 * size if method.prior_strength is None else method.prior_strength
     check_positive("prior_strength", strength)
     approximation = suited_approximation(model, method.approximation)
-    estimator = importance(model, approximation, num_importance=method.num_importance, antithetic=method.antithetic)
+    estimator = estimator_for(model, approximation, method.num_importance, method.antithetic, method.evidence)
     return ImportanceRun(
         model,
         estimator,

@@ -11,9 +11,15 @@ from torch import Tensor
 
 from torchgpmc.approximations import ApproximateMarginal, Approximation, Laplace
 from torchgpmc.draws import Draw, Draws
-from torchgpmc.evidence import ImportanceEstimate, ImportanceEstimator, importance
+from torchgpmc.evidence import Evidence, LatentEstimate, LatentEstimator
 from torchgpmc.methods.base import Settings, chain_settings, check_count, check_positive, in_chunks
-from torchgpmc.methods.targets import check_has_hyperparameters, log_standard_normal, starting_thetas, suited_approximation
+from torchgpmc.methods.targets import (
+    check_has_hyperparameters,
+    estimator_for,
+    log_standard_normal,
+    starting_thetas,
+    suited_approximation,
+)
 from torchgpmc.models.base import GPModel
 from torchgpmc.parameters import Layout
 from torchgpmc.samplers.adaptation import WarmUp, WarmUpPlan
@@ -44,7 +50,7 @@ class MarginalDensity(NamedTuple):
     """p(theta, y) through unbiased estimates; what the pseudo-marginal samplers take."""
 
     layout: Layout
-    estimator: ImportanceEstimator
+    estimator: LatentEstimator
     anchors: Anchors
     own_anchor: bool  # whether chain c may use anchor c alone, because every chain has data of its own
     num_latent_steps: int
@@ -54,19 +60,19 @@ class MarginalDensity(NamedTuple):
         """Standard normals an estimate."""
         return self.estimator.auxiliary_size
 
-    def draw(self, position: Tensor, generator: torch.Generator) -> tuple[Tensor, ImportanceEstimate]:
+    def draw(self, position: Tensor, generator: torch.Generator) -> tuple[Tensor, LatentEstimate]:
         """Log of p(theta) times an estimate of p(y | theta) from fresh random numbers."""
         return self._with_prior(position, self.estimator.draw(position, generator, self._start(position)))
 
-    def evaluate(self, position: Tensor, auxiliary: Tensor) -> tuple[Tensor, ImportanceEstimate]:
+    def evaluate(self, position: Tensor, auxiliary: Tensor) -> tuple[Tensor, LatentEstimate]:
         """The same as a function of standard normals."""
         return self._with_prior(position, self.estimator.evaluate(position, auxiliary, self._start(position)))
 
-    def move(self, position: Tensor, payload: ImportanceEstimate, generator: torch.Generator) -> tuple[Tensor, ImportanceEstimate]:
+    def move(self, position: Tensor, payload: LatentEstimate, generator: torch.Generator) -> tuple[Tensor, LatentEstimate]:
         """Elliptical slice steps on the kept latent draw."""
         return self._with_prior(position, self.estimator.move(position, payload, self.num_latent_steps, generator))
 
-    def work(self, payload: ImportanceEstimate) -> Tensor:
+    def work(self, payload: LatentEstimate) -> Tensor:
         """Factorisations an estimate took."""
         return payload.num_factorizations
 
@@ -77,7 +83,7 @@ class MarginalDensity(NamedTuple):
             anchors = Anchors(anchors.theta[rows], anchors.start[rows], anchors.ready)
         return self._replace(estimator=self.estimator.select(rows), anchors=anchors)
 
-    def _with_prior(self, theta: Tensor, estimate: ImportanceEstimate) -> tuple[Tensor, ImportanceEstimate]:
+    def _with_prior(self, theta: Tensor, estimate: LatentEstimate) -> tuple[Tensor, LatentEstimate]:
         return self.layout.log_prior(theta).detach() + estimate.value, estimate
 
     def _start(self, theta: Tensor) -> Tensor | None:
@@ -129,10 +135,7 @@ class MarginalRun(NamedTuple):
 
     def _anchors(self, theta: Tensor, *, ready: bool) -> Anchors:
         """One anchor a chain: what its approximation at ``theta`` leaves to start from."""
-        estimator = self.density.estimator
-        with torch.no_grad():
-            prior = self.model.prior(theta)
-            start = estimator.approximation.importance_density(self.model, prior, estimator.targets).start
+        start = self.density.estimator.start_at(theta)
         usable = ready and bool(torch.isfinite(start).all())
         return Anchors(theta, torch.nan_to_num(start), torch.tensor(usable, device=theta.device))
 
@@ -148,7 +151,7 @@ class MarginalRun(NamedTuple):
         for _ in range(1 if iteration <= self.warmup_steps else self.thinning):
             chain, info = sampler.step(chain, generator)
             infos.append(info)
-        estimate: ImportanceEstimate = chain.payload
+        estimate: LatentEstimate = chain.payload
         stats = {
             "lp": chain.log_density - estimate.value + estimate.log_likelihood + log_standard_normal(estimate.whitened),
             "acceptance_rate": torch.stack([info.acceptance_rate for info in infos]).mean(0),
@@ -195,6 +198,7 @@ def _marginal_run(
     approximation: Approximation,
     num_importance: int,
     antithetic: bool | None,
+    evidence: Evidence | None,
     latent_steps: int,
     thinning: int,
     target_acceptance: float,
@@ -208,7 +212,7 @@ def _marginal_run(
     warmup, chains = chain_settings(settings)
     own_data = model.train_y.dim() == 2
     targets = model.train_y if own_data else None
-    estimator = importance(model, approximation, num_importance=num_importance, antithetic=antithetic, targets=targets)
+    estimator = estimator_for(model, approximation, num_importance, antithetic, evidence, targets)
     approximate = in_chunks(ApproximateMarginal(model, approximation, loose=True), chains, settings.chain_chunk)
     size = model.layout.size
     plan = WarmUpPlan(int(_TUNING_SHARE * warmup), target_acceptance, mass_matrix, True, mass_matrix.dense_size(size, size))
@@ -236,6 +240,8 @@ class PseudoMarginal:
         target_accept_prob: that tuning on the approximate evidence steers to.
         mass_matrix: which covariances of the proposal tuning estimates.
         thinning: keep one draw in this many.
+        evidence: another unbiased estimate, for instance ``torchgpmc.evidence.Orthant()``, in place of importance sampling; the
+            approximation then serves tuning alone.
     """
 
     approximation: Approximation = Laplace()  # noqa: RUF009  (frozen, so it may be shared)
@@ -247,6 +253,7 @@ class PseudoMarginal:
     target_accept_prob: float = 0.25
     mass_matrix: MassMatrix = MassMatrix.DENSE
     thinning: int = 1
+    evidence: Evidence | None = None
 
     def prepare(self, model: GPModel, settings: Settings) -> MarginalRun:
         """A run on theta.
@@ -266,6 +273,10 @@ class PseudoMarginal:
             )
         if self.delayed_acceptance and self.latent_steps:
             raise ValueError("delayed_acceptance cannot be combined with latent_steps. Expected one of them.")
+        if self.evidence is not None and self.latent_steps:
+            raise ValueError(
+                "evidence cannot be combined with latent_steps, which move importance samples. Expected latent_steps=0."
+            )
 
         def kernel(approximate: LogDensity) -> Callable[[MarginalDensity, Tensor, Preconditioner], Sampler]:
             def made(density: MarginalDensity, step_size: Tensor, preconditioner: Preconditioner) -> Sampler:
@@ -287,6 +298,7 @@ class PseudoMarginal:
             self.approximation,
             self.num_importance,
             self.antithetic,
+            self.evidence,
             self.latent_steps,
             self.thinning,
             self.target_accept_prob,
@@ -305,6 +317,7 @@ class PseudoMarginalSlice:
         antithetic: draw them in mirrored pairs; by default where ``num_importance`` is even.
         max_steps_out: limit on the number of initial widths in a bracket.
         thinning: keep one draw in this many.
+        evidence: another unbiased estimate in place of importance sampling.
     """
 
     approximation: Approximation = Laplace()  # noqa: RUF009  (frozen, so it may be shared)
@@ -312,6 +325,7 @@ class PseudoMarginalSlice:
     antithetic: bool | None = None
     max_steps_out: int = 8
     thinning: int = 1
+    evidence: Evidence | None = None
 
     def prepare(self, model: GPModel, settings: Settings) -> MarginalRun:
         """A run on theta.
@@ -332,6 +346,7 @@ class PseudoMarginalSlice:
             self.approximation,
             self.num_importance,
             self.antithetic,
+            self.evidence,
             0,
             self.thinning,
             0.25,

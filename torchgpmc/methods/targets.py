@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchgpmc.approximations import ApproximateMarginal, Approximation, Conjugate
 from torchgpmc.draws import Draw
-from torchgpmc.evidence import importance
+from torchgpmc.evidence import Evidence, LatentEstimator, importance
 from torchgpmc.methods.base import Settings, chain_settings, check_count, in_chunks, starting_positions
 from torchgpmc.models.base import GPModel, joint_log_density
 from torchgpmc.models.regression import GPRegression
@@ -85,6 +85,22 @@ def marginal_target(model: GPModel, settings: Settings, approximation: Approxima
 def suited_approximation(model: GPModel, approximation: Approximation) -> Approximation:
     """The exact conditional of a :class:`GPRegression`, the given approximation for other models."""
     return Conjugate() if isinstance(model, GPRegression) else approximation
+
+
+def estimator_for(
+    model: GPModel,
+    approximation: Approximation,
+    num_importance: int,
+    antithetic: bool | None,
+    evidence: Evidence | None,
+    targets: Tensor | None = None,
+) -> LatentEstimator:
+    """The estimator of p(y | theta) that a method's options ask for."""
+    if evidence is None:
+        return importance(model, approximation, num_importance=num_importance, antithetic=antithetic, targets=targets)
+    if not hasattr(evidence, "estimator"):
+        raise TypeError(f"evidence is {evidence!r}. Expected options such as torchgpmc.evidence.Orthant(), or None.")
+    return evidence.estimator(model, targets)
 
 
 def log_standard_normal(v: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from torchgpmc.diagnostics import pareto_khat
 from torchgpmc.orthant.problem import OrthantEstimate, Problem, select
-from torchgpmc.orthant.reordering import reorder, reordering
-from torchgpmc.orthant.separation import Separated, log_weights, separate
+from torchgpmc.orthant.reordering import reordered
+from torchgpmc.orthant.separation import Separated, draw, log_weights, separate
 from torchgpmc.orthant.tilting import minimax_tilt
 from torchgpmc.random import sobol_points, uniform
 
@@ -50,7 +50,7 @@ class SeparationOfVariables:
             raise ValueError(f"num_replicates is {replicates!r}. Expected at least 2, for instance 8: their spread is the error.")
         check_points(num_points, replicates)
         if self.reordering:
-            problem = reorder(problem, reordering(problem))
+            problem, _ = reordered(problem)
         each = math.ceil(num_points / replicates)
         dimension = problem.lower.shape[-1] - 1
 
@@ -134,6 +134,23 @@ def _with_gradient(value: Tensor, separated: Separated, shift: Tensor, uniforms:
     for part, total, ok in zip(separated, totals, finite, strict=True):
         linear = linear + torch.where(ok, part * total, 0.0).flatten(1).sum(-1)
     return value + (linear - linear.detach()).unsqueeze(-1)
+
+
+def weighted_draws(problem: Problem, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """Weighted draws from B truncated normals: log weights ``(B, P)``, whose mean weight is the probability, and x ``(B, P, N)``.
+
+    Args:
+        problem: B problems.
+        uniforms: ``(B, N, P)`` in (0, 1).
+    """
+    with torch.no_grad():
+        ordered, order = reordered(problem)
+        separated = separate(ordered)
+        log_weight, points = draw(separated, minimax_tilt(separated).shift, uniforms)
+        x = (ordered.factor @ points).mT
+        place = torch.empty_like(order).scatter_(1, order, torch.arange(order.shape[1], device=order.device).expand_as(order))
+        x = x.gather(2, place.unsqueeze(1).expand_as(x))
+        return log_weight, torch.minimum(torch.maximum(x, problem.lower.unsqueeze(1)), problem.upper.unsqueeze(1))
 
 
 def summarise(log_weight: Tensor, groups: int) -> OrthantEstimate:

@@ -53,11 +53,21 @@ def _truncated_mean(below: Tensor, above: Tensor, one_sided: bool) -> Tensor:
     return at_lower - at_upper
 
 
-def reorder(problem: Problem, order: Tensor) -> Problem:
-    """The problem with its variables in the given order ``(B, N)``, factorised anew."""
+def reordered(problem: Problem) -> tuple[Problem, Tensor]:
+    """The problem with its variables in that order, factorised anew, and the order ``(B, N)``.
+
+    An entry so nearly singular that it only factorises in the order given stays in that order.
+    """
+    order = reordering(problem)
+    moved, ok = _in_order(problem, order)
+    if not bool(ok.all()):
+        order = torch.where(ok.unsqueeze(-1), order, torch.arange(order.shape[1], device=order.device))
+        moved, _ = _in_order(problem, order)
+    return moved, order
+
+
+def _in_order(problem: Problem, order: Tensor) -> tuple[Problem, Tensor]:
     covariance = problem.covariance.gather(1, order.unsqueeze(-1).expand_as(problem.covariance))
     covariance = covariance.gather(2, order.unsqueeze(-2).expand_as(covariance))
     factor, ok = cholesky(covariance)
-    if not bool(ok.all()):  # nearly singular: in the order given it did factorise
-        return problem
-    return Problem(covariance, factor, problem.lower.gather(1, order), problem.upper.gather(1, order))
+    return Problem(covariance, factor, problem.lower.gather(1, order), problem.upper.gather(1, order)), ok

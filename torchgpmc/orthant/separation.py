@@ -55,15 +55,15 @@ def log_weights(separated: Separated, tilt: Tensor, uniforms: Tensor) -> Tensor:
     Returns:
         ``(B, P)``; differentiable in ``separated`` while gradients are recorded.
     """
-    if not torch.is_grad_enabled() and bool((separated.upper == torch.inf).all()):
-        fast = _log_weights_of_lower_limits(separated, tilt, uniforms)
-        if fast is not None:
-            return fast
-    return _sweep(separated, tilt, uniforms)[0]
+    return draw(separated, tilt, uniforms)[0]
 
 
 def draw(separated: Separated, tilt: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Log weights ``(B, P)`` and the points z ``(B, N, P)``, from ``uniforms`` ``(B, N, P)``."""
+    """:func:`log_weights` ``(B, P)`` and the points z, as many variables as ``uniforms`` ``(B, N - 1 or N, P)`` has."""
+    if not torch.is_grad_enabled() and bool((separated.upper == torch.inf).all()):
+        fast = _draw_above_lower_limits(separated, tilt, uniforms)
+        if fast is not None:
+            return fast
     return _sweep(separated, tilt, uniforms)
 
 
@@ -94,12 +94,12 @@ def _sweep(separated: Separated, tilt: Tensor, uniforms: Tensor) -> tuple[Tensor
     return log_weight, torch.cat(panels, 1) if panels else uniforms[:, :0]
 
 
-def _log_weights_of_lower_limits(separated: Separated, tilt: Tensor, uniforms: Tensor) -> Tensor | None:
-    """:func:`log_weights` where no upper limit is finite, in few passes over memory; ``None`` where a probability underflows."""
+def _draw_above_lower_limits(separated: Separated, tilt: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor] | None:
+    """:func:`draw` where no upper limit is finite, in few passes over memory; ``None`` where a probability underflows."""
     rows, lower, _ = separated
     batch, size, _ = rows.shape
-    count = uniforms.shape[-1]
-    points = uniforms.new_empty(batch, size - 1, count)
+    drawn, count = uniforms.shape[-2:]
+    points = uniforms.new_empty(batch, drawn, count)
     # Scaled for erfc: torch.special.ndtr loses the lower tail to cancellation.
     offsets, scaled = (lower - tilt).unsqueeze(-1) * SQRT_HALF, rows * -SQRT_HALF
     log_weight = 0.5 * tilt.square().sum(-1, keepdim=True).expand(-1, count).contiguous()
@@ -114,13 +114,13 @@ def _log_weights_of_lower_limits(separated: Separated, tilt: Tensor, uniforms: T
             if i > begin:
                 row.baddbmm_(scaled[:, i : i + 1, begin:i], points[:, begin:i])
             row.erfc_().mul_(0.5)
-            if i < size - 1:
+            if i < drawn:
                 point = torch.addcmul(row[:, 0], row[:, 0], uniforms[:, i], value=-1, out=points[:, i])
                 torch.special.ndtri(point, out=point)
                 torch.sub(tilt[:, i, None], point, out=point)
         if not float(above.amin()) >= _SMALLEST:  # NaN after a zero
             return None
         log_weight += above.log_().sum(1)
-        drawn = min(end, size - 1)
-        log_weight -= (tilt[:, None, begin:drawn] @ points[:, begin:drawn]).squeeze(1)
-    return log_weight
+        last = min(end, drawn)
+        log_weight -= (tilt[:, None, begin:last] @ points[:, begin:last]).squeeze(1)
+    return log_weight, points

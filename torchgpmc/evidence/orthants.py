@@ -1,0 +1,278 @@
+r"""Probit GP classification as Gaussian orthant integrals (paper B): evidence, test probabilities, exact latents.
+
+With signs s = 2 y - 1, noise e ~ N(0, I) and t = s (f - m + e), the labels are those seen when t > -s m, so
+
+.. math:: p(y | \theta) = P(t > -s m), \quad t \sim N(0, \mathrm{diag}(s) (K + I) \mathrm{diag}(s)) \quad (\text{eq. 30})
+
+and f given y is a normal regression on a truncated normal t.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgpmc.approximations.base import check_model
+from torchgpmc.evidence.base import LatentEstimate
+from torchgpmc.likelihoods import Bernoulli
+from torchgpmc.linalg import cholesky
+from torchgpmc.models.base import GPModel, LatentPrior
+from torchgpmc.models.validation import check_inputs
+from torchgpmc.orthant import Problem, SeparationOfVariables, truncated_draws, weighted_draws
+from torchgpmc.random import make_generator, normal_like
+from torchgpmc.special import ndtr
+
+# Numbers in the largest array of a chunk of thetas.
+_CHUNK_ELEMENTS = 2**21
+
+
+def check_probit(model: GPModel, method: str) -> None:
+    """Raises a ``ValueError`` unless the model is a full GP with the probit likelihood."""
+    check_model(model, method)
+    if not (isinstance(model.likelihood, Bernoulli) and model.likelihood.is_probit):
+        raise ValueError(
+            f"{method} is for probit classification, and this model has {type(model.likelihood).__name__}"
+            f"{'(link=' + repr(model.likelihood.link) + ')' if isinstance(model.likelihood, Bernoulli) else ''}. "
+            f"Expected torchgpmc.likelihoods.Bernoulli(link='probit'); for others use PseudoMarginal() or AMIS() without it."
+        )
+
+
+class ProbitProblem(NamedTuple):
+    """The orthant problem at C thetas."""
+
+    problem: Problem
+    sign: Tensor  # (C, N), 2 y - 1
+    ok: Tensor  # (C,), whether K and K + I were factorised; the rest holds a harmless stand-in
+
+
+def probit_problem(model: GPModel, prior: LatentPrior, targets: Tensor | None = None) -> ProbitProblem:
+    """Eq. 30 at the thetas of ``prior``, with its graph."""
+    y = model.train_y if targets is None else targets
+    sign = (2 * y - 1).expand(prior.mean.shape)
+    eye = torch.eye(sign.shape[-1], dtype=sign.dtype, device=sign.device)
+    covariance = (prior.covariance + eye) * (sign.unsqueeze(-1) * sign.unsqueeze(-2))
+    covariance = torch.where(prior.ok.view(-1, 1, 1), covariance, eye)
+    factor, ok = cholesky(covariance)
+    lower = -sign * prior.mean
+    return ProbitProblem(Problem(covariance, factor, lower, torch.full_like(lower, torch.inf)), sign, ok & prior.ok)
+
+
+class OrthantEvidence(NamedTuple):
+    """Log evidence at C thetas from fixed random numbers."""
+
+    log_evidence: Tensor  # (C,), differentiable
+    converged: Tensor  # (C,)
+
+
+@dataclass(frozen=True)
+class Orthant:
+    """Evidence of probit GPs as a tilted orthant integral, for ``PseudoMarginal``, ``AMIS`` and ``fit``.
+
+    Args:
+        num_points: points an estimate.
+    """
+
+    num_points: int = 256
+
+    def estimator(self, model: GPModel, targets: Tensor | None = None) -> OrthantEstimator:
+        """See :class:`torchgpmc.evidence.Evidence`."""
+        check_probit(model, "Orthant")
+        if not isinstance(self.num_points, int) or self.num_points < 2:
+            raise ValueError(f"num_points is {self.num_points!r}. Expected a whole number of at least 2, for instance 256.")
+        return OrthantEstimator(model, self.num_points, targets)
+
+    def evidence(self, model: GPModel, prior: LatentPrior, targets: Tensor | None = None) -> OrthantEvidence:
+        """The estimate at fixed random numbers, smooth in theta: what :func:`torchgpmc.fit` maximises (paper B, section 6.5)."""
+        check_probit(model, "Orthant")
+        found = probit_problem(model, prior, targets)
+        # Another order of the variables at a nearby theta would make the estimate jump.
+        method = SeparationOfVariables(reordering=False)
+        generator = make_generator(0, model.train_x.device)
+        estimate = method.estimate(found.problem, max(self.num_points, 2 * method.num_replicates), generator)
+        return OrthantEvidence(torch.where(found.ok, estimate.value, -torch.inf), found.ok)
+
+
+@dataclass(frozen=True, eq=False)
+class OrthantEstimator:
+    """Unbiased estimates of p(y | theta) from one randomly shifted net a theta, each with an exact latent draw.
+
+    The draw is chosen by its weight among the points; with it (theta, f) is a joint posterior draw, as in
+    :class:`ImportanceEstimator`.
+    """
+
+    model: GPModel
+    num_points: int
+    targets: Tensor | None = None
+
+    @property
+    def auxiliary_size(self) -> int:
+        """Standard normals an estimate: a shift of the net, a number to choose the draw, and f given t."""
+        return 3 * self.model.latent_size + 1
+
+    def draw(self, theta: Tensor, generator: torch.Generator, start: Tensor | None = None) -> LatentEstimate:
+        """Estimates from fresh random numbers."""
+        return self.evaluate(theta, normal_like(theta.new_empty(len(theta), self.auxiliary_size), generator))
+
+    def evaluate(self, theta: Tensor, auxiliary: Tensor, start: Tensor | None = None) -> LatentEstimate:
+        """Estimates as a function of standard normals ``(C, auxiliary_size)``."""
+        at_once = max(1, _CHUNK_ELEMENTS // (self.model.latent_size * self.num_points))
+        with torch.no_grad():
+            parts = [
+                self.select(slice(first, first + at_once))._evaluate(
+                    theta[first : first + at_once], auxiliary[first : first + at_once]
+                )
+                for first in range(0, len(theta), at_once)
+            ]
+        return LatentEstimate(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+
+    def start_at(self, theta: Tensor) -> Tensor:
+        """Nothing: the tilt is solved from zero."""
+        return theta.new_zeros(len(theta), 1)
+
+    def move(self, theta: Tensor, estimate: LatentEstimate, num_steps: int, generator: torch.Generator) -> LatentEstimate:
+        """Not to be had: points share one shift, so that a kept draw cannot move alone."""
+        raise ValueError("evidence=Orthant() cannot be combined with latent_steps. Expected latent_steps=0.")
+
+    def select(self, rows: Tensor | slice) -> OrthantEstimator:
+        """The same for some of the chains, each with targets of its own."""
+        return self if self.targets is None or self.targets.dim() == 1 else replace(self, targets=self.targets[rows])
+
+    def _evaluate(self, theta: Tensor, auxiliary: Tensor) -> LatentEstimate:
+        size = self.model.latent_size
+        prior = self.model.prior(theta)
+        found = probit_problem(self.model, prior, self.targets)
+        log_weight, t = weighted_draws(found.problem, _shifted_net(self.num_points, auxiliary[:, :size]))
+        value = torch.logsumexp(log_weight, -1) - math.log(self.num_points)
+        relative = (log_weight - value.unsqueeze(-1)).exp()
+        # Had the points been independent; the net's are better.
+        variance = relative.var(-1) / self.num_points
+        cumulative = relative.cumsum(-1)
+        level = ndtr(auxiliary[:, size : size + 1]) * cumulative[:, -1:]
+        chosen = torch.searchsorted(cumulative, level).clamp_max(self.num_points - 1)
+        kept = t.gather(1, chosen.unsqueeze(-1).expand(-1, 1, size)).squeeze(1)
+        whitened = _latents_given(prior, found, kept, *auxiliary[:, size + 1 :].split(size, -1))
+        targets = self.model.train_y if self.targets is None else self.targets
+        log_likelihood = self.model.log_likelihood(prior, whitened, targets)
+        value = torch.where(found.ok, value, -torch.inf)
+        return LatentEstimate(value, variance, whitened, log_likelihood, torch.full_like(value, 3.0), found.ok)
+
+
+def _shifted_net(num_points: int, normals: Tensor) -> Tensor:
+    """One net of Sobol points for all, shifted modulo one for each row of standard normals ``(C, N)``: ``(C, N, P)``."""
+    engine = torch.quasirandom.SobolEngine(normals.shape[-1], scramble=True, seed=0)
+    net = engine.draw(num_points, dtype=torch.float64).T.to(normals)
+    smallest = torch.finfo(normals.dtype).eps
+    return (net + ndtr(normals).unsqueeze(-1)).frac_().clamp_(smallest, 1 - smallest)
+
+
+def _latents_given(prior: LatentPrior, found: ProbitProblem, t: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """Whitened draws v of f given t ``(C, N)`` by Matheron's rule, from two sets of standard normals ``(C, N)``.
+
+    v = first + L' (K + I)^-1 (s t - L first - second).
+    """
+    residual = found.sign * t - (prior.factor @ first.unsqueeze(-1)).squeeze(-1) - second
+    # diag(s) (K + I)^-1 diag(s) is what the problem's factor gives.
+    solved = torch.cholesky_solve((found.sign * residual).unsqueeze(-1), found.problem.factor).squeeze(-1) * found.sign
+    v = first + (solved.unsqueeze(-2) @ prior.factor).squeeze(-2)
+    return torch.where(found.ok.unsqueeze(-1), v, first)
+
+
+class LatentDraws(NamedTuple):
+    """Draws of the latents at one theta."""
+
+    whitened: Tensor  # (S, N)
+    log_weight: Tensor  # (S,), zero for exact draws
+    acceptance_rate: Tensor  # ()
+    exact: Tensor  # ()
+
+
+def exact_latents(model: GPModel, theta: Tensor, num_samples: int, generator: torch.Generator) -> LatentDraws:
+    """Independent posterior draws of the latents at one theta ``(1, P)``, exact unless acceptance is below 1e-4.
+
+    Raises:
+        ValueError: not a probit GP, or a covariance that cannot be factorised.
+    """
+    check_probit(model, "exact_latents")
+    with torch.no_grad():
+        prior = model.prior(theta)
+        found = probit_problem(model, prior)
+        if not bool(found.ok.all()):
+            raise ValueError(
+                f"the covariance could not be factorised. Expected a positive definite one; raise jitter (now {model.jitter:g})."
+            )
+        draws = truncated_draws(found.problem, num_samples, generator)
+        t = draws.samples[0]
+        first, second = normal_like(t, generator), normal_like(t, generator)
+        whitened = _latents_given(prior, found, t, first, second)
+        return LatentDraws(whitened, draws.log_weight[0], draws.acceptance_rate[0], draws.exact[0])
+
+
+class OrthantClassifier:
+    """Log evidence of a probit GP at C thetas, and class probabilities of any number of test points from the same points.
+
+    Made by :func:`classify`; test points cost O(N^2) a theta and need no new integral (paper B, eqs 59-62).
+
+    Attributes:
+        log_evidence: ``(C,)``.
+        variance: its relative variance ``(C,)``, as if points were independent.
+    """
+
+    def __init__(self, model: GPModel, prior: LatentPrior, found: ProbitProblem, log_weight: Tensor, t: Tensor):
+        self._model, self._prior, self._found, self._t = model, prior, found, t
+        self._weights = torch.softmax(log_weight, -1)
+        value = torch.logsumexp(log_weight, -1) - math.log(log_weight.shape[-1])
+        self.variance = (log_weight - value.unsqueeze(-1)).exp().var(-1) / log_weight.shape[-1]
+        self.log_evidence = torch.where(found.ok, value, -torch.inf)
+
+    def probabilities(self, x: Tensor) -> Tensor:
+        """P(y* = 1) ``(C, T)`` at test inputs ``(T, D)``: the soft count of eq. 62."""
+        model, prior = self._model, self._prior
+        x = check_inputs("x", x, model.train_x.dtype, model.train_x.shape[1]).to(model.train_x.device)
+        with torch.no_grad():
+            cross = model.covariance.bind(model.train_x, x)(prior.values["kernel"]).expand(len(self._weights), -1, -1)
+            diagonal = model.covariance.diagonal(prior.values["kernel"], x)
+            signed = cross * self._found.sign.unsqueeze(-1)
+            b = torch.cholesky_solve(signed, self._found.problem.factor)
+            sd = (1 + diagonal - (signed * b).sum(-2)).clamp_min(1.0).sqrt()
+            mean = model.mean_function(prior.values["mean"], x, len(b)).unsqueeze(1) + self._t @ b
+            return (self._weights.unsqueeze(1) @ ndtr(mean / sd.unsqueeze(1))).squeeze(1)
+
+
+def classify(
+    model: GPModel, theta: Tensor, *, num_points: int = 2048, generator: torch.Generator | None = None
+) -> OrthantClassifier:
+    """Evidence and test probabilities of a probit GP at given hyperparameters, as ratios of orthant integrals (paper B, eq. 28).
+
+    Args:
+        model: a :class:`GP` with ``Bernoulli(link="probit")``.
+        theta: unconstrained ``(C, P)``; ``(C, 0)`` where every hyperparameter is fixed.
+        num_points: points a theta.
+        generator: by default a fresh one with seed 0.
+
+    Raises:
+        ValueError: another model, or numbers out of range.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> x = torch.linspace(0, 1, 10)
+        >>> kernel = RBFKernel().requires_grad_(False)
+        >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+        >>> found = tg.evidence.classify(model, torch.zeros(1, 0).double())
+        >>> found.probabilities(torch.tensor([0.0, 1.0]))[0].round(decimals=1)
+        tensor([0.4000, 0.6000], dtype=torch.float64)
+    """
+    check_probit(model, "classify")
+    if not isinstance(num_points, int) or num_points < 2:
+        raise ValueError(f"num_points is {num_points!r}. Expected a whole number of at least 2, for instance 2048.")
+    generator = make_generator(0, theta.device) if generator is None else generator
+    with torch.no_grad():
+        prior = model.prior(theta)
+        found = probit_problem(model, prior)
+        shift = normal_like(theta.new_empty(len(theta), model.latent_size), generator)
+        log_weight, t = weighted_draws(found.problem, _shifted_net(num_points, shift))
+        return OrthantClassifier(model, prior, found, log_weight, t)
