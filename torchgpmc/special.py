@@ -132,14 +132,21 @@ def ndtri_exp(log_probability: Tensor) -> Tensor:
     return x
 
 
+def _unlimited(upper: Tensor) -> bool:
+    return bool((upper == math.inf).all())
+
+
 class _LogInterval(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, lower: Tensor, upper: Tensor) -> Tensor:
-        # Mirrored so that the interval's nearer end is its upper one: both probabilities are then small or moderate.
-        mirrored = lower + upper > 0
-        high = _log_ndtr_value(torch.where(mirrored, -lower, upper))
-        low = _log_ndtr_value(torch.where(mirrored, -upper, lower))
-        value = high + torch.log1p(-(low - high).exp())
+        if _unlimited(upper):
+            value = _log_ndtr_value(-lower)
+        else:
+            # Mirrored so that the interval's nearer end is its upper one: both probabilities are then small or moderate.
+            mirrored = lower + upper > 0
+            high = _log_ndtr_value(torch.where(mirrored, -lower, upper))
+            low = _log_ndtr_value(torch.where(mirrored, -upper, lower))
+            value = high + torch.log1p(-(low - high).exp())
         ctx.save_for_backward(lower, upper, value)
         return value
 
@@ -175,13 +182,16 @@ def interval_densities(lower: Tensor, upper: Tensor, log_probability: Tensor) ->
 class _IntervalQuantile(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, uniform: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-        mirrored = lower + upper > 0
-        below, above = torch.where(mirrored, -upper, lower), torch.where(mirrored, -lower, upper)
-        level = torch.where(mirrored, 1 - uniform, uniform)
-        high = _log_ndtr_value(above)
-        ratio = (_log_ndtr_value(below) - high).exp()
-        x = ndtri_exp(high + (ratio + level * (1 - ratio)).log())
-        x = torch.where(mirrored, -x, x).clamp(lower, upper)
+        if _unlimited(upper):
+            x = torch.maximum(-ndtri_exp(_log_ndtr_value(-lower) + torch.log1p(-uniform)), lower)
+        else:
+            mirrored = lower + upper > 0
+            below, above = torch.where(mirrored, -upper, lower), torch.where(mirrored, -lower, upper)
+            level = torch.where(mirrored, 1 - uniform, uniform)
+            high = _log_ndtr_value(above)
+            ratio = (_log_ndtr_value(below) - high).exp()
+            x = ndtri_exp(high + (ratio + level * (1 - ratio)).log())
+            x = torch.where(mirrored, -x, x).clamp(lower, upper)
         ctx.save_for_backward(uniform, lower, upper, x)
         return x
 
