@@ -22,7 +22,7 @@ from torchgpmc.likelihoods import Bernoulli
 from torchgpmc.linalg import cholesky
 from torchgpmc.models.base import GPModel, LatentPrior
 from torchgpmc.models.validation import check_inputs
-from torchgpmc.orthant import Problem, SeparationOfVariables, truncated_draws, weighted_draws
+from torchgpmc.orthant import Problem, SeparationOfVariables, Sequential, truncated_draws, weighted_draws
 from torchgpmc.random import make_generator, normal_like
 from torchgpmc.special import ndtr
 
@@ -243,7 +243,12 @@ class OrthantClassifier:
 
 
 def classify(
-    model: GPModel, theta: Tensor, *, num_points: int = 2048, generator: torch.Generator | None = None
+    model: GPModel,
+    theta: Tensor,
+    *,
+    num_points: int = 2048,
+    method: Sequential | None = None,
+    generator: torch.Generator | None = None,
 ) -> OrthantClassifier:
     """Evidence and test probabilities of a probit GP at given hyperparameters, as ratios of orthant integrals (paper B, eq. 28).
 
@@ -251,6 +256,8 @@ def classify(
         model: a :class:`GP` with ``Bernoulli(link="probit")``.
         theta: unconstrained ``(C, P)``; ``(C, 0)`` where every hyperparameter is fixed.
         num_points: points a theta.
+        method: :class:`torchgpmc.orthant.Sequential` for the paper's own algorithm GPC-MC; by default the tilted net, which is more
+            accurate by far.
         generator: by default a fresh one with seed 0.
 
     Raises:
@@ -273,6 +280,12 @@ def classify(
     with torch.no_grad():
         prior = model.prior(theta)
         found = probit_problem(model, prior)
-        shift = normal_like(theta.new_empty(len(theta), model.latent_size), generator)
-        log_weight, t = weighted_draws(found.problem, _shifted_net(num_points, shift))
+        if method is not None:
+            particles = method.particles(found.problem, num_points, generator)
+            each = particles.log_weight.shape[-1] // particles.log_estimate.shape[-1]
+            log_weight = particles.log_weight + math.log(each)
+            t = (found.problem.factor @ particles.points).mT
+        else:
+            shift = normal_like(theta.new_empty(len(theta), model.latent_size), generator)
+            log_weight, t = weighted_draws(found.problem, _shifted_net(num_points, shift))
         return OrthantClassifier(model, prior, found, log_weight, t)
