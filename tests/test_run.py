@@ -16,6 +16,7 @@ import torchgpmc as tg
 from tests.problems import gp, sparse_gp
 from torchgpmc import checkpoint as checkpoint_module
 from torchgpmc import run as run_module
+from torchgpmc.draws import DrawStore
 from torchgpmc.models import JointLogDensity
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.diagnostics.SamplingWarning")
@@ -133,6 +134,25 @@ def test_ctrl_c_keeps_the_draws_so_far_and_the_checkpoint_goes_on(tmp_path, monk
     assert partial.info["interrupted"] and 0 < partial.num_draws < 12
     assert torch.equal(partial.theta, plain.theta[:, : partial.num_draws])
     assert same(plain, tg.sample(model, tg.HMC(num_steps=3, random_length=False), **OPTIONS, checkpoint=checkpoint))
+
+
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+def test_ctrl_c_between_keeping_a_batch_and_weighing_it(monkeypatch):
+    model, options = gp("probit"), {"num_samples": 120, "seed": 4, "progress": False}
+    keep, kept = DrawStore.append, []
+
+    def interrupted(self, draw, stats):
+        keep(self, draw, stats)
+        kept.append(draw.theta.shape[1])
+        if len(kept) == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DrawStore, "append", interrupted)
+        partial = tg.sample(model, tg.AMIS(batch_size=20), **options)
+    weighed = sum(kept[:2])
+    assert partial.theta.shape[1] == partial.log_weights.shape[1] == partial.stats["lp"].shape[1] == weighed
+    assert torch.equal(partial.theta, tg.sample(model, tg.AMIS(batch_size=20), **options).theta[:, :weighed])
 
 
 def test_ctrl_c_in_warm_up_has_nothing_to_keep(monkeypatch):

@@ -92,6 +92,7 @@ def sample(
     info = loop.run({**_description(method, settings, seed), "target": run.target}, progress)
     draw, stats = loop.store.joined()
     draws = run.finish(loop.state, draw)
+    stats = {name: value[:, : draws.theta.shape[1]] for name, value in stats.items()}
     posterior = Posterior(model, draws, stats, {**info, **draws.info})
     for complaint in posterior.complaints():
         warnings.warn(complaint, SamplingWarning, stacklevel=2)

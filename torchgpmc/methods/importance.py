@@ -128,7 +128,9 @@ class ImportanceRun(NamedTuple):
         if self.smooth:
             weights = smoothed_log_weights(weights)
         known = {"log_evidence": float(value), "log_evidence_error": float(error)}
-        return Draws(draw.theta, draw.whitened, weights.cpu()[None], known)
+        # Ctrl-C may have come between a batch's being kept and its being weighed.
+        weighed = len(weights)
+        return Draws(draw.theta[:, :weighed], draw.whitened[:, :weighed], weights.cpu()[None], known)
 
 
 def _schedule(num_samples: int, batch_size: int, growth: float) -> list[int]:
