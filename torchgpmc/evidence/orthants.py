@@ -284,7 +284,7 @@ def classify(
             particles = method.particles(found.problem, num_points, generator)
             each = particles.log_weight.shape[-1] // particles.log_estimate.shape[-1]
             log_weight = particles.log_weight + math.log(each)
-            t = (found.problem.factor @ particles.points).mT
+            t = particles.samples
         else:
             shift = normal_like(theta.new_empty(len(theta), model.latent_size), generator)
             log_weight, t = weighted_draws(found.problem, _shifted_net(num_points, shift))

@@ -147,10 +147,15 @@ def weighted_draws(problem: Problem, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         ordered, order = reordered(problem)
         separated = separate(ordered)
         log_weight, points = draw(separated, minimax_tilt(separated).shift, uniforms)
-        x = (ordered.factor @ points).mT
-        place = torch.empty_like(order).scatter_(1, order, torch.arange(order.shape[1], device=order.device).expand_as(order))
-        x = x.gather(2, place.unsqueeze(1).expand_as(x))
-        return log_weight, torch.minimum(torch.maximum(x, problem.lower.unsqueeze(1)), problem.upper.unsqueeze(1))
+        return log_weight, draws_of(problem, ordered, order, points.mT)
+
+
+def draws_of(problem: Problem, ordered: Problem, order: Tensor, points: Tensor) -> Tensor:
+    """x = L z of a reordered problem in the original order ``(B, P, N)``, rounding kept within the limits."""
+    x = points @ ordered.factor.mT
+    place = torch.empty_like(order).scatter_(1, order, torch.arange(order.shape[1], device=order.device).expand_as(order))
+    x = x.gather(2, place.unsqueeze(1).expand_as(x))
+    return torch.minimum(torch.maximum(x, problem.lower.unsqueeze(1)), problem.upper.unsqueeze(1))
 
 
 def summarise(log_weight: Tensor, groups: int) -> OrthantEstimate:

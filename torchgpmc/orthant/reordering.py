@@ -54,19 +54,23 @@ def _truncated_mean(below: Tensor, above: Tensor, one_sided: bool) -> Tensor:
 
 
 def reordered(problem: Problem) -> tuple[Problem, Tensor]:
-    """The problem with its variables in that order, factorised anew, and the order ``(B, N)``.
+    """The problem with its variables in that order, factorised anew, and the order ``(B, N)``."""
+    return in_order(problem, reordering(problem))
 
-    An entry so nearly singular that it only factorises in the order given stays in that order.
+
+def in_order(problem: Problem, order: Tensor) -> tuple[Problem, Tensor]:
+    """The problem with its variables in the given order ``(B, N)``, and the order that was used.
+
+    An entry so nearly singular that it only factorises as it is stays as it is.
     """
-    order = reordering(problem)
-    moved, ok = _in_order(problem, order)
+    moved, ok = _permuted(problem, order)
     if not bool(ok.all()):
         order = torch.where(ok.unsqueeze(-1), order, torch.arange(order.shape[1], device=order.device))
-        moved, _ = _in_order(problem, order)
+        moved, _ = _permuted(problem, order)
     return moved, order
 
 
-def _in_order(problem: Problem, order: Tensor) -> tuple[Problem, Tensor]:
+def _permuted(problem: Problem, order: Tensor) -> tuple[Problem, Tensor]:
     covariance = problem.covariance.gather(1, order.unsqueeze(-1).expand_as(problem.covariance))
     covariance = covariance.gather(2, order.unsqueeze(-2).expand_as(covariance))
     factor, ok = cholesky(covariance)

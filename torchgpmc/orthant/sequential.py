@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from torchgpmc.diagnostics import SamplingWarning
-from torchgpmc.orthant.importance import check_points
+from torchgpmc.orthant.importance import check_points, draws_of
 from torchgpmc.orthant.problem import OrthantEstimate, Problem
+from torchgpmc.orthant.reordering import in_order
 from torchgpmc.orthant.separation import Separated, separate
 from torchgpmc.random import normal_like, uniform
 from torchgpmc.special import interval_quantile, log_ndtr_interval
@@ -33,7 +34,7 @@ class Count(enum.Enum):
 class Particles(NamedTuple):
     """Particles that have passed every limit: weighted draws from B truncated normals."""
 
-    points: Tensor  # (B, N, P), independent normals z; x = L z
+    samples: Tensor  # (B, P, N), x within its limits
     log_weight: Tensor  # (B, P); sums to the estimate within each group
     log_estimate: Tensor  # (B, G), log of each group's unbiased estimate
     emptied: Tensor  # (B, G), whether a group lost all its particles
@@ -50,10 +51,12 @@ class Sequential:
         count: which form. The adapted one weighs particles by the next probability before it draws within the limits, and
             resamples (systematically) when the effective size falls to half: the most accurate of the three.
         num_groups: independent populations, each with its share of the points; their spread is the error. 1: no error estimate.
+        shuffle: visit the variables in random order, as the paper advises: classes one after the other make for extreme factors.
     """
 
     count: Count = Count.ADAPTED
     num_groups: int = 8
+    shuffle: bool = True
 
     def estimate(self, problem: Problem, num_points: int, generator: torch.Generator) -> OrthantEstimate:
         """Estimates with ``num_points`` particles a problem, rounded up to whole groups."""
@@ -81,9 +84,14 @@ class Sequential:
         if not isinstance(self.num_groups, int) or self.num_groups < 1:
             raise ValueError(f"num_groups is {self.num_groups!r}. Expected a whole number of at least 1.")
         check_points(num_points, 2 * self.num_groups)
-        separated = separate(Problem(*(part.detach() for part in problem)))
+        problem = Problem(*(part.detach() for part in problem))
+        order = torch.arange(problem.lower.shape[-1], device=problem.lower.device).expand(problem.lower.shape)
+        if self.shuffle:
+            order = uniform(problem.lower.shape, problem.lower, generator).argsort(-1)
+        shuffled, order = in_order(problem, order)
         each = math.ceil(num_points / self.num_groups)
-        particles = _run(separated, self.count, self.num_groups, each, generator)
+        particles = _run(separate(shuffled), self.count, self.num_groups, each, generator)
+        particles = particles._replace(samples=draws_of(problem, shuffled, order, particles.samples))
         if bool(particles.emptied.any()):
             entry, group = particles.emptied.nonzero()[0].tolist()
             warnings.warn(
@@ -143,7 +151,7 @@ def _run(separated: Separated, count: Count, groups: int, each: int, generator: 
     log_estimate = log_estimate + torch.logsumexp(log_weight, -1) - math.log(each)
     log_estimate = torch.where(emptied, -torch.inf, log_estimate)
     shares = log_weight - torch.logsumexp(log_weight, -1, keepdim=True) + log_estimate.unsqueeze(-1)
-    return Particles(points, shares.reshape(batch, total), log_estimate, emptied)
+    return Particles(points.mT, shares.reshape(batch, total), log_estimate, emptied)
 
 
 def _take(values: Tensor, index: Tensor) -> Tensor:
