@@ -37,7 +37,7 @@ def log_probability(
         upper: the same; inf for no limit.
         method: :class:`SeparationOfVariables` by default; :class:`MinimaxTilting`, :class:`Sequential`; :class:`KnownSplit` where
             the covariance is known to have independent noise in it.
-        num_points: points, or particles, a problem.
+        num_points: points, or particles, a problem (nets are rounded to powers of two).
         generator: of the covariance's device; by default a fresh one with seed 0.
 
     Returns:

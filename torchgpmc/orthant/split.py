@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.linalg import cholesky, times_vector
-from torchgpmc.orthant.importance import check_points, sobol_chunks, summarise
+from torchgpmc.orthant.importance import points_of_replicate, sobol_chunks, summarise
 from torchgpmc.orthant.problem import OrthantEstimate, Problem
 from torchgpmc.special import interval_densities, log_ndtr_interval
 
@@ -58,18 +58,15 @@ class KnownSplit:
     num_replicates: int = 8
 
     def estimate(self, problem: Problem, num_points: int, generator: torch.Generator) -> OrthantEstimate:
-        """Estimates with ``num_points`` points a problem, rounded up to whole replicates.
+        """Estimates with about ``num_points`` points a problem: the nearest power of two a replicate.
 
         Raises:
             ValueError: noise that is not positive, or not part of the covariance.
         """
         replicates = self.num_replicates
-        if not isinstance(replicates, int) or replicates < 2:
-            raise ValueError(f"num_replicates is {replicates!r}. Expected at least 2, for instance 8: their spread is the error.")
-        check_points(num_points, replicates)
+        each = points_of_replicate(num_points, replicates)
         smooth = _split(problem, self.noise)
         mode = _find_mode(smooth)
-        each = -(-num_points // replicates)
         parts: list[Tensor] = []
         wanted = torch.is_grad_enabled() and any(part.requires_grad for part in smooth)
         for rows, uniforms in sobol_chunks(problem.lower, problem.lower.shape[-1], each, replicates, generator):
