@@ -1,5 +1,6 @@
 """Log densities and gradients of GP and SparseGP against numpy formulas written from the papers."""
 
+import copy
 import math
 
 import numpy as np
@@ -128,3 +129,23 @@ def test_sparse_with_all_inputs_as_inducing_points_is_the_full_gp():
         torch.testing.assert_close(a.variance, b.variance, rtol=0, atol=1e-6)
     latents = full.latents(full.prior(theta), v)
     torch.testing.assert_close(same.predict(same.prior(theta), v, full.train_x).mean[:, 0], latents, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("likelihood", ["probit", "student_t", "softmax"])
+@pytest.mark.parametrize("make", [gp, sparse_gp])
+def test_fixed_hyperparameters_are_factorised_once(make, likelihood, monkeypatch):
+    """The density of v alone equals that of [theta, v] at the same values, less its prior; nothing is factorised again."""
+    free = make(likelihood)
+    fixed = copy.deepcopy(free)
+    for part in (fixed.kernel, fixed.mean, fixed.likelihood):
+        part.requires_grad_(False)
+    fixed.refresh()
+    theta = free.layout.present(free).expand(3, -1)
+    v = torch.randn(3, free.latent_size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    value, gradient = tg.joint_log_density(free).value_and_grad(torch.cat([theta, v], -1))
+    density = tg.joint_log_density(fixed)
+    monkeypatch.setattr("torchgpmc.models.base.cholesky", None)
+    found, found_gradient = density.value_and_grad(v)
+    torch.testing.assert_close(found, value - free.layout.log_prior(theta).detach())
+    torch.testing.assert_close(found_gradient, gradient[:, free.layout.size :])
+    torch.testing.assert_close(density(v), found)

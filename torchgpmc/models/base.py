@@ -208,24 +208,34 @@ class JointLogDensity(AutogradDensity):
     Args:
         model: a GP or SparseGP.
         targets: ``(N,)``, or ``(C, N)`` for one data set a chain; the model's own by default.
+        fixed: p(f) of a model whose hyperparameters are all fixed, if it is at hand; else worked out here, once for all positions.
     """
 
-    def __init__(self, model: GPModel, targets: Tensor | None = None):
+    def __init__(self, model: GPModel, targets: Tensor | None = None, fixed: LatentPrior | None = None):
         self.model = model
         self.targets = model.train_y if targets is None else targets
+        self.fixed = fixed
+        if fixed is None and not model.layout.size:
+            with torch.no_grad():
+                self.fixed = model.prior(model.train_x.new_zeros(1, 0))
         super().__init__(self._evaluate)
         keep_freed_memory()
 
+    def _prior(self, theta: Tensor) -> tuple[LatentPrior, Tensor]:
+        if self.fixed is not None:
+            return self.fixed, theta.new_zeros(len(theta))
+        hyperparameters, log_prior = self.model.layout.raw_values_and_log_prior(theta)
+        return self.model.prior_at(hyperparameters), log_prior
+
     def _evaluate(self, position: Tensor) -> Tensor:
         theta, v = position.split([self.model.layout.size, self.model.latent_size], -1)
-        hyperparameters, log_prior = self.model.layout.raw_values_and_log_prior(theta)
-        prior = self.model.prior_at(hyperparameters)
+        prior, log_prior = self._prior(theta)
         log_normal = -0.5 * ((v * v).sum(-1) + _LOG_2PI * v.shape[-1])
         value = log_prior + log_normal + self.model.log_likelihood(prior, v, self.targets)
         return torch.where(prior.ok, value, torch.nan)
 
     def select(self, rows: Tensor) -> JointLogDensity:
-        return self if self.targets.dim() == 1 else JointLogDensity(self.model, self.targets[rows])
+        return self if self.targets.dim() == 1 else JointLogDensity(self.model, self.targets[rows], self.fixed)
 
 
 def likelihood_values(prior: LatentPrior) -> dict[str, Tensor]:
