@@ -1,5 +1,6 @@
 """Posterior and Prediction: averages over draws, weights, files, summaries, export."""
 
+import copy
 import math
 
 import numpy as np
@@ -259,3 +260,25 @@ def test_khat_is_the_tail_index_of_the_weights(shape):
     log_u = torch.rand(20_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64).log()
     assert pareto_khat(-shape * log_u) == pytest.approx(shape, abs=0.1)
     assert pareto_khat(shape * log_u) < 0
+
+
+@pytest.mark.parametrize("likelihood", ["probit", "student_t", "softmax"])
+@pytest.mark.parametrize("make", [gp, sparse_gp])
+def test_fixed_hyperparameters_predict_as_sampled_ones_do(make, likelihood):
+    """One factorisation serves all draws; the answer is that of hyperparameters which happen not to vary."""
+    free = make(likelihood)
+    fixed = copy.deepcopy(free)
+    for part in (fixed.kernel, fixed.mean, fixed.likelihood):
+        part.requires_grad_(False)
+    fixed.refresh()
+    v = torch.randn(2, 5, free.latent_size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    theta = free.layout.present(free).expand(2, 5, -1)
+    x = inputs(4, seed=5)
+    stats = {"lp": torch.zeros(2, 5)}
+    one, other = (
+        tg.Posterior(model, Draws(part, v, None), stats, {}).predict(x) for model, part in ((free, theta), (fixed, theta[..., :0]))
+    )
+    torch.testing.assert_close(one.mean, other.mean)
+    torch.testing.assert_close(one.variance, other.variance)
+    torch.testing.assert_close(one.latent_mean, other.latent_mean)
+    torch.testing.assert_close(one.log_prob(targets(likelihood, 4)), other.log_prob(targets(likelihood, 4)))

@@ -105,12 +105,15 @@ class Posterior:
         theta, v = self._flat(num_draws)
         means, variances, values = [], [], []
         with torch.no_grad():
-            for rows in self._chunks(len(theta), min(len(x), test_chunk)):
-                prior = self.model.prior(theta[rows])
+            # Hyperparameters that are all fixed are factorised, and projected on the test points, once for all draws.
+            shared = None if theta.shape[1] else self.model.prior(theta[:1])
+            chunks = [slice(None)] if shared is not None else self._chunks(len(theta), min(len(x), test_chunk))
+            for rows in chunks:
+                prior = self.model.prior(theta[rows]) if shared is None else shared
                 parts = [self.model.predict(prior, v[rows], part) for part in x.split(test_chunk)]
                 means.append(torch.cat([part.mean for part in parts], -1))
                 variances.append(torch.cat([part.variance for part in parts], -1))
-                values.append(likelihood_values(prior))
+                values.append({n: value.expand(len(v[rows]), *value.shape[1:]) for n, value in likelihood_values(prior).items()})
         joined = {name: torch.cat([value[name] for value in values]) for name in values[0]}
         log_weights = self._log_weights()[self._subset(num_draws)].to(x)
         return Prediction(self.model, torch.cat(means), torch.cat(variances), joined, torch.log_softmax(log_weights, 0))
