@@ -21,6 +21,8 @@ from torchgpmc.special import interval_quantile, log_ndtr_interval
 
 # Rows between two rearrangements of all that a particle has been through; within a panel only the panel moves.
 _PANEL = 16
+# Numbers in the largest array of the groups that are run at once.
+_CHUNK_ELEMENTS = 2**22
 
 
 class Count(enum.Enum):
@@ -90,7 +92,11 @@ class Sequential:
             order = uniform(problem.lower.shape, problem.lower, generator).argsort(-1)
         shuffled, order = in_order(problem, order)
         each = math.ceil(num_points / self.num_groups)
-        particles = _run(separate(shuffled), self.count, self.num_groups, each, generator)
+        separated = separate(shuffled)
+        at_once = max(1, min(self.num_groups, _CHUNK_ELEMENTS // (separated.rows[..., 0].numel() * each)))
+        shares = [min(at_once, self.num_groups - first) for first in range(0, self.num_groups, at_once)]
+        parts = [_run(separated, self.count, groups, each, generator) for groups in shares]
+        particles = Particles(*(torch.cat(columns, 1) for columns in zip(*parts, strict=True)))
         particles = particles._replace(samples=draws_of(problem, shuffled, order, particles.samples))
         if bool(particles.emptied.any()):
             entry, group = particles.emptied.nonzero()[0].tolist()
