@@ -26,6 +26,11 @@ def uniform(shape: Sequence[int], like: Tensor, generator: torch.Generator) -> T
     return torch.rand(tuple(shape), dtype=like.dtype, device=like.device, generator=generator)
 
 
+def open_uniform(shape: Sequence[int], like: Tensor, generator: torch.Generator) -> Tensor:
+    """Uniform numbers on (0, 1), whose quantiles are finite."""
+    return uniform(shape, like, generator).clamp_min_(torch.finfo(like.dtype).tiny)
+
+
 def log_uniform(shape: Sequence[int], like: Tensor, generator: torch.Generator) -> Tensor:
     """Logs of uniform numbers on (0, 1]; never -inf."""
     return torch.log1p(-uniform(shape, like, generator))

@@ -91,6 +91,10 @@ def test_a_guessed_split_is_refused_or_reported():
     d = torch.linspace(0.1, 0.99, 20, dtype=torch.float64)
     with pytest.raises(ValueError, match="less the noise is not positive semidefinite"):
         log_probability(one_factor(d), lower=0.0, method=KnownSplit(0.5))
+    d = torch.linspace(-0.99, 0.99, 100, dtype=torch.float64)
+    least = float(torch.linalg.eigvalsh(one_factor(d))[0])
+    with pytest.warns(tg.SamplingWarning, match="k-hat"):
+        log_probability(one_factor(d), lower=0.0, method=KnownSplit(0.999 * least))
 
 
 def at_odds(num_data):

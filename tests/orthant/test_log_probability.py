@@ -315,6 +315,15 @@ def test_the_same_generator_gives_the_same_estimate_and_entries_of_a_batch_diffe
         assert float(first.value[0]) != float(first.value[1]), name
 
 
+@pytest.mark.parametrize("name", ["separation", "tilting", "adapted"])
+def test_float32_stays_finite_over_many_points(name):
+    """A million uniform numbers, of which some round to 1 in float32."""
+    covariance = gp_covariance(60, seed=2)
+    expected = log_probability(covariance, lower=0.0)
+    found = log_probability(covariance.float(), lower=0.0, method=METHODS[name], num_points=2**16, generator=generator())
+    assert float(found.value) == pytest.approx(float(expected.value), abs=0.05)
+
+
 def test_float32_and_limits_for_each_entry():
     lower = torch.tensor([[0.0, 0.0, 0.0], [-1.0, 0.5, 0.2]])
     found = log_probability(THREE.float(), lower=lower)

@@ -271,7 +271,7 @@ def classify(
         >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
         >>> found = tg.evidence.classify(model, torch.zeros(1, 0).double())
         >>> found.probabilities(torch.tensor([0.0, 1.0]))[0].round(decimals=1)
-        tensor([0.4000, 0.6000], dtype=torch.float64)
+        tensor([0.2000, 0.8000], dtype=torch.float64)
     """
     check_probit(model, "classify")
     if not isinstance(num_points, int) or num_points < 2:

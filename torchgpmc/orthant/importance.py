@@ -14,7 +14,7 @@ from torchgpmc.orthant.problem import OrthantEstimate, Problem, select
 from torchgpmc.orthant.reordering import reordered
 from torchgpmc.orthant.separation import Separated, draw, log_weights, separate
 from torchgpmc.orthant.tilting import minimax_tilt
-from torchgpmc.random import sobol_points, uniform
+from torchgpmc.random import open_uniform, sobol_points
 
 # Numbers in the largest array of a chunk: large enough to hide the cost of operations, small enough to stay near the cache.
 _CHUNK_ELEMENTS = 2**21
@@ -88,7 +88,7 @@ class MinimaxTilting:
             at_once = max(1, _CHUNK_ELEMENTS // max(1, dimension * num_points))
             for begin in range(0, len(problem.lower), at_once):
                 rows = slice(begin, min(begin + at_once, len(problem.lower)))
-                yield rows, uniform((rows.stop - begin, dimension, num_points), problem.lower, generator).clamp_min_(1e-300)
+                yield rows, open_uniform((rows.stop - begin, dimension, num_points), problem.lower, generator)
 
         return summarise(_estimate(problem, True, chunks), num_points)
 
@@ -102,7 +102,10 @@ def sobol_chunks(
     at_once = max(1, _CHUNK_ELEMENTS // max(1, dimension * each * replicates))
     for begin in range(0, batch, at_once):
         rows = slice(begin, min(begin + at_once, batch))
-        yield rows, torch.stack([next(points)[:dimension] for _ in range(rows.start, rows.stop)]).to(like)
+        uniforms = torch.stack([next(points)[:dimension] for _ in range(rows.start, rows.stop)])
+        if like.dtype != uniforms.dtype:  # rounding must not take them to 1
+            uniforms = uniforms.to(like.dtype).clamp_max_(1 - torch.finfo(like.dtype).eps)
+        yield rows, uniforms
 
 
 def _estimate(problem: Problem, tilting: bool, chunks: Callable[[], Iterator[tuple[slice, Tensor]]]) -> Tensor:

@@ -16,7 +16,7 @@ from torchgpmc.orthant.importance import check_points, draws_of
 from torchgpmc.orthant.problem import OrthantEstimate, Problem
 from torchgpmc.orthant.reordering import in_order
 from torchgpmc.orthant.separation import Separated, separate
-from torchgpmc.random import normal_like, uniform
+from torchgpmc.random import normal_like, open_uniform, uniform
 from torchgpmc.special import interval_quantile, log_ndtr_interval
 
 # Rows between two rearrangements of all that a particle has been through; within a panel only the panel moves.
@@ -151,7 +151,7 @@ def _run(separated: Separated, count: Count, groups: int, each: int, generator: 
                 means[:, i - begin + 1 :] = _take(means[:, i - begin + 1 :], ancestors)
                 lineage = ancestors if lineage is None else lineage.gather(1, ancestors)
             if count is Count.ADAPTED:
-                points[:, i] = interval_quantile(uniform(below.shape, below, generator).clamp_min_(1e-300), below, above)
+                points[:, i] = interval_quantile(open_uniform(below.shape, below, generator), below, above)
         if lineage is not None and begin:
             points[:, :begin] = _take(points[:, :begin], lineage)
     log_estimate = log_estimate + torch.logsumexp(log_weight, -1) - math.log(each)

@@ -41,7 +41,7 @@ class _Mode(NamedTuple):
     precision: Tensor  # (B, N), minus the second derivative of the log likelihood
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class KnownSplit:
     """Laplace importance sampling of the smooth part of covariance = smooth + diagonal noise.
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchgpmc.orthant.problem import Problem, select
 from torchgpmc.orthant.separation import draw, separate
 from torchgpmc.orthant.tilting import minimax_tilt
-from torchgpmc.random import uniform
+from torchgpmc.random import open_uniform, uniform
 
 LEAST_ACCEPTANCE = 1e-4
 _PROPOSALS_AT_ONCE = 2**20  # numbers
@@ -44,7 +44,7 @@ def _of_one(problem: Problem, num_samples: int, generator: torch.Generator) -> t
     while wanted > 0:
         rate = float(total) / tried if tried else 1.0
         count = max(_FIRST_ROUND, min(math.ceil(1.2 * wanted / max(rate, LEAST_ACCEPTANCE)), _PROPOSALS_AT_ONCE // size))
-        proposed = uniform((1, size, count), problem.lower, generator).clamp_min_(1e-300)
+        proposed = open_uniform((1, size, count), problem.lower, generator)
         log_weight, points = draw(separated, tilt.shift, proposed)
         excess = log_weight[0] - tilt.log_bound
         if bool(tilt.converged) and float(excess.max()) > 1e-6:
@@ -55,7 +55,7 @@ def _of_one(problem: Problem, num_samples: int, generator: torch.Generator) -> t
         tried, total = tried + count, total + excess.exp().sum()
         if not bool(tilt.converged) or float(total) / tried < LEAST_ACCEPTANCE:
             if count < num_samples:
-                proposed = uniform((1, size, num_samples), problem.lower, generator).clamp_min_(1e-300)
+                proposed = open_uniform((1, size, num_samples), problem.lower, generator)
                 log_weight, points = draw(separated, tilt.shift, proposed)
             samples = _in_place(problem, points[0, :, :num_samples])
             return samples, log_weight[0, :num_samples], total / tried, torch.tensor(False, device=samples.device)
