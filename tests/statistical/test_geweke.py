@@ -99,7 +99,9 @@ def test_a_missing_jacobian_is_caught(sampler, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_a_halved_log_ratio_is_caught(sampler):
-    assert geweke(MODELS["poisson"](), sampler, seed=15, density_class=HalvedLogDensity, rounds=20) > 1
+    # Elliptical slice moves v alone, and drifts from the joint distribution more slowly than the others.
+    rounds = 40 if sampler == "elliptical slice" else 20
+    assert geweke(MODELS["poisson"](), sampler, seed=15, density_class=HalvedLogDensity, rounds=rounds) > 1
 
 
 @pytest.mark.slow
