@@ -339,6 +339,7 @@ def test_the_default_method_and_defaults_of_numbers(monkeypatch):
     assert seen["num_samples"] == 1000 and seen["warmup_steps"] is None and seen["num_chains"] is None
 
 
+@pytest.mark.slow
 def test_quiet_when_all_is_well():
     with warnings.catch_warnings():
         warnings.simplefilter("error", tg.SamplingWarning)

@@ -63,6 +63,7 @@ METHODS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
 @pytest.mark.parametrize("likelihood", MODELS)
 def test_expectations_and_evidence_equal_a_grid(likelihood):
