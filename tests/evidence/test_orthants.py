@@ -144,6 +144,7 @@ def test_one_common_latent_counts_labels():
     np.testing.assert_allclose(found.probabilities(inputs(3, seed=8))[0].numpy(), (mass * p).sum() / mass.sum(), atol=1e-3)
 
 
+@pytest.mark.slow
 def test_fitting_by_orthants_agrees_with_expectation_propagation():
     x = inputs(20, 1, seed=3)
     model = tg.GP(x, (torch.sin(8 * x[:, 0]) > 0).double(), kernel(1), tg.likelihoods.Bernoulli())
@@ -152,6 +153,7 @@ def test_fitting_by_orthants_agrees_with_expectation_propagation():
     torch.testing.assert_close(first, second, rtol=0.02, atol=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")  # of the short slice chains
 def test_fixed_hyperparameters_give_exact_draws_through_sample():
     x = inputs(20, 1, seed=3)

@@ -73,6 +73,7 @@ def test_sequential_estimates_are_unbiased_with_a_handful_of_particles(name):
         assert excess_of(method, THREE, math.log(closed_form(THREE)), repeats=100_000, num_points=4, lower=0.0) < 1
 
 
+@pytest.mark.slow
 def test_the_bias_of_the_soft_count_falls_with_the_particles():
     """Its factors and its survivors come from different draws, so it is only consistent: measured, not assumed."""
     bias, error = [], []
