@@ -176,7 +176,7 @@ class Layout:
             shape = (num_chains, math.prod(entry.shape))
             try:
                 start = entry.interval.unconstrain(entry.prior.sample(num_chains, generator)).reshape(shape)
-            except NotImplementedError:
+            except NotImplementedError:  # a prior with ``log_prob`` alone
                 start = 4 * torch.rand(shape, dtype=self.dtype, device=self.device, generator=generator) - 2
             columns.append(start)
         return torch.cat(columns, -1)

@@ -21,7 +21,7 @@ def support_of(prior: Distribution) -> Interval:
     """The interval a prior says it lives on; the whole line where it says nothing that bounds a scalar."""
     try:
         support = prior.support
-    except (NotImplementedError, AttributeError):
+    except (NotImplementedError, AttributeError):  # torch's way of saying that none is declared
         support = None
     if isinstance(support, constraints.independent):
         support = support.base_constraint
@@ -86,7 +86,7 @@ class RestrictedPrior:
             return zero
         try:
             bounds = (self._cdf(self.interval.lower, support, 0.0), self._cdf(self.interval.upper, support, 1.0))
-        except (NotImplementedError, AttributeError):
+        except (NotImplementedError, AttributeError):  # no distribution function: the constant does not matter to sampling
             return zero
         return torch.log(bounds[1] - bounds[0]).expand(self.shape).sum()
 
@@ -101,7 +101,7 @@ class RestrictedPrior:
         generator = torch.Generator(device=self._like.device).manual_seed(0)
         try:
             self.sample(1, generator)
-        except NotImplementedError:
+        except NotImplementedError:  # a prior with ``log_prob`` alone
             return False
         return True
 
