@@ -22,7 +22,10 @@ from torchgpmc.likelihoods import Bernoulli
 from torchgpmc.linalg import cholesky
 from torchgpmc.models.base import GPModel, LatentPrior
 from torchgpmc.models.validation import check_inputs
-from torchgpmc.orthant import Problem, SeparationOfVariables, Sequential, truncated_draws, weighted_draws
+from torchgpmc.orthant import SeparationOfVariables, Sequential
+from torchgpmc.orthant.importance import weighted_draws
+from torchgpmc.orthant.problem import Problem
+from torchgpmc.orthant.truncated import truncated_draws
 from torchgpmc.random import make_generator, normal_like
 from torchgpmc.special import ndtr
 
