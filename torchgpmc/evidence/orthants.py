@@ -86,7 +86,7 @@ class Orthant:
         check_probit(model, "Orthant")
         if not isinstance(self.num_points, int) or self.num_points < 2:
             raise ValueError(f"num_points is {self.num_points!r}. Expected a whole number of at least 2, for instance 256.")
-        return OrthantEstimator(model, self.num_points, targets)
+        return OrthantEstimator(model, _net(self.num_points, model.latent_size, model.train_x), targets)
 
     def evidence(self, model: GPModel, prior: LatentPrior, targets: Tensor | None = None) -> OrthantEvidence:
         """The estimate at fixed random numbers, smooth in theta: what :func:`torchgpmc.fit` maximises (paper B, section 6.5)."""
@@ -108,8 +108,13 @@ class OrthantEstimator:
     """
 
     model: GPModel
-    num_points: int
+    net: Tensor  # (N, P), the points before they are shifted; scrambling them anew would cost more than a small estimate
     targets: Tensor | None = None
+
+    @property
+    def num_points(self) -> int:
+        """P, points an estimate."""
+        return self.net.shape[-1]
 
     @property
     def auxiliary_size(self) -> int:
@@ -148,7 +153,7 @@ class OrthantEstimator:
         size = self.model.latent_size
         prior = self.model.prior(theta)
         found = probit_problem(self.model, prior, self.targets)
-        log_weight, t = weighted_draws(found.problem, _shifted_net(self.num_points, auxiliary[:, :size]))
+        log_weight, t = weighted_draws(found.problem, _shifted(self.net, auxiliary[:, :size]))
         value = torch.logsumexp(log_weight, -1) - math.log(self.num_points)
         relative = (log_weight - value.unsqueeze(-1)).exp()
         # Had the points been independent; the net's are better.
@@ -164,10 +169,14 @@ class OrthantEstimator:
         return LatentEstimate(value, variance, whitened, log_likelihood, torch.full_like(value, 3.0), found.ok)
 
 
-def _shifted_net(num_points: int, normals: Tensor) -> Tensor:
-    """One net of Sobol points for all, shifted modulo one for each row of standard normals ``(C, N)``: ``(C, N, P)``."""
-    engine = torch.quasirandom.SobolEngine(normals.shape[-1], scramble=True, seed=0)
-    net = engine.draw(num_points, dtype=torch.float64).T.to(normals)
+def _net(num_points: int, dimension: int, like: Tensor) -> Tensor:
+    """One net of Sobol points for every theta, ``(N, P)``; ``like`` gives dtype and device."""
+    engine = torch.quasirandom.SobolEngine(dimension, scramble=True, seed=0)
+    return engine.draw(num_points, dtype=torch.float64).T.to(like)
+
+
+def _shifted(net: Tensor, normals: Tensor) -> Tensor:
+    """The net shifted modulo one for each row of standard normals ``(C, N)``: ``(C, N, P)``."""
     smallest = torch.finfo(normals.dtype).eps
     return (net + ndtr(normals).unsqueeze(-1)).frac_().clamp_(smallest, 1 - smallest)
 
@@ -290,5 +299,5 @@ def classify(
             t = particles.samples
         else:
             shift = normal_like(theta.new_empty(len(theta), model.latent_size), generator)
-            log_weight, t = weighted_draws(found.problem, _shifted_net(num_points, shift))
+            log_weight, t = weighted_draws(found.problem, _shifted(_net(num_points, model.latent_size, shift), shift))
         return OrthantClassifier(model, prior, found, log_weight, t)
