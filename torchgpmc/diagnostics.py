@@ -85,6 +85,10 @@ def kish_effective_size(log_weights: Tensor) -> float:
     return float(1 / weights.square().sum())
 
 
+# Log weights that differ by rounding alone have no tail.
+_EQUAL_WEIGHTS = 1e-10
+
+
 def pareto_khat(log_weights: Tensor) -> float:
     """Shape of the tail of importance weights; above 0.7 their means are not to be trusted (Vehtari et al. 2024).
 
@@ -92,8 +96,8 @@ def pareto_khat(log_weights: Tensor) -> float:
     """
     if log_weights.numel() < MIN_DRAWS_FOR_KHAT:
         return math.nan
-    if bool((log_weights == log_weights.flatten()[0]).all()):
-        return -math.inf  # equal weights have no tail
+    if float(log_weights.max() - log_weights.min()) < _EQUAL_WEIGHTS:
+        return -math.inf
     try:
         # arviz-stats takes log likelihoods, which it negates, where we have log weights.
         _, khat = array_stats.psislw(-log_weights.detach().double().flatten().cpu().numpy())

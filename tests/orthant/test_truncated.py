@@ -58,14 +58,16 @@ def test_a_bound_that_is_too_low_is_caught(monkeypatch):
 def test_accepting_everything_is_caught(monkeypatch):
     found = truncated.draw
 
-    def even(separated, tilt, uniforms):
-        log_weight, points = found(separated, torch.zeros_like(tilt), uniforms)  # plain GHK: its weights are far from even
+    def even(proposal, uniforms):
+        log_weight, points = found(proposal, uniforms)
         return torch.full_like(log_weight, -1e9), points
 
     monkeypatch.setattr(truncated, "draw", even)
     monkeypatch.setattr(truncated, "LEAST_ACCEPTANCE", -1.0)
     tilt_of = truncated.minimax_tilt
-    monkeypatch.setattr(truncated, "minimax_tilt", lambda s: tilt_of(s)._replace(log_bound=torch.tensor([-1e9])))
+    # Plain GHK: its weights are far from even.
+    even_tilt = {"shift": torch.zeros(1, 2, dtype=torch.float64), "log_bound": torch.tensor([-1e9])}
+    monkeypatch.setattr(truncated, "minimax_tilt", lambda s: tilt_of(s)._replace(**even_tilt))
     assert worst_excess(functions(draws(0)), expected_by_quadrature()) > 1
 
 

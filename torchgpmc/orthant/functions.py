@@ -14,6 +14,9 @@ from torchgpmc.orthant.problem import Method, OrthantEstimate, prepare
 from torchgpmc.orthant.truncated import LEAST_ACCEPTANCE, TruncatedDraws, truncated_draws
 from torchgpmc.random import make_generator, uniform
 
+# Standard deviation of the weights over their mean below which not even a heavy tail among them moves the estimate.
+_SPREAD_THAT_MATTERS = 0.1
+
 
 def log_probability(
     covariance: Tensor,
@@ -67,7 +70,7 @@ def log_probability(
 
 def _complain(found: OrthantEstimate) -> None:
     """Warns where a few points carry an estimate, so that its error is larger than it looks."""
-    poor = found.pareto_khat > MAX_KHAT
+    poor = (found.pareto_khat > MAX_KHAT) & (found.spread > _SPREAD_THAT_MATTERS)
     if bool(poor.any()):
         entry = int(poor.nonzero()[0])
         warnings.warn(

@@ -26,6 +26,7 @@ class OrthantEstimate(NamedTuple):
     variance: Tensor  # (B,), relative variance of that estimate; NaN where the method cannot tell
     effective_size: Tensor  # (B,), Kish's, of the weighted points or particles
     pareto_khat: Tensor  # (B,), of the weights; NaN where there are none
+    spread: Tensor  # (B,), standard deviation of the weights over their mean; where it is tiny k-hat does not matter
 
 
 class Method(Protocol):
@@ -112,3 +113,27 @@ def prepare(covariance: Tensor, mean: Any, lower: Any, upper: Any) -> Prepared:
 def select(problem: Problem, rows: slice) -> Problem:
     """The given problems alone."""
     return Problem(*(part[rows] for part in problem))
+
+
+def detached(problem: Problem) -> Problem:
+    """The same without gradients."""
+    return Problem(*(part.detach() for part in problem))
+
+
+def in_order(problem: Problem, order: Tensor) -> tuple[Problem, Tensor]:
+    """The problem with its variables in the given order ``(B, N)``, and the order that was used.
+
+    An entry so nearly singular that it only factorises as it is stays as it is.
+    """
+    moved, ok = _permuted(problem, order)
+    if not bool(ok.all()):
+        order = torch.where(ok.unsqueeze(-1), order, torch.arange(order.shape[1], device=order.device))
+        moved, _ = _permuted(problem, order)
+    return moved, order
+
+
+def _permuted(problem: Problem, order: Tensor) -> tuple[Problem, Tensor]:
+    covariance = problem.covariance.gather(1, order.unsqueeze(-1).expand_as(problem.covariance))
+    covariance = covariance.gather(2, order.unsqueeze(-2).expand_as(covariance))
+    factor, ok = cholesky(covariance)
+    return Problem(covariance, factor, problem.lower.gather(1, order), problem.upper.gather(1, order)), ok

@@ -27,100 +27,158 @@ class Separated(NamedTuple):
     upper: Tensor
 
 
+class Proposal(NamedTuple):
+    r"""A density that draws the variables one after another, each a truncated normal whose mean is linear in those before it.
+
+    With :math:`h = R e`, :math:`r_i` a standard normal between :math:`l_i - h_i` and :math:`u_i - h_i`:
+
+    .. math::
+        e_i = \text{shift}_i + \text{slope}_i h_i + \text{scale}_i r_i, \qquad x = \text{center} + \text{factor} \; e
+
+        \log w = \text{constant} + \sum_i \log P(l_i - h_i < N(0, 1) < u_i - h_i) + \text{linear}_i h_i
+            + \text{quadratic}_i h_i^2 + \text{along}_i e_i
+    """
+
+    rows: Tensor  # (B, N, N), R, strictly lower
+    lower: Tensor  # (B, N)
+    upper: Tensor
+    shift: Tensor
+    slope: Tensor
+    scale: Tensor
+    constant: Tensor  # (B,)
+    linear: Tensor  # (B, N)
+    quadratic: Tensor
+    along: Tensor
+    center: Tensor
+    factor: Tensor  # (B, N, N), lower
+
+    def variables(self, points: Tensor) -> Tensor:
+        """x ``(B, N, P)`` of points e ``(B, N, P)``."""
+        return self.center.unsqueeze(-1) + self.factor @ points
+
+
 def separate(problem: Problem) -> Separated:
     """The problem in terms of independent normals; differentiable."""
     diagonal = problem.factor.diagonal(dim1=-2, dim2=-1)
     rows = (problem.factor / diagonal.unsqueeze(-1)).tril(-1)
-    return Separated(rows, _scaled(problem.lower, diagonal), _scaled(problem.upper, diagonal))
+    return Separated(rows, scaled_limit(problem.lower, diagonal), scaled_limit(problem.upper, diagonal))
 
 
-def _scaled(limit: Tensor, diagonal: Tensor) -> Tensor:
-    """limit / diagonal; an infinite limit stays so and has no derivative, where plain division would have NaN."""
+def scaled_limit(limit: Tensor, scale: Tensor, shift: Tensor | float = 0.0) -> Tensor:
+    """limit / scale + shift; an infinite limit stays so and has no derivative, where plain arithmetic would have NaN."""
     finite = torch.isfinite(limit)
-    return torch.where(finite, torch.where(finite, limit, 0.0) / diagonal, limit)
+    return torch.where(finite, torch.where(finite, limit, 0.0) / scale + shift, limit)
 
 
-def log_weights(separated: Separated, tilt: Tensor, uniforms: Tensor) -> Tensor:
-    r"""Log weights of points under the tilted sequential density; their mean is the probability.
+def tilted(problem: Problem, tilt: Tensor) -> Proposal:
+    r"""Normals of variance one around ``tilt`` ``(B, N)`` for the independent z, each within its limits.
 
     .. math:: \log w = \sum_i \tfrac12 \mu_i^2 - \mu_i z_i + \log P(l_i - c_i - \mu_i < N(0, 1) < u_i - c_i - \mu_i)
 
-    with :math:`z_i` drawn from N(mu_i, 1) within its limits (Genz 1992 for mu = 0; Botev 2016, section 3).
+    (Genz 1992 for mu = 0; Botev 2016, section 3). Differentiable in the problem at a fixed tilt.
+    """
+    rows, lower, upper = separate(problem)
+    zero = torch.zeros_like(tilt)
+    return Proposal(
+        rows=rows,
+        lower=lower - tilt,
+        upper=upper - tilt,
+        shift=tilt,
+        slope=zero,
+        scale=torch.ones_like(tilt),
+        constant=0.5 * tilt.square().sum(-1),
+        linear=zero,
+        quadratic=zero,
+        along=-tilt,
+        center=zero,
+        factor=problem.factor,
+    )
+
+
+def log_weights(proposal: Proposal, uniforms: Tensor) -> Tensor:
+    """Log weights ``(B, P)`` of points; their mean weight is the probability.
 
     Args:
-        separated: B problems.
-        tilt: mu ``(B, N)``.
+        proposal: of B problems.
         uniforms: ``(B, N - 1, P)`` in (0, 1); the last variable is never drawn.
 
     Returns:
-        ``(B, P)``; differentiable in ``separated`` while gradients are recorded.
+        Differentiable in ``proposal`` while gradients are recorded.
     """
-    return draw(separated, tilt, uniforms)[0]
+    return draw(proposal, uniforms)[0]
 
 
-def draw(separated: Separated, tilt: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """:func:`log_weights` ``(B, P)`` and the points z, as many variables as ``uniforms`` ``(B, N - 1 or N, P)`` has."""
-    if not torch.is_grad_enabled() and bool((separated.upper == torch.inf).all()):
-        fast = _draw_above_lower_limits(separated, tilt, uniforms)
+def log_weights_at(proposal: Proposal, x: Tensor) -> Tensor:
+    """Log weights ``(B, P)`` that x ``(B, N, P)`` would have, had this proposal drawn it; the last variable does not matter."""
+    p = proposal
+    e = torch.linalg.solve_triangular(p.factor, x - p.center.unsqueeze(-1), upper=False)
+    h = p.rows @ e
+    log_probability = log_ndtr_interval(p.lower.unsqueeze(-1) - h, p.upper.unsqueeze(-1) - h)
+    polynomial = (p.linear.unsqueeze(-1) + p.quadratic.unsqueeze(-1) * h) * h + p.along.unsqueeze(-1) * e
+    return p.constant.unsqueeze(-1) + (log_probability + polynomial).sum(1)
+
+
+def draw(proposal: Proposal, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`log_weights` ``(B, P)`` and the points e, as many variables as ``uniforms`` ``(B, N - 1 or N, P)`` has."""
+    if not torch.is_grad_enabled() and bool((proposal.upper == torch.inf).all()):
+        fast = _draw_above_lower_limits(proposal, uniforms)
         if fast is not None:
             return fast
-    return _sweep(separated, tilt, uniforms)
+    return _sweep(proposal, uniforms)
 
 
-def _sweep(separated: Separated, tilt: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+def _sweep(proposal: Proposal, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """In logarithms, for any limits and with gradients; draws as many leading variables as there are uniforms."""
-    rows, lower, upper = separated
-    size, drawn = rows.shape[-1], uniforms.shape[-2]
+    p = proposal
+    size, (drawn, count) = p.rows.shape[-1], uniforms.shape[-2:]
     panels: list[Tensor] = []
-    log_weight = 0.5 * tilt.square().sum(-1, keepdim=True).expand(-1, uniforms.shape[-1])
+    log_weight = p.constant.unsqueeze(-1).expand(-1, count)
     for begin in range(0, size, _PANEL):
         end = min(begin + _PANEL, size)
-        means = rows[:, begin:end, :begin] @ torch.cat(panels, 1) if panels else None
+        means = p.rows[:, begin:end, :begin] @ torch.cat(panels, 1) if panels else None
         points: list[Tensor] = []
         for i in range(begin, end):
-            shift = tilt[:, i, None].expand(-1, uniforms.shape[-1])
-            if means is not None:
-                shift = shift + means[:, i - begin]
+            h = uniforms.new_zeros(1, 1).expand(len(p.rows), count) if means is None else means[:, i - begin]
             if points:
-                shift = shift + (rows[:, i : i + 1, begin:i] @ torch.stack(points, 1)).squeeze(1)
-            below, above = lower[:, i, None] - shift, upper[:, i, None] - shift
-            log_weight = log_weight + log_ndtr_interval(below, above)
+                h = h + (p.rows[:, i : i + 1, begin:i] @ torch.stack(points, 1)).squeeze(1)
+            below, above = p.lower[:, i, None] - h, p.upper[:, i, None] - h
+            log_weight = log_weight + log_ndtr_interval(below, above) + (p.linear[:, i, None] + p.quadratic[:, i, None] * h) * h
             if i < drawn:
-                z = interval_quantile(uniforms[:, i], below, above) + tilt[:, i, None]
-                log_weight = log_weight - tilt[:, i, None] * z
-                points.append(z)
+                residual = interval_quantile(uniforms[:, i], below, above)
+                point = p.shift[:, i, None] + p.slope[:, i, None] * h + p.scale[:, i, None] * residual
+                log_weight = log_weight + p.along[:, i, None] * point
+                points.append(point)
         if points:
             panels.append(torch.stack(points, 1))
     return log_weight, torch.cat(panels, 1) if panels else uniforms[:, :0]
 
 
-def _draw_above_lower_limits(separated: Separated, tilt: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor] | None:
+def _draw_above_lower_limits(proposal: Proposal, uniforms: Tensor) -> tuple[Tensor, Tensor] | None:
     """:func:`draw` where no upper limit is finite, in few passes over memory; ``None`` where a probability underflows."""
-    rows, lower, _ = separated
-    batch, size, _ = rows.shape
+    p = proposal
+    batch, size, _ = p.rows.shape
     drawn, count = uniforms.shape[-2:]
     points = uniforms.new_empty(batch, drawn, count)
     # Scaled for erfc: torch.special.ndtr loses the lower tail to cancellation.
-    offsets, scaled = (lower - tilt).unsqueeze(-1) * SQRT_HALF, rows * -SQRT_HALF
-    log_weight = 0.5 * tilt.square().sum(-1, keepdim=True).expand(-1, count).contiguous()
+    offsets = p.lower * SQRT_HALF
+    log_weight = p.constant.unsqueeze(-1).expand(-1, count).contiguous()
     for begin in range(0, size, _PANEL):
         end = min(begin + _PANEL, size)
-        # The limit that the tilted normal has to exceed, over the square root of 2.
-        above = offsets[:, begin:end].expand(-1, -1, count).contiguous()
-        if begin:
-            above.baddbmm_(scaled[:, begin:end, :begin], points[:, :begin])
+        h = p.rows[:, begin:end, :begin] @ points[:, :begin]
+        tails = torch.empty_like(h)
         for i in range(begin, end):
-            row = above[:, i - begin : i - begin + 1]
+            row, tail = h[:, i - begin : i - begin + 1], tails[:, i - begin]
             if i > begin:
-                row.baddbmm_(scaled[:, i : i + 1, begin:i], points[:, begin:i])
-            row.erfc_().mul_(0.5)
+                row.baddbmm_(p.rows[:, i : i + 1, begin:i], points[:, begin:i])
+            torch.sub(offsets[:, i, None], row[:, 0], alpha=SQRT_HALF, out=tail).erfc_().mul_(0.5)
             if i < drawn:
-                point = torch.addcmul(row[:, 0], row[:, 0], uniforms[:, i], value=-1, out=points[:, i])
+                point = torch.addcmul(tail, tail, uniforms[:, i], value=-1, out=points[:, i])
                 torch.special.ndtri(point, out=point)
-                torch.sub(tilt[:, i, None], point, out=point)
-        if not float(above.amin()) >= _SMALLEST:  # NaN after a zero
+                point.mul_(-p.scale[:, i, None]).add_(p.shift[:, i, None]).addcmul_(row[:, 0], p.slope[:, i, None])
+        if not float(tails.amin()) >= _SMALLEST:  # NaN after a zero
             return None
-        log_weight += above.log_().sum(1)
+        log_weight += tails.log_().sum(1)
         last = min(end, drawn)
-        log_weight -= (tilt[:, None, begin:last] @ points[:, begin:last]).squeeze(1)
+        log_weight += (p.along[:, None, begin:last] @ points[:, begin:last]).squeeze(1)
+        log_weight += (p.linear[:, None, begin:end] @ h + p.quadratic[:, None, begin:end] @ h.square_()).squeeze(1)
     return log_weight, points

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from torchgpmc.diagnostics import SamplingWarning
-from torchgpmc.orthant.importance import check_points, draws_of
-from torchgpmc.orthant.problem import OrthantEstimate, Problem
-from torchgpmc.orthant.reordering import in_order
+from torchgpmc.orthant.importance import check_points, in_place
+from torchgpmc.orthant.problem import OrthantEstimate, Problem, detached, in_order
 from torchgpmc.orthant.separation import Separated, separate
 from torchgpmc.random import normal_like, open_uniform, uniform
 from torchgpmc.special import interval_quantile, log_ndtr_interval
@@ -73,7 +72,7 @@ class Sequential:
         unknown = torch.full_like(log_mean, torch.nan)
         variance = relative.var(-1) / self.num_groups if self.num_groups > 1 else unknown
         weights = torch.softmax(particles.log_weight, -1)
-        return OrthantEstimate(log_mean, variance, 1 / weights.square().sum(-1), unknown)
+        return OrthantEstimate(log_mean, variance, 1 / weights.square().sum(-1), unknown, unknown)
 
     def particles(self, problem: Problem, num_points: int, generator: torch.Generator) -> Particles:
         """The surviving particles and each group's estimate.
@@ -86,7 +85,7 @@ class Sequential:
         if not isinstance(self.num_groups, int) or self.num_groups < 1:
             raise ValueError(f"num_groups is {self.num_groups!r}. Expected a whole number of at least 1.")
         check_points(num_points, 2 * self.num_groups)
-        problem = Problem(*(part.detach() for part in problem))
+        problem = detached(problem)
         order = torch.arange(problem.lower.shape[-1], device=problem.lower.device).expand(problem.lower.shape)
         if self.shuffle:
             order = uniform(problem.lower.shape, problem.lower, generator).argsort(-1)
@@ -97,7 +96,7 @@ class Sequential:
         shares = [min(at_once, self.num_groups - first) for first in range(0, self.num_groups, at_once)]
         parts = [_run(separated, self.count, groups, each, generator) for groups in shares]
         particles = Particles(*(torch.cat(columns, 1) for columns in zip(*parts, strict=True)))
-        particles = particles._replace(samples=draws_of(problem, shuffled, order, particles.samples))
+        particles = particles._replace(samples=in_place(problem, order, particles.samples @ shuffled.factor.mT))
         if bool(particles.emptied.any()):
             entry, group = particles.emptied.nonzero()[0].tolist()
             warnings.warn(

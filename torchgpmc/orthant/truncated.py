@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.orthant.problem import Problem, select
-from torchgpmc.orthant.separation import draw, separate
+from torchgpmc.orthant.separation import draw, separate, tilted
 from torchgpmc.orthant.tilting import minimax_tilt
 from torchgpmc.random import open_uniform, uniform
 
@@ -35,8 +35,8 @@ def truncated_draws(problem: Problem, num_samples: int, generator: torch.Generat
 
 
 def _of_one(problem: Problem, num_samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    separated = separate(problem)
-    tilt = minimax_tilt(separated)
+    tilt = minimax_tilt(separate(problem))
+    proposal = tilted(problem, tilt.shift)
     size = problem.lower.shape[-1]
     tried, total = 0, problem.lower.new_zeros(())
     kept: list[Tensor] = []
@@ -45,7 +45,7 @@ def _of_one(problem: Problem, num_samples: int, generator: torch.Generator) -> t
         rate = float(total) / tried if tried else 1.0
         count = max(_FIRST_ROUND, min(math.ceil(1.2 * wanted / max(rate, LEAST_ACCEPTANCE)), _PROPOSALS_AT_ONCE // size))
         proposed = open_uniform((1, size, count), problem.lower, generator)
-        log_weight, points = draw(separated, tilt.shift, proposed)
+        log_weight, points = draw(proposal, proposed)
         excess = log_weight[0] - tilt.log_bound
         if bool(tilt.converged) and float(excess.max()) > 1e-6:
             raise RuntimeError(
@@ -56,16 +56,16 @@ def _of_one(problem: Problem, num_samples: int, generator: torch.Generator) -> t
         if not bool(tilt.converged) or float(total) / tried < LEAST_ACCEPTANCE:
             if count < num_samples:
                 proposed = open_uniform((1, size, num_samples), problem.lower, generator)
-                log_weight, points = draw(separated, tilt.shift, proposed)
-            samples = _in_place(problem, points[0, :, :num_samples])
+                log_weight, points = draw(proposal, proposed)
+            samples = _within(problem, proposal.variables(points[:, :, :num_samples]))
             return samples, log_weight[0, :num_samples], total / tried, torch.tensor(False, device=samples.device)
         accepted = uniform((count,), problem.lower, generator).log() <= excess
         kept.append(points[0][:, accepted][:, :wanted])
         wanted -= kept[-1].shape[-1]
-    samples = _in_place(problem, torch.cat(kept, -1))
+    samples = _within(problem, proposal.variables(torch.cat(kept, -1).unsqueeze(0)))
     return samples, samples.new_zeros(num_samples), total / tried, torch.tensor(True, device=samples.device)
 
 
-def _in_place(problem: Problem, points: Tensor) -> Tensor:
-    """x = L z ``(S, N)`` from z ``(N, S)``, rounding kept within the limits."""
-    return (problem.factor[0] @ points).T.clamp(problem.lower[0], problem.upper[0])
+def _within(problem: Problem, x: Tensor) -> Tensor:
+    """``(S, N)`` from ``(1, N, S)``, rounding kept within the limits."""
+    return x[0].T.clamp(problem.lower[0], problem.upper[0])
