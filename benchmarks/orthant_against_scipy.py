@@ -53,11 +53,11 @@ def main():
                 results = [estimate(case[0], points, seed) for seed, case in enumerate(some)]
                 error = np.mean([100 * abs(value - case[2]) / abs(case[2]) for (value, _), case in zip(results, some, strict=True)])
                 rows.append((name, error, np.median([seconds for _, seconds in results])))
-                print(f"| {size} | {name} | {points} | {error:.6f} | {1e3 * rows[-1][2]:.1f} |", flush=True)
+                print(f"| {size} | {name} | {points} | {error:.2g} | {1e3 * rows[-1][2]:.1f} |", flush=True)
         for name, error, seconds in rows:
             reached = [row[2] for row in rows if row[0] == "ours" and row[1] <= error]
             if name == "scipy" and reached:
-                print(f"\nN={size}: at {error:.5f} % ours takes 1/{seconds / min(reached):.0f} of scipy's time\n", flush=True)
+                print(f"\nN={size}: at {error:.2g} % ours takes 1/{seconds / min(reached):.0f} of scipy's time\n", flush=True)
 
 
 if __name__ == "__main__":

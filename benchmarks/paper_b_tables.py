@@ -33,10 +33,10 @@ METHODS = {
 }
 
 
-def with_error(values, digits):
+def with_error(values):
     values = np.array(values)
-    error = f" ({values.std(ddof=1) / len(values) ** 0.5:.{digits}f})" if len(values) > 1 else ""
-    return f"{values.mean():.{digits}f}{error}"
+    error = f" ({values.std(ddof=1) / len(values) ** 0.5:.1g})" if len(values) > 1 else ""
+    return f"{values.mean():.3g}{error}"
 
 
 def table_1(points, problems, sizes, methods):
@@ -57,7 +57,7 @@ def table_1(points, problems, sizes, methods):
                 errors.append(100 * abs(float(found.value) - truth) / abs(truth))
             paper = PAPER_1.get((points, size), "")
             print(
-                f"| {size} | {points} | {name} | {with_error(errors, 5)} | {paper} | {np.median(times):.0f} | {problems} of 50 |",
+                f"| {size} | {points} | {name} | {with_error(errors)} | {paper} | {np.median(times):.0f} | {problems} of 50 |",
                 flush=True,
             )
 
@@ -81,8 +81,8 @@ def table_2(points, runs, numbers):
                 errors.append(np.abs(ours - probabilities).mean())
                 logs.append(100 * abs(float(found.log_evidence) - truth) / abs(truth))
             print(
-                f"| {number} | {len(x)} | {points} | {name} | {with_error(errors, 5)} | {PAPER_2.get((points, number), '')} | "
-                f"{with_error(logs, 4)} | {PAPER_3.get((points, number), '')} | {np.median(times):.1f} | {runs} of 20 |",
+                f"| {number} | {len(x)} | {points} | {name} | {with_error(errors)} | {PAPER_2.get((points, number), '')} | "
+                f"{with_error(logs)} | {PAPER_3.get((points, number), '')} | {np.median(times):.1f} | {runs} of 20 |",
                 flush=True,
             )
 
