@@ -23,5 +23,15 @@ def test_log_jacobian_is_the_derivative(interval):
     assert torch.allclose(interval.log_jacobian(POINTS), slope.abs().log(), atol=1e-9)
 
 
+@pytest.mark.parametrize("interval", INTERVALS)
+def test_slopes_are_autograds(interval):
+    points = POINTS.clone().requires_grad_(True)
+    value = interval.constrain(points)
+    found = interval.slopes(POINTS, value.detach())
+    for ours, function in zip(found, (interval.constrain, interval.log_jacobian), strict=True):
+        (expected,) = torch.autograd.grad((function(points) + 0 * points).sum(), points)
+        torch.testing.assert_close(ours, expected)
+
+
 def test_intersection():
     assert Interval(0.0, 5.0).intersect(Interval(1.0, math.inf)) == Interval(1.0, 5.0)

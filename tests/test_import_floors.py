@@ -9,7 +9,7 @@ import torchgpmc
 
 ROOT = pathlib.Path(torchgpmc.__file__).parent
 FLOORS = [
-    {"types", "special", "quadrature", "linalg", "random", "functional", "bijections", "files", "draws", "scores"},
+    {"types", "special", "quadrature", "linalg", "random", "functional", "bijections", "files", "draws", "scores", "stationary"},
     {"density", "priors", "diagnostics", "covariance", "mean_function", "likelihoods"},
     {"parameters", "samplers", "importance", "orthant"},
     {"models"},

@@ -128,6 +128,33 @@ def test_answers_come_in_the_models_dtype(prior, dtype):
     assert value.dtype == gradient.dtype == dtype
 
 
+@pytest.mark.parametrize("constraint", CONSTRAINTS)
+@pytest.mark.parametrize("prior", PRIORS)
+def test_slopes_are_autograds(prior, constraint):
+    """Written out for some priors, by autograd for others; the restriction's constant included."""
+    layout = layout_of(PRIORS[prior](), CONSTRAINTS[constraint](), shape=(2,))
+    theta = torch.tensor([[-0.7, 0.3], [0.1, 1.2], [0.0, -0.2]], dtype=torch.float64)
+    leaf = theta.clone().requires_grad_(True)
+    log_prior = layout.log_prior(leaf)
+    (expected,) = torch.autograd.grad(log_prior.sum(), leaf)
+    found = layout.evaluate(theta)
+    torch.testing.assert_close(found.log_prior, log_prior.detach(), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found.log_prior_slope, expected, rtol=1e-9, atol=1e-9)
+    values = layout.constrain(theta)["kernel.x"]
+    assert torch.equal(*(part.by_module["kernel"]["raw_x"] for part in (found.hyperparameters, layout.raw_values(theta))))
+    assert values.shape == (3, 2)
+
+
+def test_a_subclass_of_a_prior_keeps_its_own_density():
+    class Doubled(GammaPrior):
+        def log_prob(self, x):
+            return 2 * super().log_prob(x)
+
+    layouts = [layout_of(prior, Positive()) for prior in (Doubled(2.0, 3.0), GammaPrior(2.0, 3.0))]
+    slopes = [float(layout.evaluate(torch.zeros(1, 1).double()).log_prior_slope) - 1 for layout in layouts]
+    assert slopes[0] == pytest.approx(2 * slopes[1])
+
+
 def test_precision_is_float64_not_float32_in_disguise():
     layout = layout_of(HalfCauchyPrior(0.7), Positive())
     theta = torch.tensor([[0.123456789]], dtype=torch.float64)

@@ -57,6 +57,17 @@ class Interval(NamedTuple):
             return unconstrained
         return math.log(self.upper - self.lower) + logsigmoid(unconstrained) + logsigmoid(-unconstrained)
 
+    def slopes(self, unconstrained: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Derivatives of :meth:`constrain`, whose ``value`` is given, and of :meth:`log_jacobian`, elementwise."""
+        if math.isinf(self.lower) and math.isinf(self.upper):
+            return torch.ones_like(value), torch.zeros_like(value)
+        if math.isinf(self.upper):
+            return value - self.lower if self.lower else value, torch.ones_like(value)
+        if math.isinf(self.lower):
+            return value - self.upper, torch.ones_like(value)
+        share = torch.sigmoid(unconstrained)
+        return (self.upper - self.lower) * share * (1 - share), 1 - 2 * share
+
     def contains(self, value: Tensor) -> Tensor:
         """Whether each element lies strictly inside."""
         return (value > self.lower) & (value < self.upper)

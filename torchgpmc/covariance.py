@@ -6,20 +6,15 @@ own batch mode; and one setting at a time. A route other than the last is used o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, RQKernel, ScaleKernel
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from torchgpmc import stationary
 from torchgpmc.functional import PureModule, constraint_of, parameters_with_owners
-
-# Exponentials of less than this are denormal or close to it; arithmetic on denormal numbers costs a hundredfold. What is
-# left out is below 1e-152 (float64) and 1e-17 (float32), nothing beside any jitter.
-_LOWEST_EXPONENT = {torch.float64: -350.0, torch.float32: -40.0}
 
 Values = Mapping[str, Tensor]
 
@@ -112,127 +107,6 @@ def _perturbed_values(kernel: Kernel) -> dict[str, Tensor]:
 # --- closed forms -----------------------------------------------------------------------------------------------------
 
 
-class _ScaledRBF(torch.autograd.Function):
-    """exp(log_scale - 0.5 sum_d w_d (x1_d - x2_d)^2), the exponent by one matrix product, the gradient by one more."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, weights: Tensor, log_scale: Tensor, x1: Tensor, x2: Tensor, minus_half_square1: Tensor, minus_half_square2: Tensor
-    ) -> Tensor:
-        chains, (n1, dims) = len(weights), x1.shape
-        row = torch.addmm(log_scale[:, None], weights, minus_half_square1.T)
-        column = weights @ minus_half_square2.T
-        exponent = ((x1 * weights[:, None, :]).view(chains * n1, dims) @ x2.T).view(chains, n1, -1)
-        exponent.add_(row[:, :, None]).add_(column[:, None, :])
-        covariance = exponent.clamp_min_(_LOWEST_EXPONENT[x1.dtype]).exp_()
-        ctx.save_for_backward(covariance, x1, x2, minus_half_square1, minus_half_square2)
-        return covariance
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
-        covariance, x1, x2, minus_half_square1, minus_half_square2 = ctx.saved_tensors
-        product = gradient * covariance
-        chains, n1, n2 = product.shape
-        row, column = product.sum(2), product.sum(1)
-        cross = ((product.reshape(chains * n1, n2) @ x2).view(chains, n1, -1) * x1).sum(1)
-        weights = cross.addmm_(row, minus_half_square1).addmm_(column, minus_half_square2)
-        return weights, row.sum(1), None, None, None, None
-
-
-class _IsotropicRBF(torch.autograd.Function):
-    """exp(log_scale - 0.5 w square) for given squared distances, in three passes over memory and two back."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, log_scale: Tensor, square: Tensor) -> Tensor:
-        exponent = torch.add(log_scale[:, None, None], square * (-0.5 * weight)[:, None, None])
-        covariance = exponent.clamp_min_(_LOWEST_EXPONENT[square.dtype]).exp_()
-        ctx.save_for_backward(covariance, square)
-        return covariance
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-        covariance, square = ctx.saved_tensors
-        product = (gradient * covariance).flatten(1)
-        return product @ square.flatten() * -0.5, product.sum(1), None
-
-
-class _Inputs(NamedTuple):
-    """Two sets of inputs, with their squared distances when one lengthscale serves all dimensions."""
-
-    x1: Tensor
-    x2: Tensor
-    is_prefix: bool  # whether x2 begins with x1, so that the leading diagonal holds distances of zero
-    minus_half_square1: Tensor  # (N1, D), -x1^2 / 2
-    minus_half_square2: Tensor
-    squared_distance: Tensor | None  # (N1, N2)
-
-
-def _prepare(x1: Tensor, x2: Tensor, isotropic: bool) -> _Inputs:
-    is_prefix = torch.equal(x1, x2[: len(x1)])
-    # Centred inputs lose the fewest digits in |a|^2 + |b|^2 - 2 ab.
-    center = x1.mean(0) if len(x1) else 0.0
-    x1, x2 = x1 - center, x2 - center
-    keep = isotropic and not (x1.requires_grad or x2.requires_grad)
-    squares = -0.5 * x1.square(), -0.5 * x2.square()
-    return _Inputs(x1, x2, is_prefix, *squares, _pairwise_square(x1, x2) if keep else None)
-
-
-def _pairwise_square(x1: Tensor, x2: Tensor) -> Tensor:
-    """Sum of squared differences, without cancellation: ``(N1, N2)``."""
-    total = x1.new_zeros(len(x1), len(x2))
-    for left, right in zip(x1.unbind(-1), x2.unbind(-1), strict=True):
-        total = total + (left[:, None] - right[None, :]).square()
-    return total
-
-
-def _scaled_square(inputs: _Inputs, lengthscale: Tensor) -> Tensor:
-    """Squared distances in units of ``lengthscale`` ``(C, 1, L)``: ``(C, N1, N2)``."""
-    if inputs.squared_distance is not None:
-        return inputs.squared_distance * lengthscale.reciprocal().square()
-    a, b = inputs.x1 / lengthscale, inputs.x2 / lengthscale
-    square = a.square().sum(-1)[:, :, None] + b.square().sum(-1)[:, None, :] - 2 * a @ b.mT
-    if inputs.is_prefix:
-        square = square * (1 - torch.eye(*square.shape[-2:], dtype=square.dtype, device=square.device))
-    return square.clamp_min(0.0)
-
-
-def _exp(exponent: Tensor) -> Tensor:
-    return torch.exp(exponent.clamp_min(_LOWEST_EXPONENT[exponent.dtype]))
-
-
-def _matern_half(square: Tensor, values: Values, base: str) -> Tensor:
-    return _exp(-_root(square))
-
-
-def _matern_three_halves(square: Tensor, values: Values, base: str) -> Tensor:
-    distance = math.sqrt(3) * _root(square)
-    return (1 + distance) * _exp(-distance)
-
-
-def _matern_five_halves(square: Tensor, values: Values, base: str) -> Tensor:
-    distance = math.sqrt(5) * _root(square)
-    return (1 + distance + (5 / 3) * square) * _exp(-distance)
-
-
-def _root(square: Tensor) -> Tensor:
-    # The square root of zero has an infinite derivative; of 1e-36 it has a finite one, times a zero.
-    return torch.sqrt(square + 1e-36)
-
-
-def _rbf(square: Tensor, values: Values, base: str) -> Tensor:
-    return _exp(-0.5 * square)
-
-
-def _rational_quadratic(square: Tensor, values: Values, base: str) -> Tensor:
-    alpha = values[base + "raw_alpha"].unsqueeze(-1)
-    return _exp(-alpha * torch.log1p(square / (2 * alpha)))
-
-
-_MATERN = {0.5: _matern_half, 1.5: _matern_three_halves, 2.5: _matern_five_halves}
-
-
 class ClosedForm:
     """Covariances of a stationary kernel, optionally scaled, by its formula.
 
@@ -264,7 +138,7 @@ class ClosedForm:
     def bind(self, x1: Tensor, x2: Tensor) -> Covariance:
         second = self._active(x2)
         first = second if x1 is x2 else self._active(x1)
-        return BoundClosedForm(self, _prepare(first, second, self.isotropic))
+        return BoundClosedForm(self, stationary.prepare(first, second, self.isotropic))
 
     def diagonal(self, values: Values, x: Tensor) -> Tensor:
         if self.scale is not None:
@@ -276,21 +150,33 @@ class BoundClosedForm(NamedTuple):
     """A closed form at fixed inputs."""
 
     form: ClosedForm
-    inputs: _Inputs
+    inputs: stationary.Inputs
 
     def __call__(self, values: Values) -> Tensor:
         form, inputs = self.form, self.inputs
         lengthscale = values[form.base + "raw_lengthscale"]
-        needs_input_gradient = inputs.x1.requires_grad or inputs.x2.requires_grad
-        if form.profile is _rbf and not needs_input_gradient:
-            weights = lengthscale[:, 0].reciprocal().square()
-            log_scale = torch.zeros_like(weights[:, 0]) if form.scale is None else values[form.scale].log()
-            if inputs.squared_distance is not None:
-                return _IsotropicRBF.apply(weights[:, 0], log_scale, inputs.squared_distance)
-            squares = inputs.minus_half_square1, inputs.minus_half_square2
-            return _ScaledRBF.apply(weights, log_scale, inputs.x1, inputs.x2, *squares)
-        correlation = form.profile(_scaled_square(inputs, lengthscale), values, form.base)
+        if self.has_slopes():
+            return stationary.scaled_rbf(*self._weights(values), inputs)
+        correlation = form.profile(stationary.scaled_square(inputs, lengthscale), values, form.base)
         return correlation if form.scale is None else values[form.scale][:, None, None] * correlation
+
+    def has_slopes(self) -> bool:
+        """Whether :meth:`slopes` knows the derivatives."""
+        return self.form.profile is stationary.rbf and not (self.inputs.x1.requires_grad or self.inputs.x2.requires_grad)
+
+    def _weights(self, values: Values) -> tuple[Tensor, Tensor]:
+        """Inverse squared lengthscales ``(C, L)`` and the log of the scale ``(C,)``."""
+        weights = values[self.form.base + "raw_lengthscale"][:, 0].reciprocal().square()
+        return weights, torch.zeros_like(weights[:, 0]) if self.form.scale is None else values[self.form.scale].log()
+
+    def slopes(self, values: Values, covariance: Tensor, gradient: Tensor) -> dict[str, Tensor]:
+        """Derivatives of sum(gradient * K) in the parameters, given K at ``values``; without a graph."""
+        weight_slopes, log_scale_slopes = stationary.scaled_rbf_slopes(gradient, covariance, self.inputs)
+        name = self.form.base + "raw_lengthscale"
+        result = {name: (-2 * weight_slopes / values[name][:, 0] ** 3).unsqueeze(1)}
+        if self.form.scale is not None:
+            result[self.form.scale] = log_scale_slopes / values[self.form.scale]
+        return result
 
 
 def closed_form(kernel: Kernel) -> ClosedForm | None:
@@ -299,11 +185,11 @@ def closed_form(kernel: Kernel) -> ClosedForm | None:
     if type(kernel) is ScaleKernel:
         scale, base, prefix = "raw_outputscale", kernel.base_kernel, "base_kernel."
     if type(base) is RBFKernel:
-        profile: Callable[[Tensor, Values, str], Tensor] = _rbf
+        profile: Callable[[Tensor, Values, str], Tensor] = stationary.rbf
     elif type(base) is MaternKernel:
-        profile = _MATERN[base.nu]
+        profile = stationary.MATERN[base.nu]
     elif type(base) is RQKernel:
-        profile = _rational_quadratic
+        profile = stationary.rational_quadratic
     else:
         return None
     # A ScaleKernel takes over its base kernel's active_dims and calls its formula directly.

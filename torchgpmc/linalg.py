@@ -64,10 +64,17 @@ class _ApplyFactor(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, Tensor]:
         factor, v = ctx.saved_tensors
-        v_gradient = gradient @ factor
-        # L-bar = gradient' v, and the lower triangle of L' tril(L-bar) is that of (L' gradient') v: no N x N product.
-        covariance = _factor_adjoint(factor, v_gradient.mT @ v) if ctx.needs_input_grad[0] else None
+        if not ctx.needs_input_grad[0]:
+            return None, None, gradient @ factor
+        covariance, v_gradient = apply_factor_slopes(factor, v, gradient)
         return covariance, None, v_gradient
+
+
+def apply_factor_slopes(factor: Tensor, v: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """Derivatives of sum(gradient * L v) in K = L L' ``(C, N, N)``, not symmetrised, and in v ``(C, K, N)``; without a graph."""
+    v_slope = gradient @ factor
+    # L-bar = gradient' v, and the lower triangle of L' tril(L-bar) is that of (L' gradient') v: no N x N product.
+    return _factor_adjoint(factor, v_slope.mT @ v), v_slope
 
 
 def apply_factor(covariance: Tensor, factor: Tensor, v: Tensor) -> Tensor:

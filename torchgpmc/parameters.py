@@ -28,6 +28,15 @@ class Hyperparameters(NamedTuple):
     num_settings: int
 
 
+class Evaluated(NamedTuple):
+    """All parameters at C settings with what the chain rule needs; P sampled numbers."""
+
+    hyperparameters: Hyperparameters
+    log_prior: Tensor  # (C,), of theta, Jacobian included
+    log_prior_slope: Tensor  # (C, P)
+    derivative: Tensor  # (C, P), of the constrained values in theta
+
+
 class Entry(NamedTuple):
     """One sampled parameter and how it enters theta; entries follow one another in theta's columns."""
 
@@ -116,6 +125,35 @@ class Layout:
             values.append(value)
         return self._by_module(theta, values), total
 
+    def evaluate(self, theta: Tensor) -> Evaluated:
+        """:meth:`raw_values_and_log_prior` with derivatives and without a graph."""
+        total = theta.new_zeros(len(theta))
+        values, slopes, derivatives = [], [], []
+        for entry, unconstrained in self._parts(theta):
+            value = entry.interval.constrain(unconstrained)
+            derivative, jacobian_slope = entry.interval.slopes(unconstrained, value)
+            shaped = value.view(-1, *entry.shape)
+            log_prob, slope = entry.prior.log_prob_and_slope(shaped)
+            total = total + log_prob + entry.interval.log_jacobian(unconstrained).sum(-1)
+            values.append(shaped)
+            slopes.append(torch.addcmul(jacobian_slope, slope.view_as(value), derivative))
+            derivatives.append(derivative)
+        return Evaluated(self._by_module(theta, values), total, _joined(slopes, theta), _joined(derivatives, theta))
+
+    def gather(self, by_module: dict[str, dict[str, Tensor]], theta: Tensor) -> Tensor:
+        """Per-parameter tensors ``(C, *shape)`` of the sampled parameters as columns of theta; zeros where one is missing."""
+        columns = []
+        for entry in self.entries:
+            prefix, _, raw = entry.raw_name.partition(".")
+            found = by_module.get(prefix, {}).get(raw)
+            size = math.prod(entry.shape)
+            columns.append(theta.new_zeros(len(theta), size) if found is None else found.reshape(-1, size))
+        return _joined(columns, theta)
+
+    def sampled_names(self, prefix: str) -> list[str]:
+        """Raw names, within module ``prefix``, of its sampled parameters."""
+        return [raw for module, _, raw in (entry.raw_name.partition(".") for entry in self.entries) if module == prefix]
+
     def _parts(self, theta: Tensor) -> list[tuple[Entry, Tensor]]:
         return list(zip(self.entries, theta.split([math.prod(entry.shape) for entry in self.entries], -1), strict=True))
 
@@ -180,6 +218,10 @@ class Layout:
                 start = 4 * torch.rand(shape, dtype=self.dtype, device=self.device, generator=generator) - 2
             columns.append(start)
         return torch.cat(columns, -1)
+
+
+def _joined(columns: list[Tensor], theta: Tensor) -> Tensor:
+    return torch.cat(columns, -1) if columns else theta.new_zeros(len(theta), 0)
 
 
 def _constrain(entry: Entry, unconstrained: Tensor) -> Tensor:

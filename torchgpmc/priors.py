@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 import torch
-from gpytorch.priors import Prior
+from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior, Prior
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
@@ -15,6 +15,37 @@ from torchgpmc.functional import convert_distribution
 from torchgpmc.random import with_forked_global_generator
 
 _MAX_REJECTIONS = 1000
+
+# Elementwise log density up to a constant, and its derivative.
+Slopes = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+def _closed_slopes(prior: Prior) -> Slopes | None:
+    """Of the priors used most, when their parameters are single numbers; ``None`` for others."""
+    numbers = [parameter for parameter in (*prior.buffers(), *prior.parameters())]
+    if getattr(prior, "_transform", None) is not None or any(number.numel() != 1 for number in numbers):
+        return None
+    if type(prior) is GammaPrior:
+        power, rate = float(prior.concentration) - 1, float(prior.rate)
+        return lambda x: (power * x.log() - rate * x, power / x - rate)
+    if type(prior) is LogNormalPrior:
+        location, precision = float(prior.loc), float(prior.scale) ** -2
+
+        def of_log(x: Tensor) -> tuple[Tensor, Tensor]:
+            log = x.log()
+            pull = precision * (log - location)
+            return -0.5 * pull * (log - location) - log, -(pull + 1) / x
+
+        return of_log
+    if type(prior) is NormalPrior:
+        mean, precision = float(prior.loc), float(prior.scale) ** -2
+
+        def of_gap(x: Tensor) -> tuple[Tensor, Tensor]:
+            pull = precision * (x - mean)
+            return -0.5 * pull * (x - mean), -pull
+
+        return of_gap
+    return None
 
 
 def support_of(prior: Distribution) -> Interval:
@@ -53,10 +84,35 @@ class RestrictedPrior:
         self._like = torch.zeros((), dtype=dtype, device=device)
         self._rows_at_once = self._answers_rows_independently()
         self._log_mass = self._restricted_log_mass(support_of(prior))
+        self._closed = _closed_slopes(self.prior)
+        self._closed_constant = self._constant_of(self._closed)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density of C values ``(C, *shape)``, summed over the elements of each: ``(C,)``."""
         return self._unnormalised(value) - self._log_mass
+
+    def log_prob_and_slope(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        """:meth:`log_prob` ``(C,)`` and its derivative ``(C, *shape)``, without a graph."""
+        if self._closed is not None:
+            log_prob, slope = self._closed(value)
+            return log_prob.flatten(1).sum(1) + self._closed_constant if self.shape else log_prob + self._closed_constant, slope
+        with torch.enable_grad():
+            leaf = value.detach().requires_grad_(True)
+            log_prob = self.log_prob(leaf)
+            if not log_prob.requires_grad:
+                return log_prob, torch.zeros_like(value)
+            (slope,) = torch.autograd.grad(log_prob.sum(), leaf)
+        return log_prob.detach(), slope
+
+    def _constant_of(self, closed: Slopes | None) -> float:
+        """What :meth:`log_prob` has beyond the closed form; forgets a closed form that does not fit."""
+        if closed is None:
+            return 0.0
+        value = self._test_values()
+        gap = self.log_prob(value) - closed(value)[0].reshape(len(value), -1).sum(1)
+        if not bool((gap - gap.mean()).abs().max() < 1e-4 * (1 + gap.mean().abs())):
+            self._closed = None
+        return float(gap.mean())
 
     def _unnormalised(self, value: Tensor) -> Tensor:
         if self._rows_at_once:

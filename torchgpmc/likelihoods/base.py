@@ -65,6 +65,10 @@ class LogLikelihood:
         """log p(y | f): f ``(C, N)`` or ``(C, N, K)``, targets ``(N,)`` or ``(C, N)``, to ``(C,)``."""
         raise NotImplementedError(f"{type(self).__name__} must define log_prob(f, targets)")
 
+    def log_prob_and_slope(self, f: Tensor, targets: Tensor) -> tuple[Tensor, Tensor] | None:
+        """:meth:`log_prob` and its derivative in f, without a graph; ``None`` where they have no closed form."""
+        return None
+
 
 class Factorised(LogLikelihood):
     """Mixin for p(y | f) = prod_n p(y_n | f_n); see the module's docstring.

@@ -92,6 +92,14 @@ class Bernoulli(Factorised, Likelihood):
     def pointwise_log_prob(self, f: Tensor, targets: Tensor) -> Tensor:
         return self._log_link((2 * targets - 1) * f)
 
+    def log_prob_and_slope(self, f: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Closed form of value and derivative."""
+        sign = 2 * targets - 1
+        if not self.is_probit:
+            return logsigmoid(sign * f).sum(-1), targets - torch.sigmoid(f)
+        value, hazard = log_ndtr_and_hazard(sign * f)
+        return value.sum(-1), sign * hazard
+
     def derivatives(self, f: Tensor, targets: Tensor) -> Derivatives:
         sign = 2 * targets - 1
         if not self.is_probit:

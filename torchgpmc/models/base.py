@@ -12,7 +12,7 @@ from gpytorch.means import Mean, ZeroMean
 from torch import Tensor, nn
 
 from torchgpmc.covariance import CovarianceFunction, covariance_function
-from torchgpmc.density import AutogradDensity, keep_freed_memory
+from torchgpmc.density import AutogradDensity, keep_freed_memory, mask_failures
 from torchgpmc.functional import PureModule
 from torchgpmc.likelihoods.conversion import as_likelihood, check_forward, convert_likelihood
 from torchgpmc.linalg import cholesky, solve_lower
@@ -171,6 +171,10 @@ class GPModel(nn.Module):
         """
         raise NotImplementedError(f"{type(self).__name__} must define this")
 
+    def value_and_grad(self, theta: Tensor, v: Tensor, targets: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The joint log density ``(C,)`` and its gradient ``(C, P + V)``, if the model knows a way faster than autograd."""
+        return None
+
     def latents(self, prior: LatentPrior, v: Tensor) -> Tensor:
         """Function values at the data (full GP) or the inducing points: ``(C, N)``, ``(C, N, K)`` for several latents."""
         raise NotImplementedError(f"{type(self).__name__} must define this")
@@ -234,14 +238,26 @@ class JointLogDensity(AutogradDensity):
         value = log_prior + log_normal + self.model.log_likelihood(prior, v, self.targets)
         return torch.where(prior.ok, value, torch.nan)
 
+    def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        if self.fixed is None:
+            theta, v = position.detach().split([self.model.layout.size, self.model.latent_size], -1)
+            found = self.model.value_and_grad(theta, v, self.targets)
+            if found is not None:
+                return mask_failures(*found)
+        return super().value_and_grad(position)
+
     def select(self, rows: Tensor) -> JointLogDensity:
         return self if self.targets.dim() == 1 else JointLogDensity(self.model, self.targets[rows], self.fixed)
 
 
-def likelihood_values(prior: LatentPrior) -> dict[str, Tensor]:
+def likelihood_parameters(values: dict[str, Tensor]) -> dict[str, Tensor]:
     """The likelihood's parameters at C settings, at least ``(C, 1)`` so that they broadcast against f."""
-    values = prior.values["likelihood"]
     return {name: value if value.dim() > 1 else value.unsqueeze(-1) for name, value in values.items()}
+
+
+def likelihood_values(prior: LatentPrior) -> dict[str, Tensor]:
+    """:func:`likelihood_parameters` of a prior."""
+    return likelihood_parameters(prior.values["likelihood"])
 
 
 def joint_log_density(model: GPModel, targets: Tensor | None = None) -> JointLogDensity:

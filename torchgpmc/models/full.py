@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchgpmc.linalg import apply_factor
 from torchgpmc.models.base import GPModel, LatentGaussian, LatentPrior, likelihood_values, predictive_marginals
+from torchgpmc.models.reverse import value_and_grad_by_parts
 from torchgpmc.parameters import Hyperparameters
 
 
@@ -83,6 +84,10 @@ class GP(GPModel):
         f = self.latents(prior, v)
         y = self.train_y if targets is None else targets
         return self.likelihood_function(likelihood_values(prior), lambda likelihood: likelihood.log_prob(f, y))
+
+    def value_and_grad(self, theta: Tensor, v: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        covariance_at, jitter = self._bound
+        return value_and_grad_by_parts(self, covariance_at, jitter, theta, v, targets)
 
     def predict(self, prior: LatentPrior, v: Tensor, x: Tensor) -> LatentGaussian:
         covariance = self.covariance.bind(self.train_x, x)(prior.values["kernel"])

@@ -189,7 +189,9 @@ def mildest(problem: Problem, sites: Sites, uniforms: Tensor) -> Sites:
         log_share = torch.log_softmax(log_weight, -1).unsqueeze(1)
         shares = torch.tensor(_SHARES, dtype=uniforms.dtype, device=uniforms.device)
         count = len(_SHARES)
-        tried = Sites(sites.whitened_mean.repeat_interleave(count, 0), (sites.precision.unsqueeze(1) * shares[:, None]).flatten(0, 1))
+        tried = Sites(
+            sites.whitened_mean.repeat_interleave(count, 0), (sites.precision.unsqueeze(1) * shares[:, None]).flatten(0, 1)
+        )
         repeated = Problem(*(part.repeat_interleave(count, 0) for part in problem))
         candidate = log_weights_at(guided(repeated, tried), x.repeat_interleave(count, 0)).unflatten(0, (-1, count))
         spread = torch.logsumexp(log_share + candidate, -1) + torch.logsumexp(log_share - candidate, -1)

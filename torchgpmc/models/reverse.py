@@ -1,0 +1,126 @@
+"""The gradient of the full GP's joint density part by part: written out where a part knows its derivatives, else by autograd.
+
+What a graph of small tensor operations costs is mostly the graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgpmc.covariance import BoundClosedForm, Covariance, Values
+from torchgpmc.likelihoods.base import LogLikelihood
+from torchgpmc.likelihoods.conversion import as_likelihood
+from torchgpmc.linalg import apply_factor_slopes, cholesky
+from torchgpmc.models.base import GPModel, likelihood_parameters
+
+_LOG_2PI = math.log(2 * math.pi)
+
+
+class _Part(NamedTuple):
+    """A value, and the derivatives of sum(gradient * value) in a module's sampled parameters."""
+
+    value: Tensor
+    slopes: Callable[[Tensor], dict[str, Tensor]]
+
+
+def _by_autograd(function: Callable[[Values], Tensor], values: dict[str, Tensor], sampled: list[str]) -> _Part:
+    leaves = {name: values[name].detach().requires_grad_(True) for name in sampled}
+    with torch.set_grad_enabled(bool(leaves)):
+        value = function({**values, **leaves})
+
+    def slopes(gradient: Tensor) -> dict[str, Tensor]:
+        if not value.requires_grad:
+            return {}
+        found = torch.autograd.grad(value, list(leaves.values()), gradient, allow_unused=True)
+        return {name: slope for name, slope in zip(leaves, found, strict=True) if slope is not None}
+
+    return _Part(value.detach(), slopes)
+
+
+def _covariance(covariance_at: Covariance, values: dict[str, Tensor], sampled: list[str]) -> _Part:
+    if isinstance(covariance_at, BoundClosedForm) and covariance_at.has_slopes():
+        closed, covariance = covariance_at, covariance_at(values)
+        return _Part(covariance, lambda gradient: closed.slopes(values, covariance, gradient) if sampled else {})
+    return _by_autograd(covariance_at, values, sampled)
+
+
+def _defining_class(kind: type, name: str) -> type:
+    return next(base for base in kind.__mro__ if name in vars(base))
+
+
+def _has_slope(likelihood: LogLikelihood) -> bool:
+    """Whether the closed form of the derivative is of the very density that :meth:`log_prob` gives, not of a parent class's."""
+    owner = _defining_class(type(likelihood), "log_prob_and_slope")
+    names = [name for name in ("log_prob", "pointwise_log_prob", "forward") if hasattr(likelihood, name)]
+    return owner is not LogLikelihood and all(issubclass(owner, _defining_class(type(likelihood), name)) for name in names)
+
+
+class _Likelihood(NamedTuple):
+    log_prob: Tensor  # (C,)
+    latent_slope: Tensor  # (C, N) or (C, N, K)
+    slopes: dict[str, Tensor]
+
+
+def _likelihood(model: GPModel, values: dict[str, Tensor], sampled: list[str], f: Tensor, targets: Tensor) -> _Likelihood:
+    if not sampled and isinstance(likelihood := as_likelihood(model.likelihood), LogLikelihood) and _has_slope(likelihood):
+        log_prob, slope = model.likelihood_function(
+            likelihood_parameters(values), lambda module: module.log_prob_and_slope(f, targets)
+        )
+        return _Likelihood(log_prob, slope, {})
+    leaves = {name: values[name].detach().requires_grad_(True) for name in sampled}
+    leaf = f.detach().requires_grad_(True)
+    with torch.enable_grad():
+        parameters = likelihood_parameters({**values, **leaves})
+        log_prob = model.likelihood_function(parameters, lambda module: module.log_prob(leaf, targets))
+        slope, *others = torch.autograd.grad(log_prob.sum(), [leaf, *leaves.values()], allow_unused=True)
+    slopes = {name: other for name, other in zip(leaves, others, strict=True) if other is not None}
+    return _Likelihood(log_prob.detach(), torch.zeros_like(f) if slope is None else slope, slopes)
+
+
+def value_and_grad_by_parts(
+    model: GPModel, covariance_at: Covariance, jitter: Tensor, theta: Tensor, v: Tensor, targets: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Log density of [theta, v] for the full GP ``(C,)`` and its gradient ``(C, P + V)``; NaN where K does not factorise.
+
+    Args:
+        model: a full GP.
+        covariance_at: K(X, X) as a function of the kernel's parameters.
+        jitter: added to it, ``(N, N)``.
+        theta: ``(C, P)``.
+        v: whitened latents ``(C, V)``.
+        targets: ``(N,)`` or ``(C, N)``.
+    """
+    layout = model.layout
+    with torch.no_grad():
+        at = layout.evaluate(theta)
+        values: dict[str, Any] = at.hyperparameters.by_module
+        kernel = _covariance(covariance_at, values["kernel"], layout.sampled_names("kernel"))
+        factor, ok = cholesky((kernel.value + jitter).expand(len(theta), -1, -1))
+        mean = _by_autograd(
+            lambda parameters: model.mean_function(parameters, model.train_x, len(theta)),
+            values["mean"],
+            layout.sampled_names("mean"),
+        )
+        whitened = v.view(len(v), *model.latent_shape)
+        latents = whitened @ factor.mT
+        if not model.mean_function.is_zero:
+            latents = latents + mean.value.unsqueeze(1)
+        single = model.num_latents == 1
+        f = latents.squeeze(1) if single else latents.mT
+        likelihood = _likelihood(model, values["likelihood"], layout.sampled_names("likelihood"), f, targets)
+        latent_slope = likelihood.latent_slope.unsqueeze(1) if single else likelihood.latent_slope.mT
+        covariance_slope, v_slope = apply_factor_slopes(factor, whitened, latent_slope)
+        slopes = {
+            "kernel": kernel.slopes(covariance_slope),
+            "mean": mean.slopes(latent_slope.sum(1)),
+            "likelihood": likelihood.slopes,
+        }
+        value = at.log_prior - 0.5 * (v.square().sum(-1) + _LOG_2PI * v.shape[-1]) + likelihood.log_prob
+        theta_slope = torch.addcmul(at.log_prior_slope, at.derivative, layout.gather(slopes, theta))
+        gradient = torch.cat([theta_slope, v_slope.flatten(1) - v], -1)
+    return torch.where(ok, value, torch.nan), gradient

@@ -1,0 +1,139 @@
+"""Stationary correlations from fixed inputs: Gaussian ones with derivatives written out, Matern and rational quadratic ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+# Exponentials of less than this are denormal or close to it; arithmetic on denormal numbers costs a hundredfold. What is
+# left out is below 1e-152 (float64) and 1e-17 (float32), nothing beside any jitter.
+_LOWEST_EXPONENT = {torch.float64: -350.0, torch.float32: -40.0}
+
+
+class Inputs(NamedTuple):
+    """Two sets of inputs, with their squared distances when one lengthscale serves all dimensions."""
+
+    x1: Tensor
+    x2: Tensor
+    is_prefix: bool  # whether x2 begins with x1, so that the leading diagonal holds distances of zero
+    minus_half_square1: Tensor  # (N1, D), -x1^2 / 2
+    minus_half_square2: Tensor
+    squared_distance: Tensor | None  # (N1, N2)
+
+
+def prepare(x1: Tensor, x2: Tensor, isotropic: bool) -> Inputs:
+    """All that depends on the inputs ``(N1, D)`` and ``(N2, D)`` alone."""
+    is_prefix = torch.equal(x1, x2[: len(x1)])
+    # Centred inputs lose the fewest digits in |a|^2 + |b|^2 - 2 ab.
+    center = x1.mean(0) if len(x1) else 0.0
+    x1, x2 = x1 - center, x2 - center
+    keep = isotropic and not (x1.requires_grad or x2.requires_grad)
+    squares = -0.5 * x1.square(), -0.5 * x2.square()
+    return Inputs(x1, x2, is_prefix, *squares, _pairwise_square(x1, x2) if keep else None)
+
+
+def _pairwise_square(x1: Tensor, x2: Tensor) -> Tensor:
+    """Sum of squared differences, without cancellation: ``(N1, N2)``."""
+    total = x1.new_zeros(len(x1), len(x2))
+    for left, right in zip(x1.unbind(-1), x2.unbind(-1), strict=True):
+        total = total + (left[:, None] - right[None, :]).square()
+    return total
+
+
+class _ScaledRBF(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, log_scale: Tensor, inputs: Inputs) -> Tensor:
+        covariance = _scaled_rbf(weights, log_scale, inputs)
+        ctx.save_for_backward(covariance)
+        ctx.inputs = inputs
+        return covariance
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        return *scaled_rbf_slopes(gradient, ctx.saved_tensors[0], ctx.inputs), None
+
+
+def scaled_rbf(weights: Tensor, log_scale: Tensor, inputs: Inputs) -> Tensor:
+    """exp(log_scale - 0.5 sum_d w_d (x1_d - x2_d)^2) ``(C, N1, N2)``, differentiable once; weights ``(C, 1)`` or ``(C, D)``."""
+    if not torch.is_grad_enabled():
+        return _scaled_rbf(weights, log_scale, inputs)
+    return _ScaledRBF.apply(weights, log_scale, inputs)
+
+
+def _scaled_rbf(weights: Tensor, log_scale: Tensor, inputs: Inputs) -> Tensor:
+    if inputs.squared_distance is not None:  # three passes over memory
+        exponent = torch.add(log_scale[:, None, None], inputs.squared_distance * (-0.5 * weights).unsqueeze(-1))
+    else:
+        x1, x2 = inputs.x1, inputs.x2
+        chains, (n1, dims) = len(weights), x1.shape
+        row = torch.addmm(log_scale[:, None], weights, inputs.minus_half_square1.T)
+        column = weights @ inputs.minus_half_square2.T
+        exponent = ((x1 * weights[:, None, :]).view(chains * n1, dims) @ x2.T).view(chains, n1, -1)
+        exponent.add_(row[:, :, None]).add_(column[:, None, :])
+    return exponent.clamp_min_(_LOWEST_EXPONENT[exponent.dtype]).exp_()
+
+
+def scaled_rbf_slopes(gradient: Tensor, covariance: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """Derivatives of sum(gradient * K) in the weights and the log of the scale, given K: two passes, or one matrix product."""
+    product = gradient * covariance
+    if inputs.squared_distance is not None:
+        flat = product.flatten(1)
+        return (flat @ inputs.squared_distance.flatten()).mul_(-0.5).unsqueeze(-1), flat.sum(1)
+    chains, n1, n2 = product.shape
+    row, column = product.sum(2), product.sum(1)
+    cross = ((product.reshape(chains * n1, n2) @ inputs.x2).view(chains, n1, -1) * inputs.x1).sum(1)
+    return cross.addmm_(row, inputs.minus_half_square1).addmm_(column, inputs.minus_half_square2), row.sum(1)
+
+
+def scaled_square(inputs: Inputs, lengthscale: Tensor) -> Tensor:
+    """Squared distances in units of ``lengthscale`` ``(C, 1, L)``: ``(C, N1, N2)``."""
+    if inputs.squared_distance is not None:
+        return inputs.squared_distance * lengthscale.reciprocal().square()
+    a, b = inputs.x1 / lengthscale, inputs.x2 / lengthscale
+    square = a.square().sum(-1)[:, :, None] + b.square().sum(-1)[:, None, :] - 2 * a @ b.mT
+    if inputs.is_prefix:
+        square = square * (1 - torch.eye(*square.shape[-2:], dtype=square.dtype, device=square.device))
+    return square.clamp_min(0.0)
+
+
+def _exp(exponent: Tensor) -> Tensor:
+    return torch.exp(exponent.clamp_min(_LOWEST_EXPONENT[exponent.dtype]))
+
+
+def _matern_half(square: Tensor, values: Mapping[str, Tensor], base: str) -> Tensor:
+    return _exp(-_root(square))
+
+
+def _matern_three_halves(square: Tensor, values: Mapping[str, Tensor], base: str) -> Tensor:
+    distance = math.sqrt(3) * _root(square)
+    return (1 + distance) * _exp(-distance)
+
+
+def _matern_five_halves(square: Tensor, values: Mapping[str, Tensor], base: str) -> Tensor:
+    distance = math.sqrt(5) * _root(square)
+    return (1 + distance + (5 / 3) * square) * _exp(-distance)
+
+
+def _root(square: Tensor) -> Tensor:
+    # The square root of zero has an infinite derivative; of 1e-36 it has a finite one, times a zero.
+    return torch.sqrt(square + 1e-36)
+
+
+def rbf(square: Tensor, values: Mapping[str, Tensor], base: str) -> Tensor:
+    """The Gaussian correlation at squared scaled distances."""
+    return _exp(-0.5 * square)
+
+
+def rational_quadratic(square: Tensor, values: Mapping[str, Tensor], base: str) -> Tensor:
+    """A scale mixture of Gaussian correlations, with ``raw_alpha`` among the values."""
+    alpha = values[base + "raw_alpha"].unsqueeze(-1)
+    return _exp(-alpha * torch.log1p(square / (2 * alpha)))
+
+
+MATERN = {0.5: _matern_half, 1.5: _matern_three_halves, 2.5: _matern_five_halves}
