@@ -27,6 +27,7 @@ PAPER_3 = {(10_000, 1): 0.1522, (10_000, 2): 0.1334, (10_000, 3): 0.0900, (10_00
            (30_000, 1): 0.1170, (30_000, 2): 0.0629, (30_000, 3): 0.0450, (30_000, 4): 0.0249}  # fmt: skip
 METHODS = {
     "hard count": Sequential(Count.HARD, num_groups=1),
+    "hard count, eight groups": Sequential(Count.HARD),
     "soft count": Sequential(Count.SOFT, num_groups=1),
     "adapted": Sequential(Count.ADAPTED, num_groups=1),
     "tilted separation of variables": SeparationOfVariables(),
