@@ -30,3 +30,28 @@ def probit_model(num_data, num_columns, ard):
     base = RBFKernel(ard_num_dims=num_columns if ard else None, lengthscale_prior=GammaPrior(1.0, 1 / num_columns**0.5))
     kernel = ScaleKernel(base, outputscale_prior=GammaPrior(1.2, 0.2))
     return tg.GP(torch.as_tensor(x), torch.as_tensor(y), kernel, tg.likelihoods.Bernoulli())
+
+
+def regression_data(num_data, num_columns, seed=0):
+    """Uniform inputs and noisy values of a GP whose lengthscales grow from column to column."""
+    generator = np.random.default_rng(seed)
+    x = generator.uniform(size=(num_data, num_columns))
+    scaled = x / np.linspace(0.5, 4.0, num_columns)
+    distance = ((scaled[:, None] - scaled[None]) ** 2).sum(-1)
+    factor = np.linalg.cholesky(2.0 * np.exp(-0.5 * distance) + 1e-8 * np.eye(num_data))
+    return x, factor @ generator.normal(size=num_data) + 0.3 * generator.normal(size=num_data)
+
+
+def regression_model(num_data, num_columns):
+    """ARD regression with priors Gamma(1.2, 0.2) on the outputscale, Gamma(1, 1 / sqrt(d)) on lengthscales, Gamma(1.2, 2) on noise."""
+    import torch
+    from gpytorch.kernels import RBFKernel, ScaleKernel
+    from gpytorch.likelihoods import GaussianLikelihood
+    from gpytorch.priors import GammaPrior
+
+    import torchgpmc as tg
+
+    x, y = regression_data(num_data, num_columns)
+    base = RBFKernel(ard_num_dims=num_columns, lengthscale_prior=GammaPrior(1.0, 1 / num_columns**0.5))
+    kernel = ScaleKernel(base, outputscale_prior=GammaPrior(1.2, 0.2))
+    return tg.GPRegression(torch.as_tensor(x), torch.as_tensor(y), kernel, GaussianLikelihood(noise_prior=GammaPrior(1.2, 2.0)))

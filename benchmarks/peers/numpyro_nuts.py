@@ -18,6 +18,8 @@ from arviz_stats.base import array_stats
 from numpyro.infer import MCMC, NUTS
 from problems import probit_data
 
+from peers.compilation import compile_seconds, watch_compilation
+
 jax.config.update("jax_enable_x64", True)
 num_data, num_chains, warmup_steps, num_samples, seed = map(int, sys.argv[1:6])
 way = sys.argv[6]
@@ -51,28 +53,9 @@ def run(warmup, draws, key):
     return sampler, time.perf_counter() - began, steps + np.asarray(sampler.get_extra_fields()["num_steps"]).sum()
 
 
-def covered(intervals):
-    """Length of the union of intervals: JAX's events of tracing, lowering and compiling lie within one another."""
-    total, reached = 0.0, -float("inf")
-    for begin, end in sorted(intervals):
-        total += max(0.0, end - max(begin, reached))
-        reached = max(reached, end)
-    return total
-
-
-compilations = []
-
-
-def listen(event, seconds, **_):
-    if "/compile/" in event:
-        now = time.perf_counter()
-        compilations.append((now - seconds, now))
-
-
-jax.monitoring.register_event_duration_secs_listener(listen)
+watch_compilation()
 sampler, seconds, steps = run(warmup_steps, num_samples, seed)
-compile_seconds = covered(compilations)
-seconds -= compile_seconds
+seconds -= compile_seconds()
 samples = sampler.get_samples(group_by_chain=True)
 sizes = [float(array_stats.ess(np.asarray(samples[name]))) for name in ("outputscale", "lengthscale")]
 means = [float(samples[name].mean()) for name in ("outputscale", "lengthscale")]
@@ -83,7 +66,7 @@ print(
             "seconds": seconds,
             "ess_a_second": min(sizes) / seconds,
             "gradients_a_second": float(steps) / seconds,
-            "compile": compile_seconds,
+            "compile": compile_seconds(),
             "means": means,
         }
     )
