@@ -43,7 +43,7 @@ def regression_data(num_data, num_columns, seed=0):
 
 
 def regression_model(num_data, num_columns):
-    """ARD regression with priors Gamma(1.2, 0.2) on the outputscale, Gamma(1, 1 / sqrt(d)) on lengthscales, Gamma(1.2, 2) on noise."""
+    """ARD regression; priors Gamma(1.2, 0.2) on the outputscale, Gamma(1, 1 / sqrt(d)) on lengthscales, Gamma(1.2, 2) on noise."""
     import torch
     from gpytorch.kernels import RBFKernel, ScaleKernel
     from gpytorch.likelihoods import GaussianLikelihood
