@@ -4,7 +4,7 @@
     python benchmarks/paper_a_tables.py --sizes 200 --warmup 500 --iterations 1000
 
 Probit GP data of section 4.2, ten chains from the prior, proposals tuned to 25 % acceptance. Effective sizes are those of the worst
-hyperparameter, mean (standard deviation) over chains, scaled to the paper's 10,000 iterations; R-hat after the first half and all our
+hyperparameter, mean (standard deviation) over chains, scaled to the paper's 10,000 iterations; R-hat after half and all of our
 iterations. The paper ran 5,000 + 10,000; its AA and SURR rows wait for those samplers. ``--repeat 20`` makes each iteration of
 20 updates, as table 3 does.
 """
@@ -52,9 +52,7 @@ def main():
     parser.add_argument("--schemes", nargs="+", choices=list(SCHEMES), default=list(SCHEMES))
     options = parser.parse_args()
     warnings.simplefilter("ignore", tg.SamplingWarning)
-    print(
-        "| n | d | kernel | scheme | ESS of 1e4 (sd) | paper | R-hat, half | R-hat, all | acceptance, % | paper | n^3 operations | s |"
-    )
+    print("| n | d | kernel | scheme | ESS of 1e4 (sd) | paper | R-hat, half | all | acceptance, % | paper | n^3 operations | s |")
     print("|---" * 12 + "|")
     for num_data in options.sizes:
         for dimension in options.dimensions:
