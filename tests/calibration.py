@@ -8,6 +8,8 @@ import numpy as np
 import scipy.stats
 import torch
 
+from torchgpmc.bijections import Interval
+
 FALSE_ALARMS = 1e-3
 MAX_STATISTICAL_TESTS = 200
 SHARE = FALSE_ALARMS / MAX_STATISTICAL_TESTS
@@ -38,3 +40,10 @@ def rank_excess(ranks, num_ranks):
     expected = len(ranks) / num_ranks
     counts = np.stack([np.bincount(column, minlength=num_ranks) for column in ranks.T])
     return float((((counts - expected) ** 2 / expected).sum(1)).max() / limit)
+
+
+def without_jacobian(monkeypatch):
+    """The planted error of densities of theta that leave out the Jacobian, in value and derivative alike."""
+    slopes = Interval.slopes
+    monkeypatch.setattr(Interval, "log_jacobian", lambda self, unconstrained: torch.zeros_like(unconstrained))
+    monkeypatch.setattr(Interval, "slopes", lambda self, *arguments: (slopes(self, *arguments)[0], torch.zeros_like(arguments[0])))

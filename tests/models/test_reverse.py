@@ -101,3 +101,18 @@ def test_a_subclass_is_not_given_its_parents_derivative():
     found, expected = both(model)
     assert_equal(found, expected, rtol=1e-9, atol=1e-9)
     assert float((found[0] - both(plain)[0][0]).abs().max()) > 0.1
+
+
+class Halved(tg.GP):
+    """A user's model with a likelihood of its own."""
+
+    def log_likelihood(self, *arguments):
+        return 0.5 * super().log_likelihood(*arguments)
+
+
+def test_a_model_that_overrides_its_density_keeps_it():
+    plain = gp(jitter=1e-4)
+    model = Halved(plain.train_x, plain.train_y, kernel(2), tg.likelihoods.Bernoulli(), jitter=1e-4)
+    found, expected = both(model)
+    assert_equal(found, expected, rtol=1e-9, atol=1e-9)
+    assert float((found[0] - both(plain)[0][0]).abs().max()) > 0.1

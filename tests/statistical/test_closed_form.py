@@ -8,9 +8,8 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.priors import GammaPrior
 
 import torchgpmc as tg
-from tests.calibration import worst_excess
+from tests.calibration import without_jacobian, worst_excess
 from tests.problems import fixed_kernel, inputs
-from torchgpmc.bijections import Interval
 from torchgpmc.methods import joint
 from torchgpmc.types import Sampler
 
@@ -180,6 +179,6 @@ def test_a_log_density_left_stale_by_a_move_is_caught(monkeypatch):
 def test_a_missing_jacobian_is_caught(name, monkeypatch):
     """Against the prior density of theta with its Jacobian, which the planted sampler leaves out."""
     model, grid, weights = one_hyperparameter()
-    monkeypatch.setattr(Interval, "log_jacobian", lambda self, unconstrained: torch.zeros_like(unconstrained))
+    without_jacobian(monkeypatch)
     theta = run(model, name).theta[..., 0]
     assert worst_excess(theta.mean(1, keepdim=True), (weights * grid).sum().view(1)) > 1

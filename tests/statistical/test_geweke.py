@@ -10,10 +10,9 @@ import pytest
 import torch
 
 import torchgpmc as tg
-from tests.calibration import worst_excess
+from tests.calibration import without_jacobian, worst_excess
 from tests.problems import gp
 from tests.statistical.kernels import SAMPLERS, HalvedLogDensity, position_of
-from torchgpmc.bijections import Interval
 from torchgpmc.models import JointLogDensity
 from torchgpmc.models.base import likelihood_values
 
@@ -92,7 +91,7 @@ def test_sparse_model_whose_inducing_points_are_its_inputs():
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["nuts", "hmc", "metropolis", "slice"])
 def test_a_missing_jacobian_is_caught(sampler, monkeypatch):
-    monkeypatch.setattr(Interval, "log_jacobian", lambda self, unconstrained: torch.zeros_like(unconstrained))
+    without_jacobian(monkeypatch)
     assert geweke(MODELS["probit"](), sampler, seed=14) > 1
 
 

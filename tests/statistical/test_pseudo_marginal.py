@@ -4,11 +4,10 @@ import pytest
 import torch
 
 import torchgpmc as tg
-from tests.calibration import worst_excess
+from tests.calibration import without_jacobian, worst_excess
 from tests.problems import gp
 from tests.statistical.pseudo_marginal import KERNELS, extended_state, kernel
 from tests.statistical.test_geweke import CHAINS, draw_targets, functions
-from torchgpmc.bijections import Interval
 from torchgpmc.evidence import ImportanceEstimator
 from torchgpmc.methods.marginal import MarginalDensity
 
@@ -106,7 +105,7 @@ def test_a_halved_evidence_is_caught(name, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_missing_jacobian_is_caught(name, monkeypatch):
-    monkeypatch.setattr(Interval, "log_jacobian", lambda self, unconstrained: torch.zeros_like(unconstrained))
+    without_jacobian(monkeypatch)
     assert geweke(MODELS["probit"](), name, seed=35, rounds=3, chains=5000) > 1
 
 

@@ -28,19 +28,22 @@ from torchgpmc.importance import (
     log_weights,
     start,
 )
+from torchgpmc.linalg import solve_lower
 from torchgpmc.methods.base import Settings, check_count, check_positive, refuse_chain_options
 from torchgpmc.methods.targets import check_has_hyperparameters, estimator_for, log_standard_normal, suited_approximation
 from torchgpmc.models.base import GPModel
 
 _PRIOR_DRAWS = 200
+_MAX_ANCHORS = 128
 
 
 class ImportanceState(NamedTuple):
-    """State of a run: the weighted draws, and where the latent approximations start."""
+    """State of a run: the weighted draws, and where the latent approximations start: as at the nearest anchor."""
 
     iteration: int
     draws: AdaptiveState
-    anchor: Tensor  # (1, ...), the approximation's start at the best mode
+    anchors: Tensor  # (A, P), the best mode, then some draws of the first batch
+    starts: Tensor  # (A, ...), of the approximations there
 
 
 class ImportanceRun(NamedTuple):
@@ -64,7 +67,17 @@ class ImportanceRun(NamedTuple):
 
     def init(self, generator: torch.Generator) -> ImportanceState:
         first = self._first_proposal(generator)
-        return ImportanceState(0, start(first), torch.nan_to_num(self.estimator.start_at(first.mean[:1])))
+        mode = first.mean[:1]
+        return ImportanceState(0, start(first), mode, self._starts_at(mode))
+
+    def _starts_at(self, theta: Tensor) -> Tensor:
+        return torch.nan_to_num(self.estimator.start_at(theta))
+
+    def _nearest_start(self, state: ImportanceState, theta: Tensor) -> Tensor:
+        """The start of the nearest anchor: a function of theta and of earlier batches, so that an estimate stays unbiased."""
+        factor = state.draws.first.factor[0]
+        white, anchors = (solve_lower(factor, points.mT).mT for points in (theta, state.anchors))
+        return state.starts[torch.cdist(white, anchors).argmin(-1)]
 
     def _first_proposal(self, generator: torch.Generator) -> Proposal:
         """The modes with their curvatures, shares by Laplace's integral; the prior's moments where no mode is found."""
@@ -98,8 +111,7 @@ class ImportanceRun(NamedTuple):
     def advance(self, state: ImportanceState, generator: torch.Generator) -> tuple[ImportanceState, Draw, dict[str, Tensor]]:
         count = self.schedule[state.iteration]
         theta = draw_from(state.draws.current, count, generator)
-        begun = state.anchor.expand(count, *state.anchor.shape[1:])
-        estimate = self.estimator.draw(theta, generator, begun)
+        estimate = self.estimator.draw(theta, generator, self._nearest_start(state, theta))
         log_prior = self.model.layout.log_prior(theta).detach()
         log_target = torch.nan_to_num(log_prior + estimate.value, nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
         draws = add_draws(state.draws, theta, log_target)
@@ -115,7 +127,12 @@ class ImportanceRun(NamedTuple):
             "approximation_converged": estimate.converged,
         }
         stats = {name: value[None] for name, value in stats.items()}
-        return ImportanceState(state.iteration + 1, draws, state.anchor), Draw(theta[None], estimate.whitened[None]), stats
+        anchors, starts = state.anchors, state.starts
+        if state.iteration == 0 and len(self.schedule) > 1:
+            anchors = theta[torch.isfinite(log_target)][: min(_MAX_ANCHORS, count // 4)]
+            anchors = torch.cat([state.anchors, anchors])
+            starts = self._starts_at(anchors)
+        return ImportanceState(state.iteration + 1, draws, anchors, starts), Draw(theta[None], estimate.whitened[None]), stats
 
     def finish(self, state: ImportanceState, draw: Draw) -> Draws:
         weights = log_weights(state.draws)

@@ -85,7 +85,10 @@ class GP(GPModel):
         y = self.train_y if targets is None else targets
         return self.likelihood_function(likelihood_values(prior), lambda likelihood: likelihood.log_prob(f, y))
 
-    def value_and_grad(self, theta: Tensor, v: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def value_and_grad(self, theta: Tensor, v: Tensor, targets: Tensor) -> tuple[Tensor, Tensor] | None:
+        kind = type(self)
+        if (kind.prior_at, kind.latents, kind.log_likelihood) != _WRITTEN_OUT:
+            return None  # a subclass's own density
         covariance_at, jitter = self._bound
         return value_and_grad_by_parts(self, covariance_at, jitter, theta, v, targets)
 
@@ -94,3 +97,7 @@ class GP(GPModel):
         diagonal = self.covariance.diagonal(prior.values["kernel"], x)
         mean = self.mean_function(prior.values["mean"], x, len(v))
         return predictive_marginals(mean, covariance, diagonal, prior.factor, self._whitened(v))
+
+
+# What the gradient by parts is the gradient of.
+_WRITTEN_OUT = GP.prior_at, GP.latents, GP.log_likelihood
