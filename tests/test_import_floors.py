@@ -9,7 +9,20 @@ import torchgpmc
 
 ROOT = pathlib.Path(torchgpmc.__file__).parent
 FLOORS = [
-    {"types", "special", "quadrature", "linalg", "random", "functional", "bijections", "files", "draws", "scores", "stationary"},
+    {
+        "types",
+        "special",
+        "quadrature",
+        "linalg",
+        "random",
+        "functional",
+        "bijections",
+        "files",
+        "draws",
+        "scores",
+        "stationary",
+        "threads",
+    },
     {"density", "priors", "diagnostics", "covariance", "mean_function", "likelihoods"},
     {"parameters", "samplers", "importance", "orthant"},
     {"models"},

@@ -19,6 +19,7 @@ from torchgpmc.diagnostics import SamplingWarning
 from torchgpmc.functional import constraint_of, parameters_with_owners
 from torchgpmc.models.base import GPModel
 from torchgpmc.random import make_generator
+from torchgpmc.threads import one_blas_thread
 
 Model = TypeVar("Model", bound=GPModel)
 
@@ -81,14 +82,15 @@ def fit(
     starts = torch.cat([model.layout.present(model), model.layout.starting_points(num_starts - 1, generator)])
     best: tuple[float, Tensor, bool] | None = None
     for start in starts.clamp(-_BOUND, _BOUND):
-        result = scipy.optimize.minimize(
-            _objective(model, approximation, maximum_a_posteriori),
-            start.cpu().numpy().astype(np.float64),
-            jac=True,
-            method="L-BFGS-B",
-            bounds=[(-_BOUND, _BOUND)] * model.layout.size,
-            options={"maxiter": max_iterations},
-        )
+        with one_blas_thread():
+            result = scipy.optimize.minimize(
+                _objective(model, approximation, maximum_a_posteriori),
+                start.cpu().numpy().astype(np.float64),
+                jac=True,
+                method="L-BFGS-B",
+                bounds=[(-_BOUND, _BOUND)] * model.layout.size,
+                options={"maxiter": max_iterations},
+            )
         if result.fun < _IMPOSSIBLE and (best is None or result.fun < best[0]):
             best = float(result.fun), torch.as_tensor(result.x).to(start), bool(result.success)
     if best is None:

@@ -10,12 +10,14 @@ import scipy.optimize
 import torch
 from torch import Tensor
 
+from torchgpmc.threads import one_blas_thread
 from torchgpmc.types import LogDensity
 
 _IMPOSSIBLE = 1e25
 _SAME_MODE = 0.5  # distance in standard deviations
 _FAR_BELOW = 12.0  # a mode this much lower in log density holds no mass worth a component
 _STEP = 1e-4
+_SLOPE = 1e-3  # of the log density, where a search may end: a proposal's centre needs no more
 
 
 class Mode(NamedTuple):
@@ -37,17 +39,20 @@ def find_modes(density: LogDensity, starts: Tensor, *, bound: float = 15.0, max_
     """
     found: list[Mode] = []
     for start in starts:
-        result = scipy.optimize.minimize(
-            _objective(density, start),
-            start.clamp(-bound, bound).cpu().numpy().astype(np.float64),
-            jac=True,
-            method="L-BFGS-B",
-            bounds=[(-bound, bound)] * len(start),
-            options={"maxiter": max_iterations},
-        )
-        mode = _mode_at(density, torch.as_tensor(result.x).to(start)) if result.fun < _IMPOSSIBLE else None
-        if mode is not None and not any(_same(mode, other) for other in found):
-            found.append(mode)
+        with one_blas_thread():
+            result = scipy.optimize.minimize(
+                _objective(density, start),
+                start.clamp(-bound, bound).cpu().numpy().astype(np.float64),
+                jac=True,
+                method="L-BFGS-B",
+                bounds=[(-bound, bound)] * len(start),
+                options={"maxiter": max_iterations, "gtol": _SLOPE},
+            )
+        position = torch.as_tensor(result.x).to(start)
+        if result.fun < _IMPOSSIBLE and not any(_same(position, other) for other in found):
+            mode = _mode_at(density, position)
+            if mode is not None:
+                found.append(mode)
     found.sort(key=lambda mode: -float(mode.log_density))
     return [mode for mode in found if float(found[0].log_density - mode.log_density) < _FAR_BELOW]
 
@@ -77,6 +82,6 @@ def _mode_at(density: LogDensity, position: Tensor) -> Mode | None:
     return Mode(position, value[0], torch.linalg.inv(precision))
 
 
-def _same(a: Mode, b: Mode) -> bool:
-    gap = a.position - b.position
-    return float(gap @ torch.linalg.solve(b.covariance, gap)) < _SAME_MODE**2
+def _same(position: Tensor, mode: Mode) -> bool:
+    gap = position - mode.position
+    return float(gap @ torch.linalg.solve(mode.covariance, gap)) < _SAME_MODE**2

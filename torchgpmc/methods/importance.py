@@ -35,6 +35,8 @@ from torchgpmc.models.base import GPModel
 
 _PRIOR_DRAWS = 200
 _MAX_ANCHORS = 128
+_CANDIDATES_A_START = 8
+_CHUNK_ELEMENTS = 400_000  # of covariance matrices
 
 
 class ImportanceState(NamedTuple):
@@ -82,7 +84,7 @@ class ImportanceRun(NamedTuple):
     def _first_proposal(self, generator: torch.Generator) -> Proposal:
         """The modes with their curvatures, shares by Laplace's integral; the prior's moments where no mode is found."""
         layout = self.model.layout
-        modes = find_modes(self.marginal, layout.starting_points(self.num_starts, generator))
+        modes = find_modes(self.marginal, self._starting_points(generator))
         if modes:
             mean, covariance = torch.stack([m.position for m in modes]), torch.stack([m.covariance for m in modes])
             share = torch.stack([m.log_density for m in modes]) + 0.5 * torch.logdet(covariance)
@@ -98,6 +100,14 @@ class ImportanceRun(NamedTuple):
         draws = layout.starting_points(_PRIOR_DRAWS, generator)
         covariance = draws.T.cov().reshape(1, layout.size, layout.size) + 1e-6 * torch.eye(layout.size).to(draws)
         return from_modes(draws.mean(0)[None], covariance, draws.new_zeros(1), self.degrees_of_freedom)
+
+    def _starting_points(self, generator: torch.Generator) -> Tensor:
+        """The best of several times as many draws from the prior: far out a search takes many steps, and slow ones."""
+        candidates = self.model.layout.starting_points(_CANDIDATES_A_START * self.num_starts, generator)
+        rough = ApproximateMarginal(self.model, self.marginal.approximation, loose=True)
+        at_once = max(1, _CHUNK_ELEMENTS // self.model.latent_size**2)
+        value = torch.cat([rough(part) for part in candidates.split(at_once)])
+        return candidates[value.argsort(descending=True)[: self.num_starts]]
 
     def num_advances(self) -> int:
         return len(self.schedule)
