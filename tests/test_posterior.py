@@ -10,7 +10,7 @@ import torch
 
 import torchgpmc as tg
 from tests.problems import fixed_kernel, gp, inputs, sparse_gp, targets
-from torchgpmc.diagnostics import complaints, pareto_khat, summarise
+from torchgpmc.diagnostics import complaints, is_heavy_tailed, pareto_khat, summarise
 from torchgpmc.draws import Draws
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.diagnostics.SamplingWarning")
@@ -252,6 +252,24 @@ def test_export_to_arviz():
     assert tree["posterior"]["latents"].shape == (2, 5, 6)
     assert tree["sample_stats"]["lp"].shape == (2, 5)
     assert tree["observed_data"]["y"].shape == (6,)
+
+
+def test_a_heavy_tail_is_told_from_a_bounded_hump():
+    """Weights of tail shape 0.8 and 1.2 are heavy; a few per cent of weights near three times the others are not."""
+    generator = torch.Generator().manual_seed(0)
+    for shape in (0.8, 1.2):
+        heavy = [-shape * torch.rand(1000, generator=generator, dtype=torch.float64).log() for _ in range(300)]
+        khats = [pareto_khat(weights) for weights in heavy]
+        flagged = [is_heavy_tailed(weights, khat) for weights, khat in zip(heavy, khats, strict=True)]
+        assert flagged == [khat > 0.7 for khat in khats] and sum(flagged) > 200
+    misled = 0
+    for _ in range(50):
+        weights = 0.2 * torch.randn(4000, generator=generator, dtype=torch.float64)
+        hump = torch.rand(4000, generator=generator) < 0.006
+        weights = torch.where(hump, 1.2 + 0.3 * weights, weights)
+        misled += pareto_khat(weights) > 0.7
+        assert not is_heavy_tailed(weights, 0.9)
+    assert misled > 0  # k-hat alone would have complained
 
 
 @pytest.mark.parametrize("shape", [0.2, 0.5, 1.0])
