@@ -177,7 +177,23 @@ def _schedule(num_samples: int, batch_size: int, growth: float) -> list[int]:
 
 
 @dataclass(frozen=True)
-class AMIS:
+class _Options:
+    approximation: Approximation = Laplace()  # noqa: RUF009  (frozen, so it may be shared)
+    num_importance: int = 16
+    antithetic: bool | None = None
+    degrees_of_freedom: int | None = 5
+    diagonal: bool = False
+    batch_size: int | None = None
+    growth: float = 1.5
+    prior_strength: float | None = None
+    num_starts: int = 4
+    effective_size: float | None = None
+    smooth: bool = False
+    evidence: Evidence | None = None
+
+
+@dataclass(frozen=True)
+class AMIS(_Options):
     """Adaptive multiple importance sampling of theta, exact or pseudo-marginal (paper E; Cornuet et al. 2012).
 
     Starts at the modes of the approximate posterior with their curvature, draws batches, weighs every draw against the mixture of
@@ -193,26 +209,15 @@ class AMIS:
         batch_size: draws of the first batch; by default a tenth of ``num_samples``, at least 10 a hyperparameter.
         growth: of batches.
         prior_strength: draws that the first proposal counts for when the next is learned; by default two a hyperparameter.
-        num_starts: of the search for modes.
+        num_starts: of the search for modes, the best of eight times as many draws from the prior.
         effective_size: stop once Kish's effective size reaches this; ``num_samples`` is then a limit.
-        switch_to_modified_after: batches after which to go on as :class:`MAMIS`; ``None``: never.
         smooth: Pareto-smooth the weights (Vehtari et al. 2024): less variance, a little bias.
         evidence: another unbiased estimate, for instance ``torchgpmc.evidence.Orthant()``, in place of importance sampling.
+        switch_to_modified_after: batches after which to go on as :class:`MAMIS`; ``None``: never.
     """
 
-    approximation: Approximation = Laplace()  # noqa: RUF009  (frozen, so it may be shared)
-    num_importance: int = 16
-    antithetic: bool | None = None
-    degrees_of_freedom: int | None = 5
-    diagonal: bool = False
-    batch_size: int | None = None
     growth: float = 1.2
-    prior_strength: float | None = None
-    num_starts: int = 4
-    effective_size: float | None = None
     switch_to_modified_after: int | None = None
-    smooth: bool = False
-    evidence: Evidence | None = None
 
     def prepare(self, model: GPModel, settings: Settings) -> ImportanceRun:
         """A run on theta.
@@ -220,39 +225,26 @@ class AMIS:
         Raises:
             ValueError: options out of range, ``warmup_steps`` or ``num_chains`` given, or a model that cannot be served.
         """
-        return _prepare(self, model, settings, modified=False)
+        return _prepare(self, model, settings, modified=False, switch_after=self.switch_to_modified_after)
 
 
 @dataclass(frozen=True)
-class MAMIS:
+class MAMIS(_Options):
     """Modified adaptive multiple importance sampling (Marin et al. 2014): each proposal is learned from the last batch alone.
 
     Consistent without AMIS's conditions, and slower to learn: batches grow faster. Arguments as for :class:`AMIS`.
     """
 
-    approximation: Approximation = Laplace()  # noqa: RUF009  (frozen, so it may be shared)
-    num_importance: int = 16
-    antithetic: bool | None = None
-    degrees_of_freedom: int | None = 5
-    diagonal: bool = False
-    batch_size: int | None = None
-    growth: float = 1.5
-    prior_strength: float | None = None
-    num_starts: int = 4
-    effective_size: float | None = None
-    smooth: bool = False
-    evidence: Evidence | None = None
-
     def prepare(self, model: GPModel, settings: Settings) -> ImportanceRun:
         """A run on theta.
 
         Raises:
             ValueError: options out of range, ``warmup_steps`` or ``num_chains`` given, or a model that cannot be served.
         """
-        return _prepare(self, model, settings, modified=True)
+        return _prepare(self, model, settings, modified=True, switch_after=None)
 
 
-def _prepare(method: AMIS | MAMIS, model: GPModel, settings: Settings, *, modified: bool) -> ImportanceRun:
+def _prepare(method: _Options, model: GPModel, settings: Settings, *, modified: bool, switch_after: int | None) -> ImportanceRun:
     name = type(method).__name__
     check_model(model, name)
     refuse_chain_options(name, settings)
@@ -267,9 +259,8 @@ def _prepare(method: AMIS | MAMIS, model: GPModel, settings: Settings, *, modifi
         degrees = float(method.degrees_of_freedom)
     if method.effective_size is not None:
         check_positive("effective_size", method.effective_size)
-    switch = method.switch_to_modified_after if isinstance(method, AMIS) else None
-    if switch is not None:
-        check_count("switch_to_modified_after", switch)
+    if switch_after is not None:
+        check_count("switch_to_modified_after", switch_after)
     size = model.layout.size
     batch = method.batch_size
     if batch is None:
@@ -287,7 +278,7 @@ def _prepare(method: AMIS | MAMIS, model: GPModel, settings: Settings, *, modifi
         _schedule(settings.num_samples, batch, method.growth),
         degrees,
         method.num_starts,
-        switch,
+        switch_after,
         method.effective_size,
         method.smooth,
     )
