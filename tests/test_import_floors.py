@@ -22,6 +22,7 @@ FLOORS = [
         "scores",
         "stationary",
         "threads",
+        "chain_statistics",
     },
     {"density", "priors", "diagnostics", "covariance", "mean_function", "likelihoods"},
     {"parameters", "samplers", "importance", "orthant"},

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from arviz_stats.base import array_stats
 from torch import Tensor
+
+from torchgpmc import chain_statistics
 
 MAX_RHAT = 1.01  # Vehtari et al. 2021, section 4
 MIN_ESS_PER_CHAIN = 100  # the same
@@ -69,14 +70,13 @@ def effective_sizes(values: Tensor) -> tuple[float, float, float]:
     array = values.double().numpy()
     if array.shape[1] < 4 or not np.isfinite(array).all():
         return math.nan, math.nan, math.nan
-    bulk = float(array_stats.ess(array, method="bulk"))
-    tail = float(array_stats.ess(array, method="tail", prob=(0.05, 0.95)))
-    return bulk, tail, float(array_stats.rhat(array, method="rank"))
+    bulk = chain_statistics.ess(array, "bulk")
+    return bulk, chain_statistics.ess(array, "tail", (0.05, 0.95)), chain_statistics.rhat(array)
 
 
 def nested_rhat(values: Tensor, superchain_ids: list[int]) -> float:
     """R-hat of many short chains ``(C, S)`` in groups that share a start (Margossian et al. 2024)."""
-    return float(array_stats.rhat_nested(values.double().numpy(), superchain_ids=np.asarray(superchain_ids), method="rank"))
+    return chain_statistics.rhat_nested(values.double().numpy(), superchain_ids)
 
 
 def kish_effective_size(log_weights: Tensor) -> float:
@@ -99,11 +99,9 @@ def pareto_khat(log_weights: Tensor) -> float:
     if float(log_weights.max() - log_weights.min()) < _EQUAL_WEIGHTS:
         return -math.inf
     try:
-        # arviz-stats takes log likelihoods, which it negates, where we have log weights.
-        _, khat = array_stats.psislw(-log_weights.detach().double().flatten().cpu().numpy())
+        return chain_statistics.psislw(log_weights.detach().double().flatten().cpu().numpy())[1]
     except ValueError:  # "all tail values are the same": a tail that ends at once
         return -math.inf
-    return float(khat)
 
 
 def is_heavy_tailed(log_weights: Tensor, khat: float) -> bool:
@@ -122,7 +120,7 @@ def smoothed_log_weights(log_weights: Tensor) -> Tensor:
     """Pareto-smoothed log weights (Vehtari et al. 2024); as they are for fewer than 25, too few to have a tail."""
     if log_weights.numel() < MIN_DRAWS_FOR_KHAT:
         return log_weights
-    smoothed, _ = array_stats.psislw(-log_weights.detach().double().cpu().numpy())
+    smoothed, _ = chain_statistics.psislw(log_weights.detach().double().cpu().numpy())
     return torch.as_tensor(smoothed).to(log_weights)
 
 

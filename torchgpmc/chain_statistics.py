@@ -1,0 +1,49 @@
+"""The estimators of arviz-stats that we use; on Python 3.10, which it no longer serves, those of ArviZ."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+
+if sys.version_info >= (3, 11):
+    from arviz_stats.base import array_stats
+
+    def ess(chains: np.ndarray, method: str, prob: tuple[float, float] | None = None) -> float:
+        """Effective size of ``(C, S)``."""
+        return float(array_stats.ess(chains, method=method, prob=prob))
+
+    def rhat(chains: np.ndarray) -> float:
+        """Rank R-hat of ``(C, S)``."""
+        return float(array_stats.rhat(chains, method="rank"))
+
+    def rhat_nested(chains: np.ndarray, superchain_ids: Sequence[int]) -> float:
+        """Nested R-hat of ``(C, S)``."""
+        return float(array_stats.rhat_nested(chains, superchain_ids=np.asarray(superchain_ids), method="rank"))
+
+    def psislw(log_weights: np.ndarray) -> tuple[np.ndarray, float]:
+        """Pareto-smoothed log weights, which sum to one, and k-hat."""
+        # It takes log likelihoods, which it negates.
+        smoothed, khat = array_stats.psislw(-log_weights)
+        return smoothed, float(khat)
+
+else:
+    import arviz
+
+    def ess(chains: np.ndarray, method: str, prob: tuple[float, float] | None = None) -> float:
+        """Effective size of ``(C, S)``."""
+        return float(arviz.ess(chains, method=method, prob=prob))
+
+    def rhat(chains: np.ndarray) -> float:
+        """Rank R-hat of ``(C, S)``."""
+        return float(arviz.rhat(chains, method="rank"))
+
+    def rhat_nested(chains: np.ndarray, superchain_ids: Sequence[int]) -> float:
+        """Not to be had."""
+        raise NotImplementedError("nested R-hat comes from arviz-stats, which needs Python 3.11. Expected Python 3.11 or later.")
+
+    def psislw(log_weights: np.ndarray) -> tuple[np.ndarray, float]:
+        """Pareto-smoothed log weights, which sum to one, and k-hat."""
+        smoothed, khat = arviz.psislw(log_weights)
+        return smoothed, float(khat)
