@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
-from arviz_stats.base import array_stats
 
 import torchgpmc as tg
 from tests.calibration import z_limit
 from tests.problems import inputs, kernel
+from torchgpmc import chain_statistics
 
 ENGINES = {
     "Laplace, 16": tg.PseudoMarginal(),
@@ -49,7 +49,7 @@ def mean_and_error(posterior):
     weights = weights / weights.mean()
     mean = (weights.unsqueeze(-1) * values).mean((0, 1))
     terms = weights.unsqueeze(-1) * (values - mean)  # a ratio estimate's linearisation
-    sizes = torch.tensor([float(array_stats.ess(terms[..., i].numpy(), method="mean")) for i in range(values.shape[-1])])
+    sizes = torch.tensor([chain_statistics.ess(terms[..., i].numpy(), "mean") for i in range(values.shape[-1])])
     return mean, terms.flatten(0, 1).std(0) / sizes.sqrt()
 
 
