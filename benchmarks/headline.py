@@ -2,8 +2,8 @@
 
     python benchmarks/headline.py
 
-Probit GP, n=200, d=2 isotropic, paper A's priors; worst hyperparameter. The truth is one long run. Kish's size and k-hat are reported
-beside it, and the largest weight, which tells a heavy tail from a bounded one. Mode search and adaptation are inside the time.
+Probit GP, n=200, d=2 isotropic, paper A's priors; worst hyperparameter. The truth is one long run. Kish's size and k-hat are
+reported beside it, and the largest weight, which tells a heavy tail from a bounded one. Mode search is inside the time.
 """
 
 import argparse
