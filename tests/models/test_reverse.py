@@ -9,7 +9,7 @@ from gpytorch.priors import GammaPrior, HalfCauchyPrior, LogNormalPrior, NormalP
 import torchgpmc as tg
 from tests.problems import LIKELIHOODS, fixed_kernel, gp, inputs, kernel, targets
 from torchgpmc.density import AutogradDensity
-from torchgpmc.models.base import joint_log_density
+from torchgpmc.models.base import JointLogDensity, joint_log_density
 
 
 def scaled(base):
@@ -116,3 +116,15 @@ def test_a_model_that_overrides_its_density_keeps_it():
     found, expected = both(model)
     assert_equal(found, expected, rtol=1e-9, atol=1e-9)
     assert float((found[0] - both(plain)[0][0]).abs().max()) > 0.1
+
+
+class HalfAsSure(JointLogDensity):
+    def _evaluate(self, position):
+        return 0.5 * super()._evaluate(position)
+
+
+def test_a_density_that_overrides_its_value_keeps_it():
+    model = gp(jitter=1e-4)
+    position = torch.zeros(2, model.layout.size + model.latent_size, dtype=torch.float64)
+    whole, half = joint_log_density(model).value_and_grad(position), HalfAsSure(model).value_and_grad(position)
+    assert_equal(half, [0.5 * part for part in whole])

@@ -239,7 +239,7 @@ class JointLogDensity(AutogradDensity):
         return torch.where(prior.ok, value, torch.nan)
 
     def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        if self.fixed is None:
+        if self.fixed is None and type(self)._evaluate is JointLogDensity._evaluate:  # not a subclass's density
             theta, v = position.detach().split([self.model.layout.size, self.model.latent_size], -1)
             found = self.model.value_and_grad(theta, v, self.targets)
             if found is not None:
