@@ -14,7 +14,7 @@ import torch
 from orthant_problems import LINEAR, linear_model, linear_problem, one_factor
 
 import torchgpmc as tg
-from torchgpmc.orthant import Count, SeparationOfVariables, Sequential
+from torchgpmc.orthant import Count, MinimaxTilting, SeparationOfVariables, Sequential
 
 PAPER_1 = {
     (10_000, 50): 0.245, (10_000, 200): 0.101, (10_000, 500): 0.107,
@@ -31,6 +31,10 @@ METHODS = {
     "soft count": Sequential(Count.SOFT, num_groups=1),
     "adapted": Sequential(Count.ADAPTED, num_groups=1),
     "tilted separation of variables": SeparationOfVariables(),
+    "tilted, in the order given": SeparationOfVariables(reordering=False),
+    "untilted, hardest first": SeparationOfVariables(tilting=False),
+    "untilted, in the order given": SeparationOfVariables(tilting=False, reordering=False),
+    "minimax tilting, independent points": MinimaxTilting(),
 }
 
 
