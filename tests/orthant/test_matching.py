@@ -12,7 +12,7 @@ from tests.orthant.simple import closed_form, gp_covariance, one_factor
 from torchgpmc.orthant import SeparationOfVariables, log_probability
 from torchgpmc.orthant.matching import Sites, guided, hardest_first, matched_sites, mildest, shared
 from torchgpmc.orthant.problem import prepare
-from torchgpmc.orthant.separation import draw, log_weights_at
+from torchgpmc.orthant.separation import draw, log_weights_at, tilted
 
 NORMAL = scipy.stats.norm
 
@@ -132,6 +132,15 @@ def test_a_forgotten_normaliser_is_caught():
         return proposal._replace(quadratic=torch.zeros_like(proposal.quadratic))
 
     assert worst_excess(weights_of_any_sites(problem_of(THREE), math.log(closed_form(THREE)), forget), 1.0) > 1
+
+
+def test_sites_that_do_not_factorise_do_no_harm():
+    """An infinite precision: the limits go without a site, and the weights are those of plain separation of variables."""
+    problem = problem_of(THREE)
+    zero = torch.zeros(1, 3, dtype=torch.float64)
+    uniforms = torch.rand(1, 2, 50, generator=generator(), dtype=torch.float64)
+    found = draw(guided(problem, Sites(zero, zero + torch.inf)), uniforms)[0]
+    torch.testing.assert_close(found, draw(tilted(problem, zero), uniforms)[0])
 
 
 def test_the_order_is_of_what_limits_say_and_keeps_the_sites():

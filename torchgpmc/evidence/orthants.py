@@ -23,7 +23,7 @@ from torchgpmc.linalg import cholesky
 from torchgpmc.models.base import GPModel, LatentPrior
 from torchgpmc.models.validation import check_inputs
 from torchgpmc.orthant import SeparationOfVariables, Sequential
-from torchgpmc.orthant.importance import weighted_draws
+from torchgpmc.orthant.importance import NARROWING, weighted_draws
 from torchgpmc.orthant.problem import Problem
 from torchgpmc.orthant.truncated import truncated_draws
 from torchgpmc.random import make_generator, normal_like
@@ -92,8 +92,8 @@ class Orthant:
         """The estimate at fixed random numbers, smooth in theta: what :func:`torchgpmc.fit` maximises (paper B, section 6.5)."""
         check_probit(model, "Orthant")
         found = probit_problem(model, prior, targets)
-        # Another order of the variables at a nearby theta would make the estimate jump.
-        method = SeparationOfVariables(reordering=False)
+        # Another order of the variables, or another narrowing, at a nearby theta would make the estimate jump.
+        method = SeparationOfVariables(reordering=False, narrowing=NARROWING)
         generator = make_generator(0, model.train_x.device)
         estimate = method.estimate(found.problem, max(self.num_points, 2 * method.num_replicates), generator)
         return OrthantEvidence(torch.where(found.ok, estimate.value, -torch.inf), found.ok)

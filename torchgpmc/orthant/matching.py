@@ -113,18 +113,21 @@ def matched_sites(problem: Problem, tolerance: float = 1e-3) -> Sites:
 def guided(problem: Problem, sites: Sites) -> Proposal:
     r"""Draws each variable given those before it and the sites of those after it, within its limits.
 
-    With the product's mean m and factor C = L G^-1, of variable i is left after its own site is taken out a normal of precision
-    1 / s^2 = 1 / C_ii^2 - tau_i; the weight is what the limits say beyond the sites,
+    The product of normal and sites has mean m and factor C = L G^-1. Given the variables before it and without its own site,
+    variable i is normal there with precision 1 / s^2 = 1 / C_ii^2 - tau_i; the weight is what the limits say beyond the sites,
 
     .. math::
-        w = \frac{\int N(x; 0, \Sigma) \prod_i \text{site}_i}{1}
-            \prod_i \frac{P(l_i < N(m_i(x_{<i}), s_i^2) < u_i)}{\int N(x_i; m_i(x_{<i}), s_i^2) \, \text{site}_i(x_i) \, dx_i}
+        w = Z \prod_i \frac{P(l_i < N(m_i(x_{<i}), s_i^2) < u_i)}{\int N(x_i; m_i(x_{<i}), s_i^2) \, \text{site}_i(x_i) \, dx_i},
+        \qquad Z = \int N(x; 0, \Sigma) \prod_i \text{site}_i(x_i) \, dx
 
     (Richard & Zhang 2007; Liesenfeld & Richard 2010, who fit the sites by regression). Differentiable in the problem at fixed
     sites.
     """
     whitened_mean, precision = sites
-    root, _ = _root(problem, precision)
+    root, ok = _root(problem, precision)
+    # Where rounding breaks the factorisation, sites without precision still give unbiased weights.
+    precision = torch.where(ok.unsqueeze(-1), precision, 0.0)
+    root = torch.where(ok.view(-1, 1, 1), root, torch.eye(root.shape[-1], dtype=root.dtype, device=root.device))
     factor = _divided(problem.factor, root)
     diagonal = factor.diagonal(dim1=-2, dim2=-1)
     plain, root_diagonal = problem.factor.diagonal(dim1=-2, dim2=-1), root.diagonal(dim1=-2, dim2=-1)
