@@ -26,7 +26,7 @@ from torchgpmc.samplers import MassMatrix
 OUTPUT = pathlib.Path(__file__).parent.parent / "docs" / "results"
 GRADIENT = 3  # operations
 MODE_SEARCH = 4 * 30 * GRADIENT  # four starts of L-BFGS, about 30 gradients each
-WARMUP = 100
+WARMUP = {"MH": 400, "HMC": 100, "NUTSDA": 100, "SS": 20}  # transitions
 MATRICES = {"I": MassMatrix.IDENTITY, "D": MassMatrix.DIAGONAL, "H": MassMatrix.DENSE}
 CHAINS = {
     **{f"MH-{letter}": (lambda m=matrix: tg.AdaptiveMH(mass_matrix=m), 1) for letter, matrix in MATRICES.items()},
@@ -68,10 +68,9 @@ def norms(posterior):
     return torch.cat(logs, -1).norm(dim=-1)
 
 
-def of_chains(model, method, cost, budgets, replicates):
+def of_chains(model, method, cost, warmup, budgets, replicates):
     """Estimates ``(budgets, replicates)``, NaN where a budget does not outlast warm-up, and the cost of warm-up a chain."""
-    steps = max(20, budgets[-1] // (cost * (15 if cost > 1 else 1)))
-    warmup = min(WARMUP if cost > 1 else 4 * WARMUP, steps)
+    steps = max(20, budgets[-1] // cost // (1 if warmup == WARMUP["MH"] else 8))  # the others take many evaluations a transition
     posterior = tg.sample(model, method, num_samples=steps, warmup_steps=warmup, num_chains=replicates, seed=1, progress=False)
     value = norms(posterior)
     work = cost * posterior.stats["n_steps"].cumsum(-1)
@@ -133,7 +132,8 @@ def main():
                     values, tuning = of_weighted(model, WEIGHTED[sampler](), options.operations, options.replicates)
                 else:
                     make, cost = CHAINS[sampler]
-                    values, tuning = of_chains(model, make(), cost, options.operations, options.replicates)
+                    warmup = WARMUP[sampler.split("-")[0]]
+                    values, tuning = of_chains(model, make(), cost, warmup, options.operations, options.replicates)
                 ranges = [spread(part) for part in values]
                 last = next((part for part in reversed(values) if bool(torch.isfinite(part).any())), values[-1])
                 print(
