@@ -145,6 +145,14 @@ def test_slopes_are_autograds(prior, constraint):
     assert values.shape == (3, 2)
 
 
+@pytest.mark.parametrize("kind", [GammaPrior, LogNormalPrior, NormalPrior])
+def test_slopes_of_a_prior_with_a_number_for_each_element(kind):
+    layout = layout_of(kind(torch.tensor([1.5, 2.0]), torch.tensor([0.7, 1.1])), Positive(), shape=(2,))
+    theta = torch.tensor([[-0.7, 0.3], [0.1, 1.2]], dtype=torch.float64, requires_grad=True)
+    (expected,) = torch.autograd.grad(layout.log_prior(theta).sum(), theta)
+    torch.testing.assert_close(layout.evaluate(theta.detach()).log_prior_slope, expected)
+
+
 def test_a_subclass_of_a_prior_keeps_its_own_density():
     class Doubled(GammaPrior):
         def log_prob(self, x):
