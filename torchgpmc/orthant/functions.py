@@ -31,11 +31,12 @@ def log_probability(
     r"""Log of :math:`P(l < x < u)` for :math:`x \sim N(m, \Sigma)`, in hundreds of dimensions, for a batch at once.
 
     The exponential of ``value`` is an unbiased estimate (but for the soft count of :class:`Sequential`). Differentiable once in
-    ``covariance``, ``mean`` and the limits (not with :class:`Sequential`), at fixed random numbers.
+    ``covariance``, ``mean`` and the limits (not with :class:`Sequential`), at fixed random numbers. Sources: Genz (1992), Botev
+    (2016) and, for the default's guided points, Liesenfeld & Richard (2010); paper B for the sequential counts.
 
     Args:
-        covariance: ``(N, N)`` or ``(B, N, N)``, positive definite.
-        mean: a number, ``(N,)`` or ``(B, N)``.
+        covariance: ``(N, N)`` or ``(B, N, N)``, of x itself (variances, not correlations), positive definite.
+        mean: a number, ``(N,)`` or ``(B, N)``, on the scale of x.
         lower: the same; -inf for no limit.
         upper: the same; inf for no limit.
         method: :class:`SeparationOfVariables` by default; :class:`MinimaxTilting`, :class:`Sequential`; :class:`KnownSplit` where
@@ -44,7 +45,8 @@ def log_probability(
         generator: of the covariance's device; by default a fresh one with seed 0.
 
     Returns:
-        Log probabilities, their relative variances and diagnostics of the weights, each ``(B,)``, or ``()`` for one matrix.
+        Natural logarithms of the probabilities, relative variances of the probabilities (so, for small ones, variances of the
+        logarithms) and diagnostics of the weights, each ``(B,)``, or ``()`` for one matrix.
 
     Raises:
         TypeError: something that is not a method or a floating tensor.
