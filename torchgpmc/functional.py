@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -67,12 +68,14 @@ class PureModule:
         for parameter in evaluated.parameters():
             parameter.requires_grad_(False)
         self._call = _Call(evaluated)
+        self._lock = threading.RLock()
 
     def __call__(self, values: Mapping[str, Tensor], function: Callable[[Any], Any]) -> Any:
         """``function(module)`` with the parameters in ``values`` (dotted raw name -> constrained value) put in place."""
         if not values:
             return function(self._call.module)
-        return functional_call(self._call, {f"module.{name}": value for name, value in values.items()}, (function,))
+        with self._lock:  # for as long as the call lasts the values stand in the one module that all threads see
+            return functional_call(self._call, {f"module.{name}": value for name, value in values.items()}, (function,))
 
 
 def convert_distribution(distribution: Distribution, dtype: torch.dtype, device: torch.device) -> Any:

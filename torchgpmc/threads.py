@@ -1,10 +1,18 @@
-"""Keeping numpy's threads out of torch's way."""
+"""Sharing the cores: parts of a batch side by side, and numpy's threads out of torch's way."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from typing import TypeVar
 
+import torch
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # it has no stubs
+
+Part = TypeVar("Part")
+Result = TypeVar("Result")
 
 
 def one_blas_thread() -> AbstractContextManager[object]:
@@ -14,3 +22,86 @@ def one_blas_thread() -> AbstractContextManager[object]:
     whose objective is ours, they take the cores from torch's own: a search took three times as long.
     """
     return threadpool_limits(limits=1, user_api="blas")
+
+
+class _OneTorchThread:
+    """While any thread holds this, torch's operations run on the thread that calls them; then as before."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._holders = 0
+        self._before = 1
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._holders == 0:
+                self._before = torch.get_num_threads()
+                torch.set_num_threads(1)
+            self._holders += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._holders -= 1
+            if self._holders == 0:
+                torch.set_num_threads(self._before)
+
+
+_ONE_TORCH_THREAD = _OneTorchThread()
+
+
+def side_by_side(function: Callable[[Part], Result], parts: Sequence[Part], device: torch.device) -> list[Result]:
+    """``[function(part) for part in parts]``; on CPU with a Python thread for each of torch's, which then has one.
+
+    Cholesky factorisations of a few hundred rows gain little from a second thread within each, and nearly all there is to gain from
+    a second thread with matrices of its own. ``function`` must be safe to call from several threads, and is run in their order by
+    this one where there is one thread, one part or another device. Whether gradients are recorded is as in the caller's thread.
+
+    Args:
+        function: of one part.
+        parts: what to work on, for instance slices of a batch; the results do not depend on which thread takes which.
+        device: where the tensors live.
+
+    Example:
+        >>> side_by_side(lambda part: part * 2, [1, 2, 3], torch.device("cpu"))
+        [2, 4, 6]
+    """
+    workers = min(torch.get_num_threads(), len(parts))
+    if device.type != "cpu" or workers < 2:
+        return [function(part) for part in parts]
+    recorded = torch.is_grad_enabled()
+
+    def run(part: Part) -> Result:
+        with torch.set_grad_enabled(recorded):
+            return function(part)
+
+    # The executor outlives an interruption by its running parts, so that none of them sees the thread count change.
+    with _ONE_TORCH_THREAD, ThreadPoolExecutor(workers) as executor:
+        futures = [executor.submit(run, part) for part in parts]
+        try:
+            return [future.result() for future in futures]
+        finally:
+            for future in futures:
+                future.cancel()
+
+
+def even_slices(count: int, largest: int, device: torch.device, least: int = 1) -> list[slice]:
+    """Slices of a batch of ``count`` for :func:`side_by_side`: nearly equal, none above ``largest``, as many for each thread.
+
+    Args:
+        count: rows of the batch.
+        largest: rows a slice may have at most.
+        device: where they live.
+        least: rows a slice should have to be worth a thread.
+
+    Example:
+        >>> even_slices(10, 4, torch.device("meta"))
+        [slice(0, 4, None), slice(4, 7, None), slice(7, 10, None)]
+    """
+    number = -(-count // largest)
+    threads = torch.get_num_threads() if device.type == "cpu" else 1
+    if threads > 1 and count >= threads * least:
+        number = threads * -(-number // threads)
+    number = max(1, min(number, count))
+    size, longer = divmod(count, number)
+    ends = [(index + 1) * size + min(index + 1, longer) for index in range(number)]
+    return [slice(first, last) for first, last in zip([0, *ends[:-1]], ends, strict=True)]

@@ -11,7 +11,6 @@ from torch import Tensor
 from torchgpmc.approximations.base import (
     GaussianApproximation,
     Problem,
-    apply_r,
     dense_r,
     factor_of_b,
     iterate,
@@ -21,10 +20,13 @@ from torchgpmc.approximations.base import (
     with_gradient,
     without_graph,
 )
-from torchgpmc.linalg import times_vector
+from torchgpmc.linalg import solve_lower, times_vector
 from torchgpmc.models.base import GPModel, LatentPrior
 
 _MAX_HALVINGS = 40
+_CHEAP_STEPS = 4
+_LEAST_PRECISION = 1e-10
+_FAR = 1e-2  # squared change of f, a datum
 _ROUNDING = 1e-10
 
 
@@ -39,7 +41,7 @@ class _Point(NamedTuple):
 
 
 class _Mode(NamedTuple):
-    """A mode, with the curvature at the point from which the last step was taken."""
+    """A mode, with the curvature at the point where B was last factorised."""
 
     alpha: Tensor
     centred: Tensor
@@ -55,9 +57,10 @@ class Laplace:
     Where log p(y_n | f_n) is not concave, its negative precision is taken as zero, so that the covariance stays positive definite.
 
     Args:
-        tolerance: Newton's iteration ends when the squared change of f falls under ``tolerance * N``. ``None``: 1e-4, as in
-            paper A, to draw from; 1e-14 where the evidence or its gradient is wanted.
-        max_iterations: a theta that takes more counts as not converged.
+        tolerance: Newton's iteration ends when the squared change of f falls under ``tolerance * N``, and so does the squared
+            distance to where the curvature was taken. ``None``: 1e-14 for both where the evidence or its gradient is wanted; to
+            draw from, 1e-4 as in paper A, and 1e-2 for the curvature.
+        max_iterations: factorisations; a theta that takes more counts as not converged.
     """
 
     tolerance: float | None = None
@@ -69,14 +72,17 @@ class Laplace:
         """The approximation at the thetas of ``prior``; ``start``, an earlier ``alpha`` ``(C, N)``, saves iterations."""
         problem = without_graph(problem_of(model, prior, targets))
         with torch.no_grad():
-            return _find_mode(problem, 1e-4 if self.tolerance is None else self.tolerance, self.max_iterations, start)
+            if self.tolerance is None:
+                return _find_mode(problem, 1e-4, _FAR, self.max_iterations, start)
+            return _find_mode(problem, self.tolerance, self.tolerance, self.max_iterations, start)
 
     def evidence(self, model: GPModel, prior: LatentPrior, targets: Tensor | None = None) -> GaussianApproximation:
         """The approximation with a differentiable ``log_evidence`` (implicit differentiation of the mode)."""
         problem = problem_of(model, prior, targets)
         constant = without_graph(problem)
         with torch.no_grad():
-            found = _find_mode(constant, 1e-14 if self.tolerance is None else self.tolerance, self.max_iterations, None)
+            tolerance = 1e-14 if self.tolerance is None else self.tolerance
+            found = _find_mode(constant, tolerance, tolerance, self.max_iterations, None)
         if not needs_gradient(problem):
             return found
         return found._replace(log_evidence=_differentiable(problem, constant, found))
@@ -85,19 +91,21 @@ class Laplace:
 def _evaluate(problem: Problem, alpha: Tensor, centred: Tensor) -> _Point:
     slopes = problem.derivatives(centred)
     objective = slopes.value.sum(-1) - 0.5 * (alpha * centred).sum(-1)
-    return _Point(alpha, centred, objective, slopes.first, (-slopes.second).clamp_min(0.0))
+    return _Point(alpha, centred, objective, slopes.first, (-slopes.second).clamp_min(_LEAST_PRECISION))
 
 
-def _find_mode(problem: Problem, tolerance: float, max_iterations: int, start: Tensor | None) -> GaussianApproximation:
+def _find_mode(problem: Problem, tolerance: float, far: float, max_iterations: int, start: Tensor | None) -> GaussianApproximation:
+    """The mode, and the curvature at a point no further from it than ``far``."""
     alpha = torch.zeros_like(problem.mean) if start is None else start
     centred = alpha if start is None else times_vector(problem.covariance, alpha)
     size = problem.mean.shape[-1]
 
     def step(problem: Problem, point: _Point) -> tuple[_Point, _Mode, Tensor, Tensor]:
-        new, precision, factor, ok = _newton_step(problem, point)
-        change = (new.centred - point.centred).square().sum(-1)
+        factor, ok = factor_of_b(problem.covariance, point.precision.sqrt())
+        new, settled = _steps(problem, point, factor, tolerance * size)
+        close = (new.centred - point.centred).square().sum(-1) < far * size
         failed = ~ok | ~torch.isfinite(new.objective)
-        return new, _Mode(new.alpha, new.centred, new.objective, precision, factor), change < tolerance * size, failed
+        return new, _Mode(new.alpha, new.centred, new.objective, point.precision, factor), settled & close, failed
 
     mode, converged, counts = iterate(problem, _evaluate(problem, alpha, centred), step, max_iterations)
     log_evidence = mode.objective - mode.factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
@@ -105,21 +113,40 @@ def _find_mode(problem: Problem, tolerance: float, max_iterations: int, start: T
     return GaussianApproximation(mean, mode.alpha, mode.precision, mode.factor, log_evidence, converged, counts, mode.alpha)
 
 
-def _newton_step(problem: Problem, point: _Point) -> tuple[_Point, Tensor, Tensor, Tensor]:
-    """One step (Rasmussen & Williams 2006, algorithm 3.1), halved until the objective does not fall.
+def _steps(problem: Problem, begin: _Point, factor: Tensor, enough: float) -> tuple[_Point, Tensor]:
+    """A Newton step from ``begin``, then a few with the same factor, and whether each theta came to rest ``(C,)``.
 
-    f is linear in alpha, so a shorter step costs a likelihood and no algebra.
+    Steps with an old factor cost N^2 operations in place of N^3 and still converge, the order of the whole rising by one with each
+    (Shamanskii 1967, "A modification of Newton's method"). One that would lower the objective is not taken.
     """
-    root = point.precision.sqrt()
-    factor, ok = factor_of_b(problem.covariance, root)
-    right = torch.addcmul(point.slope, point.precision, point.centred)
-    target = right - apply_r(factor, root, times_vector(problem.covariance, right).unsqueeze(-1)).squeeze(-1)
-    new = _evaluate(problem, target, times_vector(problem.covariance, target))
-    least = point.objective - _ROUNDING * (1 + point.objective.abs())
-    worse = ~(new.objective >= least)
-    if bool(worse.any()):
-        new = _shorten(problem, point, new, worse, least)
-    return new, point.precision, factor, ok
+    root = begin.precision.sqrt()
+    point, settled = begin, torch.zeros_like(begin.objective, dtype=torch.bool)
+    going = ~settled
+    for index in range(1 + _CHEAP_STEPS):
+        # (I + W K)^-1 = W^1/2 B^-1 W^-1/2, of what is left of the gradient.
+        half = solve_lower(factor, ((point.slope - point.alpha) / root).unsqueeze(-1))
+        move = torch.linalg.solve_triangular(factor.mT, half, upper=True).squeeze(-1).mul_(root)
+        shift = times_vector(problem.covariance, move)
+        new = _evaluate(problem, point.alpha + move, point.centred + shift)
+        least = point.objective - _ROUNDING * (1 + point.objective.abs())
+        better = new.objective >= least
+        if index == 0 and not bool(better.all()):
+            new = _shorten(problem, point, new, ~better, least)
+            shift = new.centred - point.centred
+        elif index:
+            going = going & better
+            new = new if bool(going.all()) else _choose(going, new, point)
+        point = new
+        settled = settled | (going & (shift.square().sum(-1) < enough))
+        going = going & ~settled
+        if not bool(going.any()):
+            break
+    return point, settled
+
+
+def _choose(mask: Tensor, first: _Point, second: _Point) -> _Point:
+    column = mask.unsqueeze(-1)
+    return _Point(*(torch.where(column if a.dim() == 2 else mask, a, b) for a, b in zip(first, second, strict=True)))
 
 
 def _shorten(problem: Problem, point: _Point, new: _Point, worse: Tensor, least: Tensor) -> _Point:

@@ -16,10 +16,12 @@ from torchgpmc.linalg import apply_factor, times_vector
 from torchgpmc.models.base import GPModel, LatentPrior, likelihood_values
 from torchgpmc.random import normal_like
 from torchgpmc.samplers.elliptical_slice import EllipticalSliceState, elliptical_slice
+from torchgpmc.threads import even_slices, side_by_side
 from torchgpmc.types import LogEstimate
 
 # Elements of the matrices handled at once: a chunk's few matrices should stay in a core's cache on CPU.
-_CHUNK_ELEMENTS = {"cpu": 400_000, "cuda": 200_000_000}
+_CHUNK_ELEMENTS = {"cpu": 500_000, "cuda": 200_000_000}
+_WORTH_A_THREAD = 100_000
 
 
 class ImportanceEstimate(NamedTuple):
@@ -88,11 +90,13 @@ class ImportanceEstimator:
 
     def evaluate(self, theta: Tensor, auxiliary: Tensor, start: Tensor | None = None) -> ImportanceEstimate:
         """Estimates as a function of standard normals ``(C, auxiliary_size)``."""
-        parts = []
+
+        def estimate(rows: slice) -> ImportanceEstimate:
+            begun = None if start is None else start[rows]
+            return self._at(rows)._evaluate(theta[rows], auxiliary[rows], begun)[0]
+
         with torch.no_grad():
-            for rows in self._chunks(theta):
-                begun = None if start is None else start[rows]
-                parts.append(self._at(rows)._evaluate(theta[rows], auxiliary[rows], begun)[0])
+            parts = side_by_side(estimate, self._chunks(theta), theta.device)
         return ImportanceEstimate(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
     def log_weights(self, theta: Tensor, generator: torch.Generator) -> Tensor:
@@ -122,8 +126,9 @@ class ImportanceEstimator:
         return normal_like(theta.new_empty(len(theta), self.auxiliary_size), generator)
 
     def _chunks(self, theta: Tensor) -> list[slice]:
-        size = max(1, _CHUNK_ELEMENTS.get(theta.device.type, _CHUNK_ELEMENTS["cuda"]) // self.model.latent_size**2)
-        return [slice(first, first + size) for first in range(0, len(theta), size)]
+        elements = _CHUNK_ELEMENTS.get(theta.device.type, _CHUNK_ELEMENTS["cuda"])
+        least = _WORTH_A_THREAD // self.model.latent_size**2
+        return even_slices(len(theta), max(1, elements // self.model.latent_size**2), theta.device, max(1, least))
 
     def _evaluate(self, theta: Tensor, auxiliary: Tensor, start: Tensor | None) -> tuple[ImportanceEstimate, Tensor]:
         prior = self.model.prior(theta)

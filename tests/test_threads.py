@@ -1,0 +1,105 @@
+"""Parts of a batch side by side: same results, the thread count given back, modules not mixed up."""
+
+import threading
+import time
+
+import gpytorch
+import pytest
+import torch
+
+import torchgpmc as tg
+from tests.problems import gp
+from torchgpmc.functional import PureModule
+from torchgpmc.threads import even_slices, side_by_side
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_each_part_has_one_thread_and_its_own_result(two_threads):
+    seen = side_by_side(lambda part: (part, torch.get_num_threads(), threading.get_ident()), range(6), CPU)
+    assert [part for part, _, _ in seen] == list(range(6))
+    assert {threads for _, threads, _ in seen} == {1}
+    assert threading.get_ident() not in {thread for _, _, thread in seen}
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_gradients_are_recorded_as_in_the_calling_thread(two_threads, recorded):
+    with torch.set_grad_enabled(recorded):
+        assert side_by_side(lambda part: torch.is_grad_enabled(), range(3), CPU) == [recorded] * 3
+
+
+def test_an_error_reaches_the_caller_and_the_thread_count_comes_back(two_threads):
+    started = []
+
+    def fail(part):
+        started.append(part)
+        time.sleep(0.01)
+        raise KeyboardInterrupt if part == 0 else RuntimeError(part)
+
+    with pytest.raises(KeyboardInterrupt):
+        side_by_side(fail, range(100), CPU)
+    assert len(started) < 100
+    assert torch.get_num_threads() == 2
+
+
+def test_callers_in_two_threads_give_the_count_back_once(two_threads):
+    def work(part):
+        return side_by_side(lambda _: time.sleep(0.005), range(4), CPU)
+
+    callers = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 64])
+@pytest.mark.parametrize("least", [1, 4])
+def test_slices_cover_the_batch_evenly(two_threads, count, least):
+    slices = even_slices(count, 5, CPU, least)
+    rows = [row for part in slices for row in range(count)[part]]
+    sizes = [part.stop - part.start for part in slices]
+    assert rows == list(range(count))
+    assert max(sizes) <= 5
+    assert max(sizes) - min(sizes) <= 1
+    assert len(slices) % 2 == 0 or count < 2 * least
+
+
+def test_a_module_keeps_the_values_of_two_threads_apart(two_threads):
+    """The module's parameters stand in one place: what one thread puts there another must not read."""
+    kernel = gpytorch.kernels.RBFKernel()
+    pure = PureModule(kernel)
+
+    def read(number):
+        value = torch.full((1, 1), float(number))
+
+        def slowly(module):
+            time.sleep(0.002)
+            return float(module.lengthscale)
+
+        return pure({"raw_lengthscale": value}, slowly)
+
+    assert side_by_side(read, range(1, 20), CPU) == [float(number) for number in range(1, 20)]
+
+
+@pytest.mark.parametrize("likelihood", ["probit", "poisson", "student_t"])
+def test_an_estimate_does_not_depend_on_the_number_of_threads(two_threads, likelihood):
+    model = gp(likelihood, num_data=40)
+    estimator = tg.evidence.importance(model, tg.Laplace(), num_importance=4)
+    generator = torch.Generator().manual_seed(0)
+    theta = model.layout.starting_points(200, generator)  # enough for a thread each
+    auxiliary = torch.randn(200, estimator.auxiliary_size, generator=generator, dtype=theta.dtype)
+    assert len(estimator._chunks(theta)) > 1
+    found = estimator.evaluate(theta, auxiliary).value
+    torch.set_num_threads(1)
+    torch.testing.assert_close(found, estimator.evaluate(theta, auxiliary).value, rtol=1e-8, atol=1e-6)
