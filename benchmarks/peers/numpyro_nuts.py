@@ -1,4 +1,10 @@
-"""NumPyro's NUTS on the probit GP of ``problems.probit_data``; compile time, as JAX reports it, is left out."""
+"""NumPyro's NUTS on the probit GP of ``problems.probit_data``; compile time, as JAX reports it, is left out.
+
+    python peers/numpyro_nuts.py DATA CHAINS WARM-UP DRAWS SEED sequential|vectorized [COLUMNS [BLOCKS]]
+
+Two columns: isotropic; more: a lengthscale each. One line of JSON after every block of draws, of all draws so far, so that a run of
+hours can be read before its end.
+"""
 
 import json
 import os
@@ -23,51 +29,54 @@ from peers.compilation import compile_seconds, watch_compilation
 jax.config.update("jax_enable_x64", True)
 num_data, num_chains, warmup_steps, num_samples, seed = map(int, sys.argv[1:6])
 way = sys.argv[6]
-x, y = (jnp.asarray(array) for array in probit_data(num_data, 2))
-square = ((x[:, None] - x[None]) ** 2).sum(-1)
+columns = int(sys.argv[7]) if len(sys.argv) > 7 else 2
+blocks = int(sys.argv[8]) if len(sys.argv) > 8 else 1
+x, y = (jnp.asarray(array) for array in probit_data(num_data, columns))
+isotropic = ((x[:, None] - x[None]) ** 2).sum(-1)
+lengthscale_shape = () if columns == 2 else (columns,)
 
 
 def model():
     outputscale = numpyro.sample("outputscale", dist.Gamma(1.2, 0.2))
-    lengthscale = numpyro.sample("lengthscale", dist.Gamma(1.0, 1 / jnp.sqrt(2.0)))
+    lengthscale = numpyro.sample("lengthscale", dist.Gamma(1.0, 1 / jnp.sqrt(columns)).expand(lengthscale_shape))
     v = numpyro.sample("v", dist.Normal(0, 1).expand([num_data]).to_event(1))
-    covariance = outputscale * jnp.exp(-0.5 * square / lengthscale**2) + 1e-6 * jnp.eye(num_data)
+    if columns == 2:
+        distance = isotropic / lengthscale**2
+    else:
+        scaled = x / lengthscale
+        square = (scaled**2).sum(-1)
+        distance = square[:, None] + square[None] - 2 * scaled @ scaled.T
+    covariance = outputscale * jnp.exp(-0.5 * distance) + 1e-6 * jnp.eye(num_data)
     numpyro.factor("likelihood", jax.scipy.special.log_ndtr(y * (jnp.linalg.cholesky(covariance) @ v)).sum())
 
 
-def run(warmup, draws, key):
-    sampler = MCMC(
-        NUTS(model),
-        num_warmup=warmup,
-        num_samples=draws,
-        num_chains=num_chains,
-        chain_method=way,
-        progress_bar=False,
-        jit_model_args=True,
-    )
-    began = time.perf_counter()
-    sampler.warmup(jax.random.PRNGKey(key), extra_fields=("num_steps",), collect_warmup=True)
-    steps = np.asarray(sampler.get_extra_fields()["num_steps"]).sum()
-    sampler.run(jax.random.PRNGKey(key + 1), extra_fields=("num_steps",))
-    jax.block_until_ready(sampler.get_samples())
-    return sampler, time.perf_counter() - began, steps + np.asarray(sampler.get_extra_fields()["num_steps"]).sum()
+def report(kept, seconds, steps):
+    chains = [np.concatenate([block[name] for block in kept], 1) for name in ("outputscale", "lengthscale")]
+    columns_of = np.concatenate([values.reshape(*values.shape[:2], -1) for values in chains], -1)
+    sizes = [float(array_stats.ess(columns_of[..., index])) for index in range(columns_of.shape[-1])]
+    seconds -= compile_seconds()
+    row = {"ess": min(sizes), "seconds": seconds, "ess_a_second": min(sizes) / seconds, "gradients": float(steps)}
+    rest = {"gradients_a_second": float(steps) / seconds, "compile": compile_seconds(), "draws": columns_of.shape[1]}
+    print(json.dumps(row | rest | {"means": columns_of.mean((0, 1)).tolist()}), flush=True)
 
 
 watch_compilation()
-sampler, seconds, steps = run(warmup_steps, num_samples, seed)
-seconds -= compile_seconds()
-samples = sampler.get_samples(group_by_chain=True)
-sizes = [float(array_stats.ess(np.asarray(samples[name]))) for name in ("outputscale", "lengthscale")]
-means = [float(samples[name].mean()) for name in ("outputscale", "lengthscale")]
-print(
-    json.dumps(
-        {
-            "ess": min(sizes),
-            "seconds": seconds,
-            "ess_a_second": min(sizes) / seconds,
-            "gradients_a_second": float(steps) / seconds,
-            "compile": compile_seconds(),
-            "means": means,
-        }
-    )
+sampler = MCMC(
+    NUTS(model),
+    num_warmup=warmup_steps,
+    num_samples=num_samples // blocks,
+    num_chains=num_chains,
+    chain_method=way,
+    progress_bar=False,
+    jit_model_args=True,
 )
+began = time.perf_counter()
+sampler.warmup(jax.random.PRNGKey(seed), extra_fields=("num_steps",), collect_warmup=True)
+steps = np.asarray(sampler.get_extra_fields()["num_steps"]).sum()
+kept = []
+for block in range(blocks):
+    sampler.run(jax.random.PRNGKey(seed + 1 + block), extra_fields=("num_steps",))
+    sampler.post_warmup_state = sampler.last_state
+    kept.append({name: np.asarray(value) for name, value in sampler.get_samples(group_by_chain=True).items()})
+    steps += np.asarray(sampler.get_extra_fields()["num_steps"]).sum()
+    report(kept, time.perf_counter() - began, steps)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from torchgpmc.approximations import ApproximateMarginal, Approximation, Laplace
 from torchgpmc.approximations.base import check_model
-from torchgpmc.diagnostics import SamplingWarning, kish_effective_size, smoothed_log_weights
+from torchgpmc.diagnostics import kish_effective_size, smoothed_log_weights
 from torchgpmc.draws import Draw, Draws
 from torchgpmc.evidence import Evidence, LatentEstimator
 from torchgpmc.importance import (
@@ -22,7 +21,6 @@ from torchgpmc.importance import (
     adapt,
     add_draws,
     draw_from,
-    find_modes,
     from_modes,
     log_evidence,
     log_weights,
@@ -30,13 +28,12 @@ from torchgpmc.importance import (
 )
 from torchgpmc.linalg import solve_lower
 from torchgpmc.methods.base import Settings, check_count, check_positive, refuse_chain_options
+from torchgpmc.methods.modes import posterior_modes
 from torchgpmc.methods.targets import check_has_hyperparameters, estimator_for, log_standard_normal, suited_approximation
 from torchgpmc.models.base import GPModel
 
 _PRIOR_DRAWS = 200
 _MAX_ANCHORS = 128
-_CANDIDATES_A_START = 8
-_CHUNK_ELEMENTS = 400_000  # of covariance matrices
 
 
 class ImportanceState(NamedTuple):
@@ -84,30 +81,16 @@ class ImportanceRun(NamedTuple):
     def _first_proposal(self, generator: torch.Generator) -> Proposal:
         """The modes with their curvatures, shares by Laplace's integral; the prior's moments where no mode is found."""
         layout = self.model.layout
-        modes = find_modes(self.marginal, self._starting_points(generator))
+        modes = posterior_modes(self.marginal, self.num_starts, generator)
         if modes:
             mean, covariance = torch.stack([m.position for m in modes]), torch.stack([m.covariance for m in modes])
             share = torch.stack([m.log_density for m in modes]) + 0.5 * torch.logdet(covariance)
             if self.plan.diagonal:
                 covariance = torch.diag_embed(covariance.diagonal(dim1=-2, dim2=-1))
             return from_modes(mean, covariance, share, self.degrees_of_freedom)
-        warnings.warn(
-            f"no mode of the approximate posterior with a positive definite curvature was found in {self.num_starts} starts: "
-            f"sampling begins from the prior instead, and may need more draws.",
-            SamplingWarning,
-            stacklevel=5,
-        )
         draws = layout.starting_points(_PRIOR_DRAWS, generator)
         covariance = draws.T.cov().reshape(1, layout.size, layout.size) + 1e-6 * torch.eye(layout.size).to(draws)
         return from_modes(draws.mean(0)[None], covariance, draws.new_zeros(1), self.degrees_of_freedom)
-
-    def _starting_points(self, generator: torch.Generator) -> Tensor:
-        """The best of several times as many draws from the prior: far out a search takes many steps, and slow ones."""
-        candidates = self.model.layout.starting_points(_CANDIDATES_A_START * self.num_starts, generator)
-        rough = ApproximateMarginal(self.model, self.marginal.approximation, loose=True)
-        at_once = max(1, _CHUNK_ELEMENTS // self.model.latent_size**2)
-        value = torch.cat([rough(part) for part in candidates.split(at_once)])
-        return candidates[value.argsort(descending=True)[: self.num_starts]]
 
     def num_advances(self) -> int:
         return len(self.schedule)

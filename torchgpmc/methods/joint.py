@@ -52,8 +52,8 @@ class JointRun(NamedTuple):
         return self.kernel(warm_up.step_size, warm_up.preconditioner)
 
     def init(self, generator: torch.Generator) -> JointState:
-        position = self.target_.start(generator)
-        warm_up = self.plan.start(self.step_size, position)
+        position, covariance = self.target_.start(generator)
+        warm_up = self.plan.start(self.step_size, position, covariance)
         chain = self._sampler(warm_up).init(position, generator)
         return JointState(0, chain, self._search_step_size(warm_up, chain, generator))
 
@@ -81,7 +81,7 @@ class JointRun(NamedTuple):
         draw = None
         if warming_up:
             warm_up = self.plan.update(warm_up, iteration, chain.position, infos[-1].acceptance_rate)
-            if self.plan.renews_mass_matrix(iteration) and iteration < self.plan.steps:
+            if self.plan.renews_mass_matrix(state.warm_up, iteration) and iteration < self.plan.steps:
                 warm_up = self._search_step_size(warm_up, chain, generator)
         else:
             draw, known = self.target_.read(chain.position, chain.log_density, generator)
@@ -134,9 +134,14 @@ def _target(method: Any, model: GPModel, settings: Settings) -> Target:
                 f"weights. Expected 0, or marginal=torchgpmc.Laplace()."
             )
         if isinstance(model, GPRegression):
-            return marginal_target(model, settings, Conjugate(), 0)
+            return marginal_target(model, settings, Conjugate(), 0, method.from_mode)
+        if method.from_mode:
+            raise ValueError(
+                "from_mode=True looks for the mode of theta, and this samples [theta, v], whose joint mode is far from where "
+                "the posterior lies. Expected from_mode=False, a GPRegression, or marginal=torchgpmc.Laplace()."
+            )
         return joint_target(model, settings)
-    return marginal_target(model, settings, method.marginal, method.importance_weights)
+    return marginal_target(model, settings, method.marginal, method.importance_weights, method.from_mode)
 
 
 @dataclass(frozen=True)
@@ -154,6 +159,8 @@ class NUTS:
         thinning: keep one draw in this many.
         marginal: :class:`Laplace` or :class:`EP` to integrate out the latents approximately; ``None`` samples them.
         importance_weights: with ``marginal``, importance samples a draw for the weights that make the draws exact; 0 for none.
+        from_mode: of methods on theta alone: start at draws from the normal approximation at the posterior mode, and keep its
+            covariance for the mass matrix in place of learning one (paper E, section 4.3.1).
     """
 
     target_accept_prob: float = 0.8
@@ -164,6 +171,7 @@ class NUTS:
     thinning: int = 1
     marginal: Approximation | None = None
     importance_weights: int = 0
+    from_mode: bool = False
 
     def prepare(self, model: GPModel, settings: Settings) -> JointRun:
         """A run on [theta, v]."""
@@ -202,6 +210,8 @@ class HMC:
         thinning: keep one draw in this many.
         marginal: :class:`Laplace` or :class:`EP` to integrate out the latents approximately; ``None`` samples them.
         importance_weights: with ``marginal``, importance samples a draw for the weights that make the draws exact; 0 for none.
+        from_mode: of methods on theta alone: start at draws from the normal approximation at the posterior mode, and keep its
+            covariance for the mass matrix in place of learning one (paper E, section 4.3.1).
     """
 
     num_steps: int = 16
@@ -213,6 +223,7 @@ class HMC:
     thinning: int = 1
     marginal: Approximation | None = None
     importance_weights: int = 0
+    from_mode: bool = False
 
     def prepare(self, model: GPModel, settings: Settings) -> JointRun:
         """A run on [theta, v]."""
@@ -253,6 +264,8 @@ class AdaptiveMH:
         thinning: keep one draw in this many.
         marginal: :class:`Laplace` or :class:`EP` to integrate out the latents approximately; ``None`` samples them.
         importance_weights: with ``marginal``, importance samples a draw for the weights that make the draws exact; 0 for none.
+        from_mode: of methods on theta alone: start at draws from the normal approximation at the posterior mode, and keep its
+            covariance for the proposal in place of learning one (paper E, section 4.3.1).
     """
 
     target_accept_prob: float = 0.25
@@ -260,6 +273,7 @@ class AdaptiveMH:
     thinning: int = 1
     marginal: Approximation | None = None
     importance_weights: int = 0
+    from_mode: bool = False
 
     def prepare(self, model: GPModel, settings: Settings) -> JointRun:
         """A run on [theta, v]."""
@@ -291,12 +305,15 @@ class Slice:
         thinning: keep one draw in this many.
         marginal: :class:`Laplace` or :class:`EP` to integrate out the latents approximately; ``None`` samples them.
         importance_weights: with ``marginal``, importance samples a draw for the weights that make the draws exact; 0 for none.
+        from_mode: of methods on theta alone: start at draws from the normal approximation at the posterior mode, and keep its
+            covariance for the widths in place of learning one (paper E, section 4.3.1).
     """
 
     max_steps_out: int = 8
     thinning: int = 1
     marginal: Approximation | None = None
     importance_weights: int = 0
+    from_mode: bool = False
 
     @property
     def mass_matrix(self) -> MassMatrix:

@@ -13,6 +13,7 @@ from torchgpmc.approximations import ApproximateMarginal, Approximation, Laplace
 from torchgpmc.draws import Draw, Draws
 from torchgpmc.evidence import Evidence, LatentEstimate, LatentEstimator
 from torchgpmc.methods.base import Settings, chain_settings, check_count, check_positive, in_chunks
+from torchgpmc.methods.modes import check_one_data_set, start_at_mode
 from torchgpmc.methods.targets import (
     check_has_hyperparameters,
     estimator_for,
@@ -115,6 +116,7 @@ class MarginalRun(NamedTuple):
     num_samples: int
     num_chains: int
     thinning: int
+    modes_of: ApproximateMarginal | None  # where to look for the mode to start from; None: start from the prior
 
     @property
     def target(self) -> str:
@@ -122,8 +124,9 @@ class MarginalRun(NamedTuple):
         return "the exact posterior"
 
     def init(self, generator: torch.Generator) -> MarginalState:
-        theta = starting_thetas(self.model, self.approximate, self.num_chains, generator)
-        warm_up = self.plan.start(0.238 / theta.shape[1] ** 0.5, theta)
+        found = None if self.modes_of is None else start_at_mode(self.modes_of, self.num_chains, generator)
+        theta, covariance = found or (starting_thetas(self.model, self.approximate, self.num_chains, generator), None)
+        warm_up = self.plan.start(0.238 / theta.shape[1] ** 0.5, theta, covariance)
         anchors = self._anchors(theta, ready=False)
         chain = self._sampler(warm_up, anchors).init(theta, generator)
         if self.plan.steps:
@@ -203,12 +206,14 @@ def _marginal_run(
     thinning: int,
     target_acceptance: float,
     mass_matrix: MassMatrix,
+    from_mode: bool,
     kernel: Callable[[LogDensity], Callable[[MarginalDensity, Tensor, Preconditioner], Sampler]],
 ) -> MarginalRun:
     check_count("thinning", thinning)
     check_count("latent_steps", latent_steps, 0)
     check_has_hyperparameters(model, "the pseudo-marginal method")
     approximation = suited_approximation(model, approximation)
+    check_one_data_set(model, from_mode)
     warmup, chains = chain_settings(settings)
     own_data = model.train_y.dim() == 2
     targets = model.train_y if own_data else None
@@ -219,7 +224,10 @@ def _marginal_run(
     like = torch.zeros(0, dtype=model.train_x.dtype, device=model.train_x.device)
     empty = Anchors(like, like, torch.tensor(False, device=like.device))
     density = MarginalDensity(model.layout, estimator, empty, own_data, latent_steps)
-    return MarginalRun(model, approximate, density, kernel(approximate), plan, warmup, settings.num_samples, chains, thinning)
+    modes_of = ApproximateMarginal(model, approximation) if from_mode else None
+    return MarginalRun(
+        model, approximate, density, kernel(approximate), plan, warmup, settings.num_samples, chains, thinning, modes_of
+    )
 
 
 @dataclass(frozen=True)
@@ -242,6 +250,8 @@ class PseudoMarginal:
         thinning: keep one draw in this many.
         evidence: another unbiased estimate, for instance ``torchgpmc.evidence.Orthant()``, in place of importance sampling; the
             approximation then serves tuning alone.
+        from_mode: start at draws from the normal approximation at the mode of the approximate posterior, and keep its covariance
+            for the proposal in place of learning one (PM-MH of paper E).
     """
 
     approximation: Approximation = Laplace()  # noqa: RUF009  (frozen, so it may be shared)
@@ -254,6 +264,7 @@ class PseudoMarginal:
     mass_matrix: MassMatrix = MassMatrix.DENSE
     thinning: int = 1
     evidence: Evidence | None = None
+    from_mode: bool = False
 
     def prepare(self, model: GPModel, settings: Settings) -> MarginalRun:
         """A run on theta.
@@ -303,6 +314,7 @@ class PseudoMarginal:
             self.thinning,
             self.target_accept_prob,
             self.mass_matrix,
+            self.from_mode,
             kernel,
         )
 
@@ -351,5 +363,6 @@ class PseudoMarginalSlice:
             self.thinning,
             0.25,
             MassMatrix.DIAGONAL,
+            False,
             kernel,
         )

@@ -13,6 +13,7 @@ from torchgpmc.approximations import ApproximateMarginal, Approximation, Conjuga
 from torchgpmc.draws import Draw
 from torchgpmc.evidence import Evidence, LatentEstimator, importance
 from torchgpmc.methods.base import Settings, chain_settings, check_count, in_chunks, starting_positions
+from torchgpmc.methods.modes import check_one_data_set, start_at_mode
 from torchgpmc.models.base import GPModel, joint_log_density
 from torchgpmc.models.regression import GPRegression
 from torchgpmc.types import LogDensity
@@ -26,7 +27,7 @@ class Target(NamedTuple):
     density: LogDensity
     num_hyperparameters: int  # leading columns of a position
     dimension: int
-    start: Callable[[torch.Generator], Tensor]
+    start: Callable[[torch.Generator], tuple[Tensor, Tensor | None]]  # positions, and the covariance there if it is known
     read: Callable[[Tensor, Tensor, torch.Generator], tuple[Draw, dict[str, Tensor]]]  # from positions and their log densities
     label: str  # what the draws are draws of
 
@@ -40,13 +41,15 @@ def joint_target(model: GPModel, settings: Settings) -> Target:
     def read(position: Tensor, log_density: Tensor, generator: torch.Generator) -> tuple[Draw, dict[str, Tensor]]:
         return Draw(position[:, None, :size], position[:, None, size:]), {"lp": log_density}
 
-    def start(generator: torch.Generator) -> Tensor:
-        return starting_positions(model, density, chains, generator)
+    def start(generator: torch.Generator) -> tuple[Tensor, None]:
+        return starting_positions(model, density, chains, generator), None
 
     return Target(density, size, size + model.latent_size, start, read, "the exact posterior")
 
 
-def marginal_target(model: GPModel, settings: Settings, approximation: Approximation, num_importance: int) -> Target:
+def marginal_target(
+    model: GPModel, settings: Settings, approximation: Approximation, num_importance: int, from_mode: bool
+) -> Target:
     """The approximate marginal posterior of theta; latents are drawn for kept thetas, weighted if ``num_importance`` is not 0.
 
     Raises:
@@ -54,6 +57,7 @@ def marginal_target(model: GPModel, settings: Settings, approximation: Approxima
     """
     check_count("importance_weights", num_importance, 0)
     check_has_hyperparameters(model, "marginal=" + type(approximation).__name__)
+    check_one_data_set(model, from_mode)
     _, chains = chain_settings(settings)
     density = in_chunks(ApproximateMarginal(model, approximation), chains, settings.chain_chunk)
     targets = model.train_y if model.train_y.dim() == 2 else None
@@ -72,8 +76,9 @@ def marginal_target(model: GPModel, settings: Settings, approximation: Approxima
             log_weight = (estimate.value + log_prior - log_density)[:, None]
         return Draw(theta[:, None], estimate.whitened[:, None], log_weight), stats
 
-    def start(generator: torch.Generator) -> Tensor:
-        return starting_thetas(model, density, chains, generator)
+    def start(generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
+        found = start_at_mode(ApproximateMarginal(model, approximation), chains, generator) if from_mode else None
+        return found or (starting_thetas(model, density, chains, generator), None)
 
     if isinstance(approximation, Conjugate):
         return Target(density, model.layout.size, model.layout.size, start, read, "the exact posterior")

@@ -122,6 +122,7 @@ class WarmUp(NamedTuple):
     preconditioner: Preconditioner
     averaging: DualAveraging
     moments: Moments
+    learns_mass_matrix: bool
 
 
 class WarmUpPlan(NamedTuple):
@@ -133,13 +134,20 @@ class WarmUpPlan(NamedTuple):
     adapt_step_size: bool
     dense_size: int
 
-    def start(self, step_size: float, position: Tensor) -> WarmUp:
-        """Unit mass matrix and the given step size; ``position`` ``(C, D)`` gives dimension, dtype and device."""
+    def start(self, step_size: float, position: Tensor, covariance: Tensor | None = None) -> WarmUp:
+        """The given step size, and a unit mass matrix to be learned or the inverse of ``covariance`` ``(D, D)`` to be kept.
+
+        ``position`` ``(C, D)`` gives dimension, dtype and device.
+        """
         dimension = position.shape[-1]
         step = torch.tensor(step_size, dtype=position.dtype, device=position.device)
         moments = start_moments(self.dense_size, dimension, position)
-        unit = identity_preconditioner(self.dense_size, dimension, position)
-        return WarmUp(step, unit, start_dual_averaging(step), moments)
+        preconditioner = identity_preconditioner(self.dense_size, dimension, position)
+        identity = self.mass_matrix is MassMatrix.IDENTITY
+        if covariance is not None and not identity:
+            head, tail = covariance[: self.dense_size, : self.dense_size], covariance.diagonal()[self.dense_size :]
+            preconditioner = Preconditioner(cholesky(head).factor, tail.sqrt())
+        return WarmUp(step, preconditioner, start_dual_averaging(step), moments, covariance is None and not identity)
 
     def restart_step_size(self, warm_up: WarmUp, step_size: Tensor) -> WarmUp:
         """The same with dual averaging begun anew at ``step_size`` ``()``."""
@@ -147,9 +155,9 @@ class WarmUpPlan(NamedTuple):
             return warm_up
         return warm_up._replace(step_size=step_size, averaging=start_dual_averaging(step_size))
 
-    def renews_mass_matrix(self, iteration: int) -> bool:
+    def renews_mass_matrix(self, warm_up: WarmUp, iteration: int) -> bool:
         """Whether a window ends after warm-up iteration ``iteration`` (from 1)."""
-        return self.mass_matrix is not MassMatrix.IDENTITY and iteration in window_ends(self.steps)
+        return warm_up.learns_mass_matrix and iteration in window_ends(self.steps)
 
     def update(self, warm_up: WarmUp, iteration: int, position: Tensor, acceptance: Tensor) -> WarmUp:
         """After warm-up iteration ``iteration`` (from 1), with positions ``(C, D)`` and acceptance probabilities ``(C,)``."""
@@ -158,11 +166,11 @@ class WarmUpPlan(NamedTuple):
         step_size = log_step.exp() if self.adapt_step_size else warm_up.step_size
         moments, preconditioner = warm_up.moments, warm_up.preconditioner
         ends = window_ends(self.steps)
-        if self.mass_matrix is not MassMatrix.IDENTITY and ends:
+        if warm_up.learns_mass_matrix and ends:
             first = min(_FIRST_BUFFER, int(0.15 * self.steps))
             if first < iteration <= ends[-1]:
                 moments = update_moments(moments, position)
             if iteration in ends:
                 preconditioner = preconditioner_from(moments)
                 moments = start_moments(self.dense_size, position.shape[-1], position)
-        return WarmUp(step_size, preconditioner, averaging, moments)
+        return WarmUp(step_size, preconditioner, averaging, moments, warm_up.learns_mass_matrix)

@@ -1,0 +1,111 @@
+"""Chains that start at the posterior mode and keep its curvature: what is kept, what is refused, and where the draws come out."""
+
+import pytest
+import torch
+
+import torchgpmc as tg
+from tests.calibration import worst_excess
+from tests.methods.test_importance import grid_truth, regression, small
+from tests.problems import gp, gp_regression, targets
+from torchgpmc.approximations import ApproximateMarginal, Conjugate
+from torchgpmc.methods import modes
+from torchgpmc.methods.base import Settings
+from torchgpmc.samplers import MassMatrix
+
+few_draws = pytest.mark.filterwarnings("ignore:.*(effective draws|R-hat|diverged|weighted draws)")
+SETTINGS = Settings(20, 20, 4, None)
+
+
+def curvature(density, position, step=1e-3):
+    """Minus the Hessian by second differences of the density's values."""
+    offsets = step * torch.eye(len(position), dtype=position.dtype)
+    corners = [density((position + a * p + b * q)[None]) for p in offsets for q in offsets for a in (1, -1) for b in (1, -1)]
+    plus_plus, plus_minus, minus_plus, minus_minus = torch.cat(corners).view(-1, 4).unbind(-1)
+    return -((plus_plus - plus_minus - minus_plus + minus_minus) / (4 * step**2)).view(len(position), -1)
+
+
+def covariance_of(preconditioner):
+    return torch.block_diag(preconditioner.factor @ preconditioner.factor.mT, preconditioner.deviation.square().diag())
+
+
+@pytest.mark.parametrize("name", ["regression", "probit"])
+def test_the_inverse_mass_matrix_is_the_inverse_curvature(name):
+    model = regression() if name == "regression" else small("probit")
+    approximation = Conjugate() if name == "regression" else tg.Laplace()
+    method = tg.NUTS(from_mode=True, marginal=None if name == "regression" else tg.Laplace())
+    run = method.prepare(model, SETTINGS)
+    state = run.init(torch.Generator().manual_seed(0))
+    density = ApproximateMarginal(model, approximation)
+    (mode, *_) = modes.posterior_modes(density, 4, torch.Generator().manual_seed(0))
+    expected = torch.linalg.inv(curvature(density, mode.position))
+    torch.testing.assert_close(covariance_of(state.warm_up.preconditioner), expected, rtol=1e-3, atol=1e-4)
+    _, gradient = density.value_and_grad(mode.position[None])
+    assert float(gradient.abs().max()) < 1e-2
+
+
+@pytest.mark.parametrize("matrix", MassMatrix)
+def test_it_is_kept_through_warm_up(matrix):
+    run = tg.AdaptiveMH(from_mode=True, mass_matrix=matrix).prepare(gp_regression(), Settings(5, 60, 4, None))
+    generator = torch.Generator().manual_seed(0)
+    first = state = run.init(generator)
+    for _ in range(run.num_advances()):
+        state, _, _ = run.advance(state, generator)
+    kept = covariance_of(state.warm_up.preconditioner)
+    torch.testing.assert_close(kept, covariance_of(first.warm_up.preconditioner), rtol=0, atol=0)
+    full = covariance_of(tg.AdaptiveMH(from_mode=True).prepare(gp_regression(), SETTINGS).init(generator).warm_up.preconditioner)
+    expected = {MassMatrix.IDENTITY: torch.eye(len(full)).to(full), MassMatrix.DIAGONAL: full.diagonal().diag()}
+    torch.testing.assert_close(kept, expected.get(matrix, full), rtol=1e-2, atol=1e-3)
+    assert state.warm_up.step_size != first.warm_up.step_size
+
+
+METHODS = {
+    "NUTS": (tg.NUTS(from_mode=True), 150, 50),
+    "HMC": (tg.HMC(from_mode=True, mass_matrix=MassMatrix.DIAGONAL), 200, 50),
+    "AdaptiveMH": (tg.AdaptiveMH(from_mode=True, thinning=10), 200, 400),
+    "Slice": (tg.Slice(from_mode=True), 100, 20),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+@few_draws
+@pytest.mark.parametrize("name", METHODS)
+def test_draws_follow_the_grid(name):
+    model = regression()
+    method, num_samples, warmup_steps = METHODS[name]
+    options = {"num_samples": num_samples, "warmup_steps": warmup_steps, "num_chains": 64}
+    posterior = tg.sample(model, method, seed=3, progress=False, **options)
+    theta = posterior.theta
+    expected, _ = grid_truth(model)
+    assert worst_excess(torch.cat([theta.mean(1), theta.square().mean(1)], -1), expected) < 1
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+@few_draws
+def test_pseudo_marginal_draws_follow_the_grid():
+    model = small("probit")
+    options = {"num_samples": 200, "warmup_steps": 400, "num_chains": 64}
+    posterior = tg.sample(model, tg.PseudoMarginal(from_mode=True, thinning=10), seed=3, progress=False, **options)
+    theta = posterior.theta
+    expected, _ = grid_truth(model)
+    assert worst_excess(torch.cat([theta.mean(1), theta.square().mean(1)], -1), expected) < 1
+
+
+def test_the_joint_mode_and_many_data_sets_are_refused():
+    with pytest.raises(ValueError, match=r"\[theta, v\].*marginal"):
+        tg.sample(gp("probit"), tg.NUTS(from_mode=True), num_samples=5)
+    several = gp("probit").with_targets(targets("probit", 6).expand(3, -1))
+    for method in (tg.HMC(marginal=tg.Laplace(), from_mode=True), tg.PseudoMarginal(from_mode=True)):
+        with pytest.raises(ValueError, match="several data sets"):
+            tg.sample(several, method, num_samples=5, num_chains=3)
+
+
+@few_draws
+@pytest.mark.parametrize("method", [tg.NUTS(max_tree_depth=3, from_mode=True), tg.PseudoMarginal(from_mode=True), tg.AMIS()])
+def test_without_a_mode_sampling_begins_from_the_prior_and_says_so(method, monkeypatch):
+    monkeypatch.setattr(modes, "find_modes", lambda *_: [])
+    chains = {} if isinstance(method, tg.AMIS) else {"num_chains": 4, "warmup_steps": 60}
+    with pytest.warns(tg.SamplingWarning, match="no mode.*prior"):
+        posterior = tg.sample(gp_regression(), method, num_samples=60, seed=0, progress=False, **chains)
+    assert bool(torch.isfinite(posterior.stats["lp"]).all())

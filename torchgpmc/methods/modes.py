@@ -1,0 +1,62 @@
+"""Where the posterior of theta has its modes, under an approximate evidence: for proposals, mass matrices and starting points."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+
+from torchgpmc.approximations import ApproximateMarginal
+from torchgpmc.diagnostics import SamplingWarning
+from torchgpmc.importance import Mode, find_modes
+from torchgpmc.linalg import cholesky
+from torchgpmc.models.base import GPModel
+from torchgpmc.random import normal_like
+
+_NUM_STARTS = 4
+_CANDIDATES_A_START = 8
+_CHUNK_ELEMENTS = 400_000  # of covariance matrices
+
+
+def posterior_modes(marginal: ApproximateMarginal, num_starts: int, generator: torch.Generator) -> list[Mode]:
+    """Distinct modes, best first; empty, after a warning, where none has a positive definite curvature."""
+    modes = find_modes(marginal, _starting_points(marginal.model, marginal, num_starts, generator))
+    if not modes:
+        warnings.warn(
+            f"no mode of the approximate posterior with a positive definite curvature was found in {num_starts} starts: "
+            f"sampling begins from the prior instead, and may need more draws.",
+            SamplingWarning,
+            stacklevel=6,
+        )
+    return modes
+
+
+def _starting_points(model: GPModel, marginal: ApproximateMarginal, num_starts: int, generator: torch.Generator) -> Tensor:
+    """The best of several times as many draws from the prior: far out a search takes many steps, and slow ones."""
+    candidates = model.layout.starting_points(_CANDIDATES_A_START * num_starts, generator)
+    rough = ApproximateMarginal(model, marginal.approximation, loose=True)
+    at_once = max(1, _CHUNK_ELEMENTS // model.latent_size**2)
+    value = torch.cat([rough(part) for part in candidates.split(at_once)])
+    return candidates[value.argsort(descending=True)[:num_starts]]
+
+
+def start_at_mode(marginal: ApproximateMarginal, num_chains: int, generator: torch.Generator) -> tuple[Tensor, Tensor] | None:
+    """Draws of theta ``(C, P)`` from the normal approximation at the best mode, and its covariance; ``None`` if there is none."""
+    modes = posterior_modes(marginal, _NUM_STARTS, generator)
+    if not modes:
+        return None
+    mode = modes[0]
+    noise = normal_like(mode.position.new_empty(num_chains, len(mode.position)), generator)
+    theta = mode.position + noise @ cholesky(mode.covariance).factor.mT
+    possible = torch.isfinite(marginal(theta)).unsqueeze(-1)
+    return torch.where(possible, theta, mode.position), mode.covariance
+
+
+def check_one_data_set(model: GPModel, from_mode: bool) -> None:
+    """Raises a ``ValueError`` if every chain has a posterior of its own, and so no common mode to start from."""
+    if from_mode and model.train_y.dim() == 2:
+        raise ValueError(
+            "from_mode=True starts all chains from one mode, and the model has several data sets, each with its own posterior. "
+            "Expected from_mode=False."
+        )
