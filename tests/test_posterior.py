@@ -240,6 +240,19 @@ def test_complaints_are_in_plain_words():
     assert "k-hat" in complaints(summarise({"x": good[:1]}, heavy), {}, 1, heavy)[0]
 
 
+def test_each_mean_has_a_khat_of_its_own():
+    """Two quantities with Pareto tails of known index, under even weights that show nothing."""
+    uniform = torch.rand(1, 20_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    even = torch.zeros(1, 20_000, dtype=torch.float64)
+    summary = summarise({"light": uniform**-0.3, "heavy": uniform**-0.9}, even)
+    assert summary["light"].khat == pytest.approx(0.3, abs=0.1)
+    assert summary["heavy"].khat == pytest.approx(0.9, abs=0.1)
+    assert (summary["light"].is_heavy_tailed, summary["heavy"].is_heavy_tailed) == (False, True)
+    (said,) = complaints(summary, {}, 1, even)
+    assert "'heavy'" in said and "k-hat" in said
+    assert "k_hat" in str(summary) and "k_hat" not in str(summarise({"light": uniform}))
+
+
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="arviz-stats needs it")
 def test_nested_rhat_of_many_short_chains():
     posterior = posterior_of(gp("probit"), chains=8, draws=4)

@@ -34,6 +34,8 @@ class Row(NamedTuple):
     ess_bulk: float
     ess_tail: float
     rhat: float
+    khat: float  # of what the mean's error is made of, for weighted draws; else NaN
+    is_heavy_tailed: bool  # whether that has a tail which makes the mean unreliable
 
 
 class Summary:
@@ -47,10 +49,12 @@ class Summary:
 
     def __str__(self) -> str:
         width = max([len(row.name) for row in self.rows] + [4])
+        weighted = any(not math.isnan(row.khat) for row in self.rows)
         header = f"{'':{width}} {'mean':>10} {'sd':>10} {'5%':>10} {'95%':>10} {'ess_bulk':>9} {'ess_tail':>9} {'r_hat':>7}"
+        header += f" {'k_hat':>7}" if weighted else ""
         lines = [
             f"{r.name:{width}} {r.mean:10.4g} {r.sd:10.4g} {r.q5:10.4g} {r.q95:10.4g} "
-            f"{r.ess_bulk:9.0f} {r.ess_tail:9.0f} {r.rhat:7.3f}"
+            f"{r.ess_bulk:9.0f} {r.ess_tail:9.0f} {r.rhat:7.3f}" + (f" {r.khat:7.2f}" if weighted else "")
             for r in self.rows
         ]
         return "\n".join([header, *lines])
@@ -104,6 +108,14 @@ def pareto_khat(log_weights: Tensor) -> float:
         return -math.inf
 
 
+def log_contributions(values: Tensor, log_weights: Tensor) -> Tensor:
+    """log(w |h - mean|) of each weighted draw: what the error of the mean of ``values`` is made of (Vehtari et al. 2024)."""
+    log_weights = log_weights.double().flatten()
+    gap = values.double().flatten()
+    gap = gap - (torch.softmax(log_weights, 0) * gap).sum()
+    return log_weights + gap.abs().log()
+
+
 def is_heavy_tailed(log_weights: Tensor, khat: float) -> bool:
     """Whether weights have a tail that makes their means unreliable: a k-hat above 0.7, and a largest weight to match.
 
@@ -140,7 +152,7 @@ def summarise(samples: Mapping[str, Tensor], log_weights: Tensor | None = None) 
         samples: ``{name: (C, S, *shape)}``.
         log_weights: ``(C, S)`` for weighted draws. One chain of them is taken as independent: ``ess_bulk`` is that of the
             quantity's mean, ``ess_tail`` Kish's size, and there is no R-hat. The sizes of several chains are those of the draws
-            times Kish's fraction, and R-hat is that of the draws.
+            times Kish's fraction, and R-hat is that of the draws. ``khat`` is that of :func:`log_contributions`.
     """
     rows = []
     for name, values in scalar_columns(samples):
@@ -157,7 +169,12 @@ def summarise(samples: Mapping[str, Tensor], log_weights: Tensor | None = None) 
             bulk, tail, rhat = effective_sizes(values)
             kept = 1.0 if log_weights is None else kish_effective_size(log_weights) / log_weights.numel()
             bulk, tail = bulk * kept, tail * kept
-        rows.append(Row(name, float(mean), math.sqrt(float(variance)), low, high, bulk, tail, rhat))
+        khat, heavy = math.nan, False
+        if log_weights is not None:
+            contributions = log_contributions(values, log_weights)
+            khat = pareto_khat(contributions)
+            heavy = is_heavy_tailed(contributions, khat)
+        rows.append(Row(name, float(mean), math.sqrt(float(variance)), low, high, bulk, tail, rhat, khat, heavy))
     return Summary(rows)
 
 
@@ -174,6 +191,12 @@ def complaints(summary: Summary, stats: Mapping[str, Tensor], num_chains: int, l
             found.append(
                 f"the importance weights have k-hat {khat:.2f} (at most {MAX_KHAT} is reliable): "
                 f"draw more, use heavier tails, or NUTS."
+            )
+        elif any(row.is_heavy_tailed for row in summary.rows):
+            bad = max((row for row in summary.rows if row.is_heavy_tailed), key=lambda row: row.khat)
+            found.append(
+                f"the mean of '{bad.name}' has k-hat {bad.khat:.2f} (at most {MAX_KHAT} is reliable): a few draws far from it "
+                f"decide it; draw more, use heavier tails, or NUTS."
             )
         return found + _complaints_about_failures(stats)
     rhats = [(row.rhat, row.name) for row in summary.rows if math.isfinite(row.rhat)]
