@@ -142,6 +142,9 @@ def test_mistakes_are_named(method):
     for option in ("num_importance", "num_starts", "batch_size", "effective_size", "prior_strength"):
         with pytest.raises(ValueError, match=option):
             tg.sample(gp("probit"), type(method)(**{option: 0}), num_samples=20, **QUIET)
+    for sizes in ((), (10, 0)):
+        with pytest.raises(ValueError, match="batch_sizes"):
+            tg.sample(gp("probit"), type(method)(batch_sizes=sizes), num_samples=20, **QUIET)
     with pytest.raises(ValueError, match="degrees_of_freedom"):
         tg.sample(gp("probit"), type(method)(degrees_of_freedom=2), num_samples=20, **QUIET)
 

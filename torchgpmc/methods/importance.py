@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -143,17 +144,33 @@ class ImportanceRun(NamedTuple):
         return Draws(draw.theta[:, :weighed], draw.whitened[:, :weighed], weights.cpu()[None], known)
 
 
-def _schedule(num_samples: int, batch_size: int, growth: float) -> list[int]:
+def _growing_sizes(num_samples: int, batch_size: int, growth: float) -> list[int]:
     """Batch sizes that grow geometrically and sum to ``num_samples``.
 
     Example:
-        >>> _schedule(1000, 100, 1.5)
+        >>> _growing_sizes(1000, 100, 1.5)
         [100, 150, 225, 337, 188]
     """
     sizes: list[int] = []
     left = num_samples
     while left > 0:
         size = min(left, round(batch_size * growth ** len(sizes) - 0.001))
+        sizes.append(size)
+        left -= size
+    return sizes
+
+
+def _given_sizes(num_samples: int, batch_sizes: Sequence[int]) -> list[int]:
+    """The given sizes, the last of them as often as it takes to come to ``num_samples``.
+
+    Example:
+        >>> _given_sizes(1000, (100, 400))
+        [100, 400, 400, 100]
+    """
+    sizes: list[int] = []
+    left = num_samples
+    while left > 0:
+        size = min(left, batch_sizes[min(len(sizes), len(batch_sizes) - 1)])
         sizes.append(size)
         left -= size
     return sizes
@@ -168,6 +185,7 @@ class _Options:
     diagonal: bool = False
     batch_size: int | None = None
     growth: float = 1.5
+    batch_sizes: tuple[int, ...] | None = None
     prior_strength: float | None = None
     num_starts: int = 4
     effective_size: float | None = None
@@ -191,6 +209,7 @@ class AMIS(_Options):
         diagonal: adapt variances alone, no correlations (AMIS-D of paper E).
         batch_size: draws of the first batch; by default a tenth of ``num_samples``, at least 10 a hyperparameter.
         growth: of batches.
+        batch_sizes: all of them, in place of the two above, the last repeated as often as it takes.
         prior_strength: draws that the first proposal counts for when the next is learned; by default two a hyperparameter.
         num_starts: of the search for modes, the best of eight times as many draws from the prior.
         effective_size: stop once Kish's effective size reaches this; ``num_samples`` is then a limit.
@@ -249,6 +268,11 @@ def _prepare(method: _Options, model: GPModel, settings: Settings, *, modified: 
     if batch is None:
         batch = max(10 * size, 20, math.ceil(settings.num_samples / 10))
     check_count("batch_size", batch)
+    sizes = _growing_sizes(settings.num_samples, batch, method.growth)
+    if method.batch_sizes is not None:
+        for given in method.batch_sizes or (0,):
+            check_count("each of batch_sizes", given)
+        sizes = _given_sizes(settings.num_samples, method.batch_sizes)
     strength = 2.0 * size if method.prior_strength is None else method.prior_strength
     check_positive("prior_strength", strength)
     approximation = suited_approximation(model, method.approximation)
@@ -258,7 +282,7 @@ def _prepare(method: _Options, model: GPModel, settings: Settings, *, modified: 
         estimator,
         ApproximateMarginal(model, approximation),
         Adaptation(modified, method.diagonal, strength),
-        _schedule(settings.num_samples, batch, method.growth),
+        sizes,
         degrees,
         method.num_starts,
         switch_after,
