@@ -16,6 +16,7 @@ MAX_RHAT = 1.01  # Vehtari et al. 2021, section 4
 MIN_ESS_PER_CHAIN = 100  # the same
 MAX_ESTIMATE_VARIANCE = 2.0  # of the logarithm; chains on noisier estimates stick for long stretches
 MIN_DRAWS_FOR_KHAT = 25  # a fifth of them are its tail
+MIN_EFFICIENCY = 0.05  # Kish's size over draws; ours, from posteriors with lobes that proposals missed
 MAX_KHAT = 0.7  # Vehtari et al. 2024
 
 
@@ -192,6 +193,8 @@ def complaints(summary: Summary, stats: Mapping[str, Tensor], num_chains: int, l
                 f"the importance weights have k-hat {khat:.2f} (at most {MAX_KHAT} is reliable): "
                 f"draw more, use heavier tails, or NUTS."
             )
+        elif kish_effective_size(log_weights) < MIN_EFFICIENCY * log_weights.numel():
+            found.append(_about_efficiency(kish_effective_size(log_weights), log_weights.numel()))
         elif any(row.is_heavy_tailed for row in summary.rows):
             bad = max((row for row in summary.rows if row.is_heavy_tailed), key=lambda row: row.khat)
             found.append(
@@ -221,6 +224,15 @@ def complaints(summary: Summary, stats: Mapping[str, Tensor], num_chains: int, l
             f"miss a region; raise target_accept_prob, or use stronger priors."
         )
     return found + _complaints_about_estimates(stats) + _complaints_about_failures(stats)
+
+
+def _about_efficiency(size: float, count: int) -> str:
+    """Weights so uneven that what they do not show may matter more than what they do."""
+    return (
+        f"{count} weighted draws are worth {size:.0f} even ones ({size / count:.1%}; at least {MIN_EFFICIENCY:.0%} is reliable): "
+        f"a part of the posterior may hardly have been seen, or its evidence estimates be too noisy, and means be off by more than "
+        f"their errors say. Use EP(), more importance samples or (probit) evidence.Orthant(), and compare with NUTS()."
+    )
 
 
 def _complaints_about_estimates(stats: Mapping[str, Tensor]) -> list[str]:

@@ -19,6 +19,7 @@ from torchgpmc.importance import (
     log_evidence,
     log_weights,
     start,
+    with_defence,
 )
 
 MEAN = torch.tensor([[0.5, -1.0], [2.0, 1.0]], dtype=torch.float64)
@@ -72,16 +73,23 @@ TRUE_LOG_EVIDENCE = 2.0 + 0.5 * math.log(2 * math.pi)
 FIRST = (torch.zeros(1, 2, dtype=torch.float64), 3 * torch.eye(2, dtype=torch.float64)[None], torch.zeros(1, dtype=torch.float64))
 
 
-def run(plan, counts, seed, degrees=5.0):
+def run(plan, counts, seed, degrees=5.0, target=_target):
     generator = torch.Generator().manual_seed(seed)
-    state = start(from_modes(*FIRST, degrees))
+    first = from_modes(*FIRST, degrees)
+    state = start(with_defence(first, *BROAD, plan.defensive_share) if plan.defensive_share else first)
     for count in counts:
         x = draw_from(state.current, count, generator)
-        state = adapt(add_draws(state, x, _target(x)), plan)
+        state = adapt(add_draws(state, x, target(x)), plan)
     return state
 
 
-PLANS = {"amis": Adaptation(False, False, 4.0), "mamis": Adaptation(True, False, 4.0), "diagonal": Adaptation(False, True, 4.0)}
+PLANS = {
+    "amis": Adaptation(False, False, 4.0),
+    "mamis": Adaptation(True, False, 4.0),
+    "diagonal": Adaptation(False, True, 4.0),
+    "defended": Adaptation(False, False, 4.0, 0.2),
+}
+BROAD = (torch.tensor([1.0, 1.0], dtype=torch.float64), 4 * torch.eye(2, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -94,7 +102,26 @@ def test_weights_are_the_target_over_the_mixture_of_all_proposals(name):
     torch.testing.assert_close(log_weights(state), _target(state.position) - (total / 100).log())
 
 
-@pytest.mark.parametrize("name", PLANS)
+def _two_lobes(x):
+    """Equal normals about the first proposal's centre and far outside it; the integral is 2 pi."""
+    near, far = -0.5 * x.square().sum(-1), -0.5 * (x - 7).square().sum(-1)
+    return torch.logaddexp(near, far) - math.log(2.0)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2])
+def test_a_lobe_that_the_first_proposal_misses_is_found_by_defence_alone(share):
+    state = run(Adaptation(False, False, 4.0, share), [2000] * 6, seed=2, degrees=math.inf, target=_two_lobes)
+    value, stated = log_evidence(log_weights(state))
+    error = float(value) - math.log(2 * math.pi)
+    assert abs(error) < 4 * float(stated) < 0.6 if share else error < -0.6
+    if share:
+        torch.testing.assert_close(state.current.mean[-1], BROAD[0])
+        torch.testing.assert_close(state.current.factor[-1], BROAD[1])
+        assert float(state.current.log_share[-1].exp()) == pytest.approx(share)
+        assert float(state.current.log_share.exp().sum()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("name", [name for name in PLANS if name != "defended"])  # whose components share the target
 def test_the_proposal_finds_the_moments(name):
     state = run(PLANS[name], [4000] * 5, seed=1)
     mean = torch.tensor([0.5772, 0.5 * 0.5772], dtype=torch.float64)

@@ -145,6 +145,9 @@ def test_mistakes_are_named(method):
     for sizes in ((), (10, 0)):
         with pytest.raises(ValueError, match="batch_sizes"):
             tg.sample(gp("probit"), type(method)(batch_sizes=sizes), num_samples=20, **QUIET)
+    for share in (-0.1, 1.0):
+        with pytest.raises(ValueError, match="defensive_share"):
+            tg.sample(gp("probit"), type(method)(defensive_share=share), num_samples=20, **QUIET)
     with pytest.raises(ValueError, match="degrees_of_freedom"):
         tg.sample(gp("probit"), type(method)(degrees_of_freedom=2), num_samples=20, **QUIET)
 
@@ -176,6 +179,10 @@ def test_collapsed_weights_are_said_in_words():
     heavy = -1.5 * torch.rand(1, 2000, generator=torch.Generator().manual_seed(0)).log()
     (said,) = complaints(summarise({}), {}, 1, heavy)
     assert "k-hat" in said and "NUTS" in said
+    uneven = torch.zeros(1, 2000)
+    uneven[0, :20] = 12.0
+    (said,) = complaints(summarise({}), {}, 1, uneven)
+    assert "worth 20 even ones (1.0%" in said and "Orthant" in said and "NUTS" in said
     even = torch.zeros(1, 2000)
     failed = {"n_failures": torch.ones(1, 2000), "approximation_converged": torch.zeros(1, 2000)}
     unconverged, failures = complaints(summarise({}), failed, 1, even)

@@ -2,7 +2,7 @@
 
 from torchgpmc.importance.adaptive import Adaptation, AdaptiveState, adapt, add_draws, log_evidence, log_weights, start
 from torchgpmc.importance.modes import Mode, find_modes
-from torchgpmc.importance.proposal import Proposal, draw_from, from_modes, log_density_of
+from torchgpmc.importance.proposal import Proposal, draw_from, from_modes, log_density_of, with_defence
 
 __all__ = [
     "Adaptation",
@@ -18,4 +18,5 @@ __all__ = [
     "log_evidence",
     "log_weights",
     "start",
+    "with_defence",
 ]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.importance.proposal import Proposal, log_density_of
+from torchgpmc.importance.proposal import Proposal, log_density_of, with_defence
 from torchgpmc.linalg import cholesky
 
 
@@ -30,11 +30,14 @@ class Adaptation(NamedTuple):
     ``modified`` (MAMIS, Marin et al. 2014) learns from the last batch alone, with its own proposal's weights; otherwise from all
     draws with the weights of the whole mixture (AMIS, Cornuet et al. 2012). The first proposal counts as ``prior_strength`` draws,
     which keeps a few heavy weights from collapsing them (in the spirit of MAMIS-P, paper E section 4.5.2; ours blends moments).
+    With a ``defensive_share``, the last component stays as it is and keeps that share (Hesterberg 1995): where it is broad, no
+    weight can be much larger than the target is beside it, whatever the others have come to.
     """
 
     modified: bool
     diagonal: bool
     prior_strength: float
+    defensive_share: float = 0.0
 
 
 def start(first: Proposal) -> AdaptiveState:
@@ -94,11 +97,13 @@ def adapt(state: AdaptiveState, plan: Adaptation) -> AdaptiveState:
     log_weight = torch.minimum(log_weight, limit)
     log_weight = log_weight - torch.logsumexp(log_weight, 0)
     shares = _responsibilities(state.current, position) + log_weight  # (components, S)
-    parts = [
-        _moments(shares[index], position, state.first.mean[index], state.first.factor[index], plan) for index in range(len(shares))
-    ]
+    first, kept = state.first, 1 if plan.defensive_share else 0
+    parts = [_moments(shares[index], position, first.mean[index], first.factor[index], plan) for index in range(len(shares) - kept)]
     mean, factor, weight = (torch.stack(columns) for columns in zip(*parts, strict=True))
-    proposal = Proposal(torch.log_softmax(weight.clamp_min(1e-3).log(), 0), mean, factor, state.current.degrees_of_freedom)
+    log_share = torch.log_softmax(weight.clamp_min(1e-3).log(), 0)
+    proposal = Proposal(log_share, mean, factor, state.current.degrees_of_freedom)
+    if kept:
+        proposal = with_defence(proposal, first.mean[-1], first.factor[-1], plan.defensive_share)
     return state._replace(current=proposal)
 
 

@@ -72,3 +72,10 @@ def from_modes(mean: Tensor, covariance: Tensor, log_share: Tensor, degrees_of_f
         raise ValueError("a component's covariance is not positive definite. Expected it to be; widen it or use prior draws.")
     degrees = torch.tensor(degrees_of_freedom, dtype=mean.dtype, device=mean.device)
     return Proposal(torch.log_softmax(log_share, 0), mean, factor, degrees)
+
+
+def with_defence(proposal: Proposal, mean: Tensor, factor: Tensor, share: float) -> Proposal:
+    """The same with one more component, last, of the given share: its mean ``(D,)`` and factor ``(D, D)``."""
+    log_share = torch.cat([proposal.log_share + math.log1p(-share), proposal.log_share.new_tensor([math.log(share)])])
+    means, factors = torch.cat([proposal.mean, mean[None]]), torch.cat([proposal.factor, factor[None]])
+    return Proposal(log_share, means, factors, proposal.degrees_of_freedom)

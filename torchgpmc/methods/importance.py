@@ -26,8 +26,9 @@ from torchgpmc.importance import (
     log_evidence,
     log_weights,
     start,
+    with_defence,
 )
-from torchgpmc.linalg import solve_lower
+from torchgpmc.linalg import cholesky, solve_lower
 from torchgpmc.methods.base import Settings, check_count, check_positive, refuse_chain_options
 from torchgpmc.methods.modes import posterior_modes
 from torchgpmc.methods.targets import check_has_hyperparameters, estimator_for, log_standard_normal, suited_approximation
@@ -80,18 +81,25 @@ class ImportanceRun(NamedTuple):
         return state.starts[torch.cdist(white, anchors).argmin(-1)]
 
     def _first_proposal(self, generator: torch.Generator) -> Proposal:
-        """The modes with their curvatures, shares by Laplace's integral; the prior's moments where no mode is found."""
-        layout = self.model.layout
+        """The modes with their curvatures, shares by Laplace's integral, and the prior's moments as the defensive component.
+
+        Where no mode is found the prior's moments stand in for one.
+        """
         modes = posterior_modes(self.marginal, self.num_starts, generator)
+        layout = self.model.layout
+        draws = layout.starting_points(_PRIOR_DRAWS, generator)
+        prior_mean = draws.mean(0)
+        prior_covariance = draws.T.cov().reshape(layout.size, layout.size) + 1e-6 * torch.eye(layout.size).to(draws)
+        mean, covariance, share = prior_mean[None], prior_covariance[None], draws.new_zeros(1)
         if modes:
             mean, covariance = torch.stack([m.position for m in modes]), torch.stack([m.covariance for m in modes])
             share = torch.stack([m.log_density for m in modes]) + 0.5 * torch.logdet(covariance)
-            if self.plan.diagonal:
-                covariance = torch.diag_embed(covariance.diagonal(dim1=-2, dim2=-1))
-            return from_modes(mean, covariance, share, self.degrees_of_freedom)
-        draws = layout.starting_points(_PRIOR_DRAWS, generator)
-        covariance = draws.T.cov().reshape(1, layout.size, layout.size) + 1e-6 * torch.eye(layout.size).to(draws)
-        return from_modes(draws.mean(0)[None], covariance, draws.new_zeros(1), self.degrees_of_freedom)
+        if self.plan.diagonal:
+            covariance = torch.diag_embed(covariance.diagonal(dim1=-2, dim2=-1))
+        proposal = from_modes(mean, covariance, share, self.degrees_of_freedom)
+        if self.plan.defensive_share:
+            proposal = with_defence(proposal, prior_mean, cholesky(prior_covariance).factor, self.plan.defensive_share)
+        return proposal
 
     def num_advances(self) -> int:
         return len(self.schedule)
@@ -187,6 +195,7 @@ class _Options:
     growth: float = 1.5
     batch_sizes: tuple[int, ...] | None = None
     prior_strength: float | None = None
+    defensive_share: float = 0.1
     num_starts: int = 4
     effective_size: float | None = None
     smooth: bool = False
@@ -211,6 +220,8 @@ class AMIS(_Options):
         growth: of batches.
         batch_sizes: all of them, in place of the two above, the last repeated as often as it takes.
         prior_strength: draws that the first proposal counts for when the next is learned; by default two a hyperparameter.
+        defensive_share: of the draws, from a component with the prior's moments that is kept throughout, so that no region of the
+            prior is left to the tails of what was learned; 0 for none, as in paper E.
         num_starts: of the search for modes, the best of eight times as many draws from the prior.
         effective_size: stop once Kish's effective size reaches this; ``num_samples`` is then a limit.
         smooth: Pareto-smooth the weights (Vehtari et al. 2024): less variance, a little bias.
@@ -275,13 +286,15 @@ def _prepare(method: _Options, model: GPModel, settings: Settings, *, modified: 
         sizes = _given_sizes(settings.num_samples, method.batch_sizes)
     strength = 2.0 * size if method.prior_strength is None else method.prior_strength
     check_positive("prior_strength", strength)
+    if not (isinstance(method.defensive_share, int | float) and 0 <= method.defensive_share < 1):
+        raise ValueError(f"defensive_share is {method.defensive_share!r}. Expected a number of at least 0 and below 1.")
     approximation = suited_approximation(model, method.approximation)
     estimator = estimator_for(model, approximation, method.num_importance, method.antithetic, method.evidence)
     return ImportanceRun(
         model,
         estimator,
         ApproximateMarginal(model, approximation),
-        Adaptation(modified, method.diagonal, strength),
+        Adaptation(modified, method.diagonal, strength, float(method.defensive_share)),
         sizes,
         degrees,
         method.num_starts,
