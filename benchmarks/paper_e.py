@@ -122,8 +122,9 @@ class Report:
         ranges = [spread(part) for part in values]
         last = next((part for part in reversed(values) if bool(torch.isfinite(part).any())), values[-1])
         cells = " | ".join("" if np.isnan(value) else f"{value:.3f}" for value in ranges)
+        sizes = f"{len(model.train_x)} | {model.layout.size}"
         print(
-            f"| {name} | {kernel} | {len(model.train_x)} | {model.layout.size} | {sampler} | {cells} | {float(last.nanmean()):.2f} | "
+            f"| {name} | {kernel} | {sizes} | {sampler} | {cells} | {float(last.nanmean()):.2f} | "
             f"{tuning:.0f} | {time.perf_counter() - began:.0f} |",
             flush=True,
         )

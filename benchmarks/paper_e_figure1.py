@@ -3,9 +3,9 @@
     python benchmarks/paper_e_figure1.py --data ../shared/data --sets parkinsons --kernels rbf ard
 
 Interquartile range over replicates of the estimate of E||theta|| at growing budgets. One operation an evaluation of the marginal
-likelihood, two more for its gradient (the paper's count). Samplers are those of the paper's table 4, with the settings of its tables 3
-and 5; -I, -D and -H start from the mode and take identity, diagonal or full curvature. The chains of one call are the replicates of an
-MCMC method: they share the tuning of their step size, which is charged to each. The paper has 100 replicates.
+likelihood, two more for its gradient (the paper's count). Samplers are those of the paper's table 4, with the settings of its
+tables 3 and 5; -I, -D and -H start from the mode and take identity, diagonal or full curvature. The chains of one call are the
+replicates of an MCMC method: they share the tuning of their step size, which is charged to each. The paper has 100 replicates.
 """
 
 import argparse

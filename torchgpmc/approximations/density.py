@@ -9,6 +9,8 @@ from torchgpmc.approximations.base import Approximation, check_model
 from torchgpmc.density import AutogradDensity, keep_freed_memory
 from torchgpmc.models.base import GPModel
 
+_CHUNK_ELEMENTS = 16_000_000  # of covariance matrices, of which an evaluation with its gradient holds about ten
+
 
 class ApproximateMarginal(AutogradDensity):
     r"""The density :math:`p(\theta) |dx / d\theta| \, q(y | \theta)` of theta up to a constant, q being an approximate evidence.
@@ -42,6 +44,16 @@ class ApproximateMarginal(AutogradDensity):
         else:
             found = self.approximation.evidence(self.model, prior, self.targets)
         return torch.where(prior.ok & found.converged, log_prior + found.log_evidence, torch.nan)
+
+    def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        """The density ``(C,)`` and its gradient ``(C, P)``, a few thetas at once where matrices of all would fill the memory."""
+        at_once = max(1, _CHUNK_ELEMENTS // self.model.latent_size**2)
+        if len(position) <= at_once:
+            return super().value_and_grad(position)
+        parts = torch.arange(len(position), device=position.device).split(at_once)
+        found = [AutogradDensity.value_and_grad(self.select(rows), position[rows]) for rows in parts]
+        values, gradients = zip(*found, strict=True)
+        return torch.cat(values), torch.cat(gradients)
 
     def select(self, rows: Tensor) -> ApproximateMarginal:
         if self.targets.dim() == 1:

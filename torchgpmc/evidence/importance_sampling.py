@@ -112,8 +112,13 @@ class ImportanceEstimator:
 
     def start_at(self, theta: Tensor) -> Tensor:
         """What the approximation at ``theta`` leaves for those at nearby thetas to start from ``(C, ...)``."""
+
+        def start(rows: slice) -> Tensor:
+            targets = self._at(rows).targets
+            return self.approximation.importance_density(self.model, self.model.prior(theta[rows]), targets).start
+
         with torch.no_grad():
-            return self.approximation.importance_density(self.model, self.model.prior(theta), self.targets).start
+            return torch.cat(side_by_side(start, self._chunks(theta), theta.device))
 
     def select(self, rows: Tensor | slice) -> ImportanceEstimator:
         """The same for some of the chains, each with targets of its own."""

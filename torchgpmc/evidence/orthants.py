@@ -28,9 +28,11 @@ from torchgpmc.orthant.problem import Problem
 from torchgpmc.orthant.truncated import truncated_draws
 from torchgpmc.random import make_generator, normal_like
 from torchgpmc.special import ndtr
+from torchgpmc.threads import even_slices, side_by_side
 
 # Numbers in the largest array of a chunk of thetas.
 _CHUNK_ELEMENTS = 2**21
+_WORTH_A_THREAD = 4  # thetas
 
 
 def check_probit(model: GPModel, method: str) -> None:
@@ -128,13 +130,9 @@ class OrthantEstimator:
     def evaluate(self, theta: Tensor, auxiliary: Tensor, start: Tensor | None = None) -> LatentEstimate:
         """Estimates as a function of standard normals ``(C, auxiliary_size)``."""
         at_once = max(1, _CHUNK_ELEMENTS // (self.model.latent_size * self.num_points))
+        slices = even_slices(len(theta), at_once, theta.device, _WORTH_A_THREAD)
         with torch.no_grad():
-            parts = [
-                self.select(slice(first, first + at_once))._evaluate(
-                    theta[first : first + at_once], auxiliary[first : first + at_once]
-                )
-                for first in range(0, len(theta), at_once)
-            ]
+            parts = side_by_side(lambda rows: self.select(rows)._evaluate(theta[rows], auxiliary[rows]), slices, theta.device)
         return LatentEstimate(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
     def start_at(self, theta: Tensor) -> Tensor:
