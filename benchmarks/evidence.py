@@ -47,6 +47,7 @@ def worker(num_data, case):
     import torchgpmc as tg
     from tests.evidence import simple
     from torchgpmc.density import keep_freed_memory
+    from torchgpmc.threads import even_slices, side_by_side
 
     keep_freed_memory()
     kind, num_importance, warm = CASES[case]
@@ -70,7 +71,10 @@ def worker(num_data, case):
 
     def alone():
         with torch.no_grad():
-            return [approximation.importance_density(model, model.prior(part)) for part in theta.split(8)]
+            slices = even_slices(BATCH, 10 if num_data < 400 else 2, theta.device)
+            return side_by_side(
+                lambda rows: approximation.importance_density(model, model.prior(theta[rows])), slices, theta.device
+            )
 
     def ours():
         return alone() if kind == "ep alone" else estimator.draw(theta, generator, start)
