@@ -84,10 +84,10 @@ def of_weighted(model, method, tuning, budgets, replicates, operations):
         for _ in range(run.num_advances()):
             before = spent[-1]
             state, draw, stats = run.advance(state, generator)
-            spent = torch.cat([spent, before + operations(stats).cumsum(-1)])
+            spent = before + operations(stats).cumsum(-1)
             norm.append(norms({name: value[None] for name, value in model.layout.constrain(draw.theta[0]).items()})[0])
             for index, budget in enumerate(budgets):
-                if before <= budget <= spent[-1] and len(norm) > 1:  # the draws of whole batches count, up to the budget
+                if spent[-1] <= budget:  # the last batch that ended within the budget counts
                     rows[index, seed] = torch.softmax(log_weights(state.draws), 0) @ torch.cat(norm)
             if spent[-1] > budgets[-1]:
                 break
