@@ -16,7 +16,7 @@ MAX_RHAT = 1.01  # Vehtari et al. 2021, section 4
 MIN_ESS_PER_CHAIN = 100  # the same
 MAX_ESTIMATE_VARIANCE = 2.0  # of the logarithm; chains on noisier estimates stick for long stretches
 MIN_DRAWS_FOR_KHAT = 25  # a fifth of them are its tail
-MIN_EFFICIENCY = 0.1  # Kish's size over draws; ours: at 6 % most of a posterior was missed (docs/results/theta_engines.md)
+MIN_EFFICIENCY = 0.1  # Kish's size over draws; ours: at 4 % most of a posterior was missed (docs/results/theta_engines.md)
 MAX_KHAT = 0.7  # Vehtari et al. 2024
 
 

@@ -21,7 +21,7 @@ _CHUNK_ELEMENTS = 400_000  # of covariance matrices
 
 def posterior_modes(marginal: ApproximateMarginal, num_starts: int, generator: torch.Generator) -> list[Mode]:
     """Distinct modes, best first; empty, after a warning, where none has a positive definite curvature."""
-    modes = find_modes(marginal, _starting_points(marginal.model, marginal, num_starts, generator))
+    modes = find_modes(marginal, _starting_points(marginal, num_starts, generator))
     if not modes:
         warnings.warn(
             f"no mode of the approximate posterior with a positive definite curvature was found in {num_starts} starts: "
@@ -32,8 +32,9 @@ def posterior_modes(marginal: ApproximateMarginal, num_starts: int, generator: t
     return modes
 
 
-def _starting_points(model: GPModel, marginal: ApproximateMarginal, num_starts: int, generator: torch.Generator) -> Tensor:
+def _starting_points(marginal: ApproximateMarginal, num_starts: int, generator: torch.Generator) -> Tensor:
     """The best of several times as many draws from the prior: far out a search takes many steps, and slow ones."""
+    model = marginal.model
     candidates = model.layout.starting_points(_CANDIDATES_A_START * num_starts, generator)
     rough = ApproximateMarginal(model, marginal.approximation, loose=True)
     at_once = max(1, _CHUNK_ELEMENTS // model.latent_size**2)
