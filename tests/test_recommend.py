@@ -19,8 +19,10 @@ CASES = {
     "regression": (gp_regression, tg.AMIS),
     "sparse": (lambda: sparse_gp("probit"), tg.NUTS),
     "several latents": (lambda: gp("softmax"), tg.NUTS),
-    "twelve": (lambda: wide(12), tg.AMIS),
-    "thirteen": (lambda: wide(13), tg.NUTS),
+    "eight": (lambda: wide(8), tg.AMIS),
+    "nine": (lambda: wide(9), tg.NUTS),
+    "regression, twelve": (lambda: gp_regression(num_columns=10), tg.AMIS),
+    "regression, thirteen": (lambda: gp_regression(num_columns=11), tg.NUTS),
     "fixed": (lambda: tg.GP(inputs(6), targets("probit", 6), fixed_kernel(), tg.likelihoods.Bernoulli()), tg.EllipticalSlice),
 }
 

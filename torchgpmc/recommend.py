@@ -8,7 +8,8 @@ from torchgpmc.methods import AMIS, NUTS, EllipticalSlice, Method
 from torchgpmc.models import GP, GPModel, GPRegression
 
 # Importance weights collapse as hyperparameters multiply; `docs/results/theta_engines.md` has the table behind this limit.
-MANY_HYPERPARAMETERS = 12
+MANY_HYPERPARAMETERS = 8
+MANY_WITH_EXACT_EVIDENCE = 12
 
 
 def recommend(model: GPModel) -> Method:
@@ -39,7 +40,7 @@ def _choice(model: GPModel) -> tuple[Method, str]:
     integrates_out = isinstance(model, GP) and model.num_latents == 1 and isinstance(as_likelihood(model.likelihood), Factorised)
     if not integrates_out:
         return NUTS(), "the latents cannot be integrated out one site a datum, so hyperparameters and latents are sampled together."
-    if size > MANY_HYPERPARAMETERS:
+    if size > (MANY_WITH_EXACT_EVIDENCE if isinstance(model, GPRegression) else MANY_HYPERPARAMETERS):
         return NUTS(), f"{size} hyperparameters are more than importance weights survive."
     if isinstance(model, GPRegression):
         return AMIS(), "the evidence is exact and the hyperparameters are few: independent weighted draws, no warm-up."
