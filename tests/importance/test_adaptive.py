@@ -171,6 +171,29 @@ def test_no_mode_where_there_is_none():
     assert find_modes(AutogradDensity(lambda x: x.sum(-1)), torch.zeros(2, 2, dtype=torch.float64)) == []
 
 
+def test_a_mode_is_found_from_where_the_first_step_could_leave_the_support():
+    """A line search that meets a value beyond all measure gives up on the spot."""
+    centre, scale = torch.tensor([1.0, -2.0], dtype=torch.float64), torch.tensor([0.1, 0.5], dtype=torch.float64)
+
+    def log_density(x):
+        return torch.where((x.abs() < 6).all(-1), -0.5 * ((x - centre) / scale).square().sum(-1), -torch.inf)
+
+    (mode,) = find_modes(AutogradDensity(log_density), torch.zeros(1, 2, dtype=torch.float64))
+    torch.testing.assert_close(mode.position, centre, atol=1e-3, rtol=0)
+    torch.testing.assert_close(mode.covariance, scale.square().diag(), atol=1e-5, rtol=1e-3)
+
+
+def test_impossible_starts_are_passed_over():
+    density = AutogradDensity(lambda x: torch.where(x[:, 0] > 0, -0.5 * (x - 1).square().sum(-1), -torch.inf))
+    (mode,) = find_modes(density, torch.tensor([[-1.0, 0.0], [0.5, 0.0]], dtype=torch.float64))
+    torch.testing.assert_close(mode.position, torch.ones(2, dtype=torch.float64), atol=1e-3, rtol=0)
+
+
+def test_where_a_search_was_cut_short_there_is_no_mode():
+    density = AutogradDensity(lambda x: -0.5 * (x - 9).square().sum(-1))
+    assert find_modes(density, torch.zeros(1, 2, dtype=torch.float64), max_iterations=1) == []
+
+
 def test_a_covariance_that_is_none_is_named():
     with pytest.raises(ValueError, match="positive definite"):
         from_modes(MEAN, -COVARIANCE, torch.zeros(2, dtype=torch.float64), 5.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch import Tensor
 from torchgpmc.threads import one_blas_thread
 from torchgpmc.types import LogDensity
 
-_IMPOSSIBLE = 1e25
+_IMPOSSIBLE = 1e3  # nats below the start: a line search that fits a polynomial to a larger number moves no more
 _SAME_MODE = 0.5  # distance in standard deviations
 _FAR_BELOW = 12.0  # a mode this much lower in log density holds no mass worth a component
 _STEP = 1e-4
@@ -39,17 +38,20 @@ def find_modes(density: LogDensity, starts: Tensor, *, bound: float = 15.0, max_
     """
     found: list[Mode] = []
     for start in starts:
+        objective = _Objective(density, start, bound)
+        if not objective.is_possible:
+            continue
         with one_blas_thread():
+            # Given bounds on every side, scipy's first step goes all the way to one of them; without, it has length one.
             result = scipy.optimize.minimize(
-                _objective(density, start),
+                objective,
                 start.clamp(-bound, bound).cpu().numpy().astype(np.float64),
                 jac=True,
                 method="L-BFGS-B",
-                bounds=[(-bound, bound)] * len(start),
                 options={"maxiter": max_iterations, "gtol": _SLOPE},
             )
         position = torch.as_tensor(result.x).to(start)
-        if result.fun < _IMPOSSIBLE and not any(_same(position, other) for other in found):
+        if not any(_same(position, other) for other in found):
             mode = _mode_at(density, position)
             if mode is not None:
                 found.append(mode)
@@ -57,14 +59,24 @@ def find_modes(density: LogDensity, starts: Tensor, *, bound: float = 15.0, max_
     return [mode for mode in found if float(found[0].log_density - mode.log_density) < _FAR_BELOW]
 
 
-def _objective(density: LogDensity, like: Tensor) -> Callable[[np.ndarray], tuple[float, np.ndarray]]:
-    def negative(x: np.ndarray) -> tuple[float, np.ndarray]:
-        value, gradient = density.value_and_grad(torch.as_tensor(x).to(like)[None])
-        if not bool(torch.isfinite(value)):
-            return _IMPOSSIBLE, np.zeros_like(x)
-        return -float(value), -gradient[0].double().cpu().numpy()
+class _Objective:
+    """Minus the log density, for scipy; where that is infinite or out of bounds, a value far above that of the start."""
 
-    return negative
+    def __init__(self, density: LogDensity, start: Tensor, bound: float):
+        self._density = density
+        self._like = start
+        self._bound = bound
+        first = density(start.clamp(-bound, bound)[None])
+        self.is_possible = bool(torch.isfinite(first))
+        self._impossible = _IMPOSSIBLE - float(first)
+
+    def __call__(self, x: np.ndarray) -> tuple[float, np.ndarray]:
+        if np.abs(x).max() > self._bound:
+            return self._impossible, np.zeros_like(x)
+        value, gradient = self._density.value_and_grad(torch.as_tensor(x).to(self._like)[None])
+        if not bool(torch.isfinite(value)):
+            return self._impossible, np.zeros_like(x)
+        return -float(value), -gradient[0].double().cpu().numpy()
 
 
 def _mode_at(density: LogDensity, position: Tensor) -> Mode | None:
@@ -79,7 +91,12 @@ def _mode_at(density: LogDensity, position: Tensor) -> Mode | None:
     smallest = torch.linalg.eigvalsh(precision).min()
     if not float(smallest) > 1e-6:
         return None
-    return Mode(position, value[0], torch.linalg.inv(precision))
+    covariance = torch.linalg.inv(precision)
+    if (
+        float(gradient[0] @ covariance @ gradient[0]) > _SAME_MODE**2
+    ):  # Newton's step would lead elsewhere: the search was cut short
+        return None
+    return Mode(position, value[0], covariance)
 
 
 def _same(position: Tensor, mode: Mode) -> bool:
