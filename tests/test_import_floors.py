@@ -26,7 +26,7 @@ FLOORS = [
     },
     {"density", "priors", "diagnostics", "covariance", "mean_function", "likelihoods"},
     {"parameters", "samplers", "importance", "orthant"},
-    {"models"},
+    {"models", "normal_scale"},
     {"prediction"},
     {"posterior", "approximations"},
     {"checkpoint", "evidence", "fitting"},

@@ -51,9 +51,12 @@ def weighted(posterior):
     return mean, ((weights.unsqueeze(-1) * (values - mean)).square().sum(0)).sqrt()
 
 
-# Normal proposals are left out: they do not cover the long left tail of a log lengthscale, and their errors are larger than stated.
+# Normal proposals on the scale of logarithms are left out: they do not cover the long left tail of a log lengthscale, and their
+# errors are larger than stated.
 METHODS = {
     "AMIS": tg.AMIS(),
+    "normal": tg.AMIS(degrees_of_freedom=None),
+    "on logarithms": tg.AMIS(normal_scale=False, degrees_of_freedom=5),
     "one sample": tg.AMIS(num_importance=1),
     "64": tg.AMIS(num_importance=64),
     "EP": tg.AMIS(approximation=tg.EP(), num_importance=4),

@@ -28,13 +28,13 @@ from torchgpmc.importance import (
     start,
     with_defence,
 )
-from torchgpmc.linalg import cholesky, solve_lower
+from torchgpmc.linalg import solve_lower
 from torchgpmc.methods.base import Settings, check_count, check_positive, refuse_chain_options
 from torchgpmc.methods.modes import posterior_modes
 from torchgpmc.methods.targets import check_has_hyperparameters, estimator_for, log_standard_normal, suited_approximation
 from torchgpmc.models.base import GPModel
+from torchgpmc.normal_scale import NormalScale, linear_scale, normal_scale
 
-_PRIOR_DRAWS = 200
 _MAX_ANCHORS = 128
 
 
@@ -43,7 +43,7 @@ class ImportanceState(NamedTuple):
 
     iteration: int
     draws: AdaptiveState
-    anchors: Tensor  # (A, P), the best mode, then some draws of the first batch
+    anchors: Tensor  # (A, P), of z: the best mode, then some draws of the first batch
     starts: Tensor  # (A, ...), of the approximations there
 
 
@@ -53,6 +53,7 @@ class ImportanceRun(NamedTuple):
     model: GPModel
     estimator: LatentEstimator
     marginal: ApproximateMarginal
+    scale: NormalScale  # of everything that is proposed
     plan: Adaptation
     schedule: list[int]
     degrees_of_freedom: float
@@ -71,26 +72,23 @@ class ImportanceRun(NamedTuple):
         mode = first.mean[:1]
         return ImportanceState(0, start(first), mode, self._starts_at(mode))
 
-    def _starts_at(self, theta: Tensor) -> Tensor:
-        return torch.nan_to_num(self.estimator.start_at(theta))
+    def _starts_at(self, z: Tensor) -> Tensor:
+        return torch.nan_to_num(self.estimator.start_at(self.scale.theta(z)[0]))
 
-    def _nearest_start(self, state: ImportanceState, theta: Tensor) -> Tensor:
+    def _nearest_start(self, state: ImportanceState, z: Tensor) -> Tensor:
         """The start of the nearest anchor: a function of theta and of earlier batches, so that an estimate stays unbiased."""
         factor = state.draws.first.factor[0]
-        white, anchors = (solve_lower(factor, points.mT).mT for points in (theta, state.anchors))
+        white, anchors = (solve_lower(factor, points.mT).mT for points in (z, state.anchors))
         return state.starts[torch.cdist(white, anchors).argmin(-1)]
 
     def _first_proposal(self, generator: torch.Generator) -> Proposal:
-        """The modes with their curvatures, shares by Laplace's integral, and the prior's moments as the defensive component.
+        """The modes with their curvatures, shares by Laplace's integral, and the prior as the defensive component.
 
-        Where no mode is found the prior's moments stand in for one.
+        Where no mode is found the prior stands in for one.
         """
-        modes = posterior_modes(self.marginal, self.num_starts, generator)
-        layout = self.model.layout
-        draws = layout.starting_points(_PRIOR_DRAWS, generator)
-        prior_mean = draws.mean(0)
-        prior_covariance = draws.T.cov().reshape(layout.size, layout.size) + 1e-6 * torch.eye(layout.size).to(draws)
-        mean, covariance, share = prior_mean[None], prior_covariance[None], draws.new_zeros(1)
+        modes = posterior_modes(self.marginal, self.num_starts, generator, self.scale)
+        unit = torch.eye(self.scale.size).to(self.scale.coefficients)
+        mean, covariance, share = 0 * unit[:1], unit[None], unit.new_zeros(1)
         if modes:
             mean, covariance = torch.stack([m.position for m in modes]), torch.stack([m.covariance for m in modes])
             share = torch.stack([m.log_density for m in modes]) + 0.5 * torch.logdet(covariance)
@@ -98,7 +96,7 @@ class ImportanceRun(NamedTuple):
             covariance = torch.diag_embed(covariance.diagonal(dim1=-2, dim2=-1))
         proposal = from_modes(mean, covariance, share, self.degrees_of_freedom)
         if self.plan.defensive_share:
-            proposal = with_defence(proposal, prior_mean, cholesky(prior_covariance).factor, self.plan.defensive_share)
+            proposal = with_defence(proposal, 0 * unit[0], unit, self.plan.defensive_share)
         return proposal
 
     def num_advances(self) -> int:
@@ -112,11 +110,13 @@ class ImportanceRun(NamedTuple):
 
     def advance(self, state: ImportanceState, generator: torch.Generator) -> tuple[ImportanceState, Draw, dict[str, Tensor]]:
         count = self.schedule[state.iteration]
-        theta = draw_from(state.draws.current, count, generator)
-        estimate = self.estimator.draw(theta, generator, self._nearest_start(state, theta))
+        z = draw_from(state.draws.current, count, generator)
+        theta, log_slope = self.scale.theta(z)
+        estimate = self.estimator.draw(theta, generator, self._nearest_start(state, z))
         log_prior = self.model.layout.log_prior(theta).detach()
-        log_target = torch.nan_to_num(log_prior + estimate.value, nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
-        draws = add_draws(state.draws, theta, log_target)
+        log_target = log_prior + log_slope + estimate.value
+        log_target = torch.nan_to_num(log_target, nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+        draws = add_draws(state.draws, z, log_target)
         if state.iteration + 1 < len(self.schedule):
             modified = self.plan.modified or (self.switch_after is not None and state.iteration + 1 >= self.switch_after)
             draws = adapt(draws, self.plan._replace(modified=modified))
@@ -131,7 +131,7 @@ class ImportanceRun(NamedTuple):
         stats = {name: value[None] for name, value in stats.items()}
         anchors, starts = state.anchors, state.starts
         if state.iteration == 0 and len(self.schedule) > 1:
-            anchors = theta[torch.isfinite(log_target)][: min(_MAX_ANCHORS, count // 4)]
+            anchors = z[torch.isfinite(log_target)][: min(_MAX_ANCHORS, count // 4)]
             anchors = torch.cat([state.anchors, anchors])
             starts = self._starts_at(anchors)
         return ImportanceState(state.iteration + 1, draws, anchors, starts), Draw(theta[None], estimate.whitened[None]), stats
@@ -189,7 +189,8 @@ class _Options:
     approximation: Approximation = Laplace()  # noqa: RUF009  (frozen, so it may be shared)
     num_importance: int = 16
     antithetic: bool | None = None
-    degrees_of_freedom: int | None = 5
+    degrees_of_freedom: int | None = 8
+    normal_scale: bool = True
     diagonal: bool = False
     batch_size: int | None = None
     growth: float = 1.5
@@ -215,13 +216,16 @@ class AMIS(_Options):
         num_importance: latent vectors an estimate of the evidence.
         antithetic: draw them in mirrored pairs; by default where ``num_importance`` is even.
         degrees_of_freedom: of Student t proposals, a whole number above 2; ``None`` for normal ones.
+        normal_scale: propose on the scale on which each prior is standard normal, whose tails proposals can follow; ``False``:
+            on that of theta, logarithms for positive parameters, as in paper E.
         diagonal: adapt variances alone, no correlations (AMIS-D of paper E).
         batch_size: draws of the first batch; by default a tenth of ``num_samples``, at least 10 a hyperparameter.
         growth: of batches.
         batch_sizes: all of them, in place of the two above, the last repeated as often as it takes.
         prior_strength: draws that the first proposal counts for when the next is learned; by default two a hyperparameter.
         defensive_share: of the draws, from a component with the prior's moments that is kept throughout, so that no region of the
-            prior is left to the tails of what was learned; 0 for none, as in paper E.
+            prior is left to the tails of what was learned (on the normal scale it is the prior itself, all but its heavier tails,
+            and bounds the weights); 0 for none, as in paper E.
         num_starts: of the search for modes, the best of eight times as many draws from the prior.
         effective_size: stop once Kish's effective size reaches this; ``num_samples`` is then a limit.
         smooth: Pareto-smooth the weights (Vehtari et al. 2024): less variance, a little bias.
@@ -294,6 +298,7 @@ def _prepare(method: _Options, model: GPModel, settings: Settings, *, modified: 
         model,
         estimator,
         ApproximateMarginal(model, approximation),
+        (normal_scale if method.normal_scale else linear_scale)(model.layout),
         Adaptation(modified, method.diagonal, strength, float(method.defensive_share)),
         sizes,
         degrees,

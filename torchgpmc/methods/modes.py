@@ -12,16 +12,36 @@ from torchgpmc.diagnostics import SamplingWarning
 from torchgpmc.importance import Mode, find_modes
 from torchgpmc.linalg import cholesky
 from torchgpmc.models.base import GPModel
+from torchgpmc.normal_scale import NormalScale, OnNormalScale
 from torchgpmc.random import normal_like
+from torchgpmc.types import LogDensity
 
 _NUM_STARTS = 4
 _CANDIDATES_A_START = 8
 _CHUNK_ELEMENTS = 400_000  # of covariance matrices
 
 
-def posterior_modes(marginal: ApproximateMarginal, num_starts: int, generator: torch.Generator) -> list[Mode]:
-    """Distinct modes, best first; empty, after a warning, where none has a positive definite curvature."""
-    modes = find_modes(marginal, _starting_points(marginal, num_starts, generator))
+def posterior_modes(
+    marginal: ApproximateMarginal, num_starts: int, generator: torch.Generator, scale: NormalScale | None = None
+) -> list[Mode]:
+    """Distinct modes, best first; empty, after a warning, where none has a positive definite curvature.
+
+    Args:
+        marginal: the approximate posterior of theta.
+        num_starts: of the search, the best of eight times as many draws from the prior.
+        generator: of those draws.
+        scale: if given, what is searched is the density of z on that scale, whose modes and curvatures are others.
+    """
+    model, count = marginal.model, _CANDIDATES_A_START * num_starts
+    density: LogDensity = marginal
+    rough: LogDensity = ApproximateMarginal(model, marginal.approximation, loose=True)
+    candidates = model.layout.starting_points(count, generator)
+    if scale is not None:
+        density, rough = OnNormalScale(density, scale), OnNormalScale(rough, scale)
+        candidates = normal_like(candidates, generator)
+    # Far out a search takes many steps, and slow ones.
+    value = torch.cat([rough(part) for part in candidates.split(max(1, _CHUNK_ELEMENTS // model.latent_size**2))])
+    modes = find_modes(density, candidates[value.argsort(descending=True)[:num_starts]])
     if not modes:
         warnings.warn(
             f"no mode of the approximate posterior with a positive definite curvature was found in {num_starts} starts: "
@@ -30,16 +50,6 @@ def posterior_modes(marginal: ApproximateMarginal, num_starts: int, generator: t
             stacklevel=6,
         )
     return modes
-
-
-def _starting_points(marginal: ApproximateMarginal, num_starts: int, generator: torch.Generator) -> Tensor:
-    """The best of several times as many draws from the prior: far out a search takes many steps, and slow ones."""
-    model = marginal.model
-    candidates = model.layout.starting_points(_CANDIDATES_A_START * num_starts, generator)
-    rough = ApproximateMarginal(model, marginal.approximation, loose=True)
-    at_once = max(1, _CHUNK_ELEMENTS // model.latent_size**2)
-    value = torch.cat([rough(part) for part in candidates.split(at_once)])
-    return candidates[value.argsort(descending=True)[:num_starts]]
 
 
 def start_at_mode(marginal: ApproximateMarginal, num_chains: int, generator: torch.Generator) -> tuple[Tensor, Tensor] | None:
