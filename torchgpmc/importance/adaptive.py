@@ -55,16 +55,17 @@ def add_draws(state: AdaptiveState, position: Tensor, log_target: Tensor) -> Ada
     """
     count = position.new_tensor([float(len(position))])
     old = torch.logaddexp(state.log_denominator, count.log() + log_density_of(state.current, state.position))
-    terms = [count.log() + log_density_of(state.current, position)]
-    for index in range(len(state.counts)):
-        earlier = Proposal(*(part[index] for part in state.past))
-        terms.append(state.counts[index].log() + log_density_of(earlier, position))
+    counts = torch.cat([state.counts, count])
+    past = Proposal(*(torch.cat([a, b.unsqueeze(0)]) for a, b in zip(state.past, state.current, strict=True)))
+    # All proposals as one mixture, whose shares add up to the number of draws.
+    log_share, mean, factor = past.log_share + counts.log().unsqueeze(-1), past.mean, past.factor
+    mixture = Proposal(log_share.flatten(), mean.flatten(0, 1), factor.flatten(0, 1), state.current.degrees_of_freedom)
     return AdaptiveState(
         torch.cat([state.position, position]),
         torch.cat([state.log_target, log_target]),
-        torch.cat([old, torch.logsumexp(torch.stack(terms), 0)]),
-        torch.cat([state.counts, count]),
-        Proposal(*(torch.cat([a, b.unsqueeze(0)]) for a, b in zip(state.past, state.current, strict=True))),
+        torch.cat([old, log_density_of(mixture, position)]),
+        counts,
+        past,
         state.current,
         state.first,
     )
