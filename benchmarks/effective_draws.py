@@ -1,9 +1,10 @@
-"""Effective draws a second of the worst hyperparameter on a probit GP (paper A, section 4.2): every sampler, beside NumPyro's NUTS.
+"""Effective draws a second of the worst hyperparameter on a probit GP (paper A, section 4.2): every sampler, beside its peers.
 
     python benchmarks/effective_draws.py
 
-n=200, d=2, isotropic RBF, paper A's Gamma priors. Fresh processes; warm-up, mode search and adaptation inside every time,
-NumPyro's compile time apart. Rows of fewer than 200 effective draws are marked. Target: pseudo-marginal 10 times NumPyro's.
+n=200, d=2, isotropic RBF, paper A's Gamma priors. Fresh processes; warm-up, mode search and adaptation inside every time, the
+compile time of NumPyro and GPflow apart. Rows of fewer than 200 effective draws are marked. Targets: pseudo-marginal 10 times
+NumPyro's and 100 times Pyro's. Pyro alone takes a quarter of an hour.
 """
 
 import argparse
@@ -11,9 +12,12 @@ import json
 import sys
 import time
 
+import numpy as np
+from arviz_stats.base import array_stats
 from processes import measure, median, peer_python
 
-PEER = (200, 4, 200, 250)  # data, chains, warm-up, draws
+PEER = (200, 4, 200, 400)  # data, chains, warm-up, draws
+SINGLE_CHAINS = {"Pyro NUTS": (200, 400), "GPflow GPMC, NUTS": (300, 2000)}  # warm-up, draws
 METHODS = {  # name: (expression, warm-up, draws, chains)
     "PM Laplace (1)": ("tg.PseudoMarginal(num_importance=1)", 300, 600, 16),
     "PM Laplace (16)": ("tg.PseudoMarginal(num_importance=16)", 300, 600, 16),
@@ -61,6 +65,18 @@ def worker(name, num_data):
     print(json.dumps(row | {"rhat": max(row.rhat for row in rows)}))
 
 
+def single_chain(name, seed):
+    """A run of Pyro, in our own environment, which has it, or of GPflow, whose draws are assessed here."""
+    arguments = (PEER[0], *SINGLE_CHAINS[name], seed)
+    if name == "Pyro NUTS":
+        return measure(sys.executable, "peers/pyro_nuts.py", *arguments)
+    python = peer_python("gpflow", ["gpflow==2.11.*", "tensorflow-cpu", "tf-keras"])
+    row = measure(python, "peers/gpflow_nuts.py", *arguments)
+    draws = [np.asarray(values)[None] for values in row["draws"]]
+    size = min(float(array_stats.ess(values)) for values in draws)
+    return row | {"ess": size, "ess_a_second": size / row["seconds"], "means": [values.mean() for values in draws]}
+
+
 def show(name, steps, rows, best):
     few = "" if min(row["ess"] for row in rows) >= 200 else " (under 200)"
     ratio = f"{median(rows, 'ess_a_second') / best:.1f}" if best else ""
@@ -78,6 +94,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--worker", nargs=2)
     parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--single-chains", nargs="*", choices=list(SINGLE_CHAINS), default=list(SINGLE_CHAINS))
     options = parser.parse_args()
     if options.worker:
         worker(options.worker[0], int(options.worker[1]))
@@ -88,6 +105,9 @@ def main():
     peers = [measure(numpyro_python, "peers/numpyro_nuts.py", *PEER, seed, "sequential") for seed in range(options.runs)]
     best = median(peers, "ess_a_second")
     show("NumPyro NUTS, sequential, compile time left out", f"{PEER[1]} x ({PEER[2]} + {PEER[3]})", peers, best)
+    for name in options.single_chains:
+        warmup_steps, num_samples = SINGLE_CHAINS[name]
+        show(name, f"1 x ({warmup_steps} + {num_samples})", [single_chain(name, seed) for seed in range(options.runs)], best)
     for name, (_, warmup_steps, num_samples, num_chains) in METHODS.items():
         rows = [measure(sys.executable, "effective_draws.py", "--worker", name, PEER[0]) for _ in range(options.runs)]
         steps = f"{num_chains} x ({warmup_steps} + {num_samples})" if num_chains else f"{num_samples} weighted"
