@@ -15,7 +15,7 @@ from gpytorch.priors import GammaPrior
 
 import torchgpmc as tg
 from torchgpmc.approximations import ApproximateMarginal
-from torchgpmc.importance import log_weights
+from torchgpmc.importance import add_draws, log_weights
 from torchgpmc.methods.base import Settings
 from torchgpmc.methods.modes import posterior_modes
 from torchgpmc.random import make_generator
@@ -82,13 +82,16 @@ def of_weighted(model, method, tuning, budgets, replicates, operations):
         run = method.prepare(model, Settings(2 * budgets[-1], None, None, None))
         state, spent, norm = run.init(generator), torch.full((1,), float(tuning)), []
         for _ in range(run.num_advances()):
-            before = spent[-1]
+            before, earlier = spent[-1], state.draws
             state, draw, stats = run.advance(state, generator)
             spent = before + operations(stats).cumsum(-1)
             norm.append(norms({name: value[None] for name, value in model.layout.constrain(draw.theta[0]).items()})[0])
+            position, log_target = state.draws.position[len(earlier.position) :], state.draws.log_target[len(earlier.position) :]
             for index, budget in enumerate(budgets):
-                if spent[-1] <= budget:  # the last batch that ended within the budget counts
-                    rows[index, seed] = torch.softmax(log_weights(state.draws), 0) @ torch.cat(norm)
+                done = int((spent <= budget).sum())
+                if done:  # a budget that ends within a batch counts its first draws, as a smaller batch
+                    draws = add_draws(earlier, position[:done], log_target[:done])
+                    rows[index, seed] = torch.softmax(log_weights(draws), 0) @ torch.cat(norm)[: len(draws.position)]
             if spent[-1] > budgets[-1]:
                 break
     return rows

@@ -189,7 +189,7 @@ class _Options:
     approximation: Approximation = Laplace()  # noqa: RUF009  (frozen, so it may be shared)
     num_importance: int = 16
     antithetic: bool | None = None
-    degrees_of_freedom: int | None = 8
+    degrees_of_freedom: int | None = 5
     normal_scale: bool = True
     diagonal: bool = False
     batch_size: int | None = None
