@@ -61,9 +61,10 @@ def main():
         for panel, title in zip(row, ("trace of one chain", "autocorrelation, mean over chains", "R-hat"), strict=True):
             panel.set(title=f"{name}: {title}", xlabel="iteration after warm-up")
         steps = f"{options.chains} x ({options.warmup} + {options.draws})"
+        size = float(array_stats.ess(values))
         acceptance = 100 * float(posterior.stats["acceptance_rate"].mean())
         print(
-            f"| {name} | {len(model.train_x)} | {steps} | {float(array_stats.ess(values)):.0f} | {curve[9]:.3f} | {curve[-1]:.3f} | "
+            f"| {name} | {len(model.train_x)} | {steps} | {size:.0f} | {curve[9]:.3f} | {curve[-1]:.3f} | "
             f"{acceptance:.0f} | {correlation[min(50, len(correlation) - 1)]:.2f} | {seconds:.0f} |",
             flush=True,
         )
