@@ -8,6 +8,7 @@ import torch
 import torchgpmc as tg
 from tests.approximations.reference import gaussian_evidence
 from tests.problems import fixed_kernel, gp, gp_regression, inputs, kernel, sparse_gp, targets
+from torchgpmc.normal_scale import NormalScale
 
 QUIET = {"seed": 1, "progress": False}
 
@@ -78,6 +79,26 @@ def test_expectations_and_evidence_equal_a_grid(likelihood):
         assert float(((mean - truth).abs() / error).max()) < 5, name
         assert abs(posterior.info["log_evidence"] - evidence) < 5 * posterior.info["log_evidence_error"] + 1e-3, name
         assert posterior.info["log_evidence_error"] < 0.1, name
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+@pytest.mark.parametrize("error", ["no Jacobian", "halved evidence"])
+def test_a_wrong_weight_is_caught_by_the_grid(error, monkeypatch):
+    model = small("probit")
+    truth, _ = grid_truth(model)
+    theta, evaluate = NormalScale.theta, tg.evidence.ImportanceEstimator.evaluate
+    if error == "no Jacobian":
+        monkeypatch.setattr(NormalScale, "theta", lambda self, z: (theta(self, z)[0], z.new_zeros(len(z))))
+    else:
+
+        def halved(self, *args):
+            found = evaluate(self, *args)
+            return found._replace(value=0.5 * found.value)
+
+        monkeypatch.setattr(tg.evidence.ImportanceEstimator, "evaluate", halved)
+    mean, spread = weighted(tg.sample(model, tg.AMIS(), num_samples=6000, **QUIET))
+    assert float(((mean - truth).abs() / spread).max()) > 5
 
 
 @pytest.mark.slow

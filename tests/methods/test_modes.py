@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import torchgpmc as tg
-from tests.calibration import worst_excess
+from tests.calibration import without_jacobian, worst_excess
 from tests.methods.test_importance import grid_truth, regression, small
 from tests.problems import gp, gp_regression, targets
 from torchgpmc.approximations import ApproximateMarginal, Conjugate
@@ -90,6 +90,18 @@ def test_pseudo_marginal_draws_follow_the_grid():
     theta = posterior.theta
     expected, _ = grid_truth(model)
     assert worst_excess(torch.cat([theta.mean(1), theta.square().mean(1)], -1), expected) < 1
+
+
+@pytest.mark.slow
+@few_draws
+@pytest.mark.parametrize("name", ["AdaptiveMH", "pseudo-marginal"])
+def test_a_missing_jacobian_is_caught_by_the_grid(name, monkeypatch):
+    model = regression() if name == "AdaptiveMH" else small("probit")
+    expected, _ = grid_truth(model)
+    without_jacobian(monkeypatch)
+    method = METHODS[name][0] if name in METHODS else tg.PseudoMarginal(from_mode=True, thinning=10)
+    theta = tg.sample(model, method, seed=3, progress=False, num_samples=50, warmup_steps=100, num_chains=64).theta
+    assert worst_excess(torch.cat([theta.mean(1), theta.square().mean(1)], -1), expected) > 1
 
 
 def test_the_joint_mode_and_many_data_sets_are_refused():

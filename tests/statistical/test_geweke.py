@@ -104,6 +104,21 @@ def test_a_halved_log_ratio_is_caught(sampler):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("likelihood", ["gaussian", "student_t"])
+def test_a_halved_log_ratio_is_caught_where_likelihoods_have_parameters(likelihood):
+    assert geweke(gp(likelihood, num_data=3), "nuts", seed=12, density_class=HalvedLogDensity, rounds=10) > 1
+
+
+@pytest.mark.slow
+def test_inducing_points_that_are_not_the_inputs_are_caught():
+    """The sparse density's own plant: away from Z = X it is a bound."""
+    full = gp("probit", num_data=3, jitter=1e-10)
+    apart = full.train_x[:1] + 0.5
+    model = tg.SparseGP(full.train_x, full.train_y, full.kernel, full.likelihood, inducing_points=apart, jitter=1e-10)
+    assert geweke(model, "nuts", seed=13, rounds=10) > 1
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("sampler", "rounds"), [("metropolis", 20), ("hmc", 20), ("nuts", 4), ("elliptical slice", 4)])
 def test_a_stale_log_likelihood_is_caught(sampler, rounds):
     # The last two go wrong at once, and then build ever deeper trees and ever narrower brackets.
