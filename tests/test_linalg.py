@@ -52,3 +52,21 @@ def test_whiten_equals_differentiating_the_factorisation():
     found = torch.autograd.grad(weights(*linalg.whiten(matrix, factor, right)), (matrix, right))
     assert torch.allclose(found[0] + found[0].mT, expected[0] + expected[0].mT, rtol=1e-9, atol=1e-9)
     assert torch.allclose(found[1], expected[1], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_in_place_factors_are_the_same(threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        half = torch.randn(5, 40, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        matrix = half @ half.mT + torch.eye(40)
+        matrix = 0.5 * (matrix + matrix.mT)
+        matrix[3] = -matrix[3]
+        factor, ok = linalg.cholesky(matrix)
+        same, fine = linalg.cholesky_in_place(matrix.clone())
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(ok, fine) and not fine[3]
+    torch.testing.assert_close(same[ok], factor[ok])
+    assert (same[ok].triu(1) == 0).all()

@@ -68,7 +68,7 @@ def scaled_rbf(weights: Tensor, log_scale: Tensor, inputs: Inputs) -> Tensor:
 
 def _scaled_rbf(weights: Tensor, log_scale: Tensor, inputs: Inputs) -> Tensor:
     if inputs.squared_distance is not None:  # three passes over memory
-        exponent = torch.add(log_scale[:, None, None], inputs.squared_distance * (-0.5 * weights).unsqueeze(-1))
+        exponent = (inputs.squared_distance * (-0.5 * weights).unsqueeze(-1)).add_(log_scale[:, None, None])
     else:
         x1, x2 = inputs.x1, inputs.x2
         chains, (n1, dims) = len(weights), x1.shape

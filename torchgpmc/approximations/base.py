@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchgpmc.likelihoods.base import Derivatives, Factorised, TiltedMoments
 from torchgpmc.likelihoods.conversion import as_likelihood
-from torchgpmc.linalg import cholesky, solve_lower
+from torchgpmc.linalg import cholesky, cholesky_in_place, solve_lower
 from torchgpmc.models.base import GPModel, LatentPrior, likelihood_values
 from torchgpmc.models.full import GP
 
@@ -113,10 +113,10 @@ def needs_gradient(problem: Problem) -> bool:
 
 
 def factor_of_b(covariance: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
-    """Lower factor of B = I + W^1/2 K W^1/2 and whether each factorisation succeeded; ``root`` is W^1/2 ``(C, N)``."""
+    """Lower factor of B = I + W^1/2 K W^1/2, no graph, and whether each factorisation succeeded; ``root`` is W^1/2 ``(C, N)``."""
     b = (covariance * root.unsqueeze(-1)).mul_(root.unsqueeze(-2))
     b.diagonal(dim1=-2, dim2=-1).add_(1.0)
-    return cholesky(b)
+    return cholesky_in_place(b)
 
 
 def apply_r(factor: Tensor, root: Tensor, right: Tensor) -> Tensor:
@@ -178,30 +178,33 @@ def iterate(
     Args:
         problem: at C thetas.
         state: NamedTuple of tensors ``(C, ...)``, what the next step needs.
-        step: ``(problem, state) -> (state, result, finished, failed)``, the last two ``(C,)`` masks.
+        step: ``(problem, state) -> (state, result, finished, failed)``, the last two ``(C,)`` masks; it writes into none of its
+            arguments, and results are NamedTuples of tensors without graph.
         max_iterations: a theta that is not finished then counts as not converged.
 
     Returns:
         Results in the order of the thetas; whether each converged; iterations each took.
     """
     rows = torch.arange(len(problem.mean), device=problem.mean.device)
-    parts: list[tuple[Tensor, Any, Tensor, Tensor]] = []
+    converged, counts = torch.zeros_like(rows, dtype=torch.bool), torch.zeros_like(rows)
+    kept: Any = None
     for iteration in range(1, max_iterations + 1):
         state, result, finished, failed = step(problem, state)
         ends = finished | failed
         if iteration == max_iterations:
             ends = torch.ones_like(ends)
-        counts = torch.full_like(rows, iteration)
-        if bool(ends.all()):
-            parts.append((rows, result, finished & ~failed, counts))
+        if not bool(ends.any()):
+            continue
+        all_end = bool(ends.all())
+        done = slice(None) if all_end else ends.nonzero().squeeze(-1)
+        converged[rows[done]], counts[rows[done]] = (finished & ~failed)[done], iteration
+        if kept is None:  # of every theta: those that go on are overwritten when they are done, and none is copied twice
+            kept = result
+        else:
+            for whole, part in zip(kept, result, strict=True):
+                whole.index_copy_(0, rows[done], part[done])
+        if all_end:
             break
-        if bool(ends.any()):
-            done, going = ends.nonzero().squeeze(-1), (~ends).nonzero().squeeze(-1)
-            parts.append((rows[done], take_rows(result, done), (finished & ~failed)[done], counts[done]))
-            rows, state, problem = rows[going], take_rows(state, going), problem.select(going)
-    if len(parts) == 1:
-        _, result, converged, counts = parts[0]
-        return result, converged, counts
-    order = torch.cat([part[0] for part in parts]).argsort()
-    joined = type(parts[0][1])(*(torch.cat(columns)[order] for columns in zip(*(part[1] for part in parts), strict=True)))
-    return joined, torch.cat([part[2] for part in parts])[order], torch.cat([part[3] for part in parts])[order]
+        going = (~ends).nonzero().squeeze(-1)
+        rows, state, problem = rows[going], take_rows(state, going), problem.select(going)
+    return kept, converged, counts
