@@ -28,6 +28,7 @@ _CHEAP_STEPS = 4
 _LEAST_PRECISION = 1e-10
 _FAR = 1e-2  # squared change of f, a datum
 _ROUNDING = 1e-10
+_WORTH_SINGLE = 100  # data, from which factorisations in single precision save more than another round of small operations costs
 
 
 class _Point(NamedTuple):
@@ -98,7 +99,11 @@ def _find_mode(problem: Problem, tolerance: float, far: float, max_iterations: i
     """The mode, and the curvature at a point no further from it than ``far``."""
     alpha = torch.zeros_like(problem.mean) if start is None else start
     centred = alpha if start is None else times_vector(problem.covariance, alpha)
+    point = _evaluate(problem, alpha, centred)
     size = problem.mean.shape[-1]
+    rough = torch.zeros_like(point.objective, dtype=torch.long)
+    if start is None and size >= _WORTH_SINGLE and alpha.dtype == torch.float64:
+        point, rough = _approach(problem, point, tolerance * size, max_iterations)
 
     def step(problem: Problem, point: _Point) -> tuple[_Point, _Mode, Tensor, Tensor]:
         factor, ok = factor_of_b(problem.covariance, point.precision.sqrt())
@@ -107,10 +112,27 @@ def _find_mode(problem: Problem, tolerance: float, far: float, max_iterations: i
         failed = ~ok | ~torch.isfinite(new.objective)
         return new, _Mode(new.alpha, new.centred, new.objective, point.precision, factor), settled & close, failed
 
-    mode, converged, counts = iterate(problem, _evaluate(problem, alpha, centred), step, max_iterations)
+    mode, converged, counts = iterate(problem, point, step, max_iterations)
     log_evidence = mode.objective - mode.factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     mean = problem.mean + mode.centred
-    return GaussianApproximation(mean, mode.alpha, mode.precision, mode.factor, log_evidence, converged, counts, mode.alpha)
+    return GaussianApproximation(mean, mode.alpha, mode.precision, mode.factor, log_evidence, converged, counts + rough, mode.alpha)
+
+
+def _approach(problem: Problem, begin: _Point, enough: float, max_iterations: int) -> tuple[_Point, Tensor]:
+    """Towards the mode with factors in single precision, which cost half, and the factorisations that each theta took.
+
+    Gradients stay in double precision, so that the steps end at the same mode; where a factorisation fails, they end early.
+    """
+
+    def step(problem: Problem, point: _Point) -> tuple[_Point, _Point, Tensor, Tensor]:
+        factor, ok = factor_of_b(problem.covariance.float(), point.precision.sqrt().float())
+        new, settled = _steps(problem, point, factor, enough)
+        good = ok & torch.isfinite(new.objective)
+        new = new if bool(good.all()) else _choose(good, new, point)
+        return new, new, settled, ~good
+
+    point, _, counts = iterate(problem, begin, step, max_iterations)
+    return point, counts
 
 
 def _steps(problem: Problem, begin: _Point, factor: Tensor, enough: float) -> tuple[_Point, Tensor]:
@@ -124,8 +146,8 @@ def _steps(problem: Problem, begin: _Point, factor: Tensor, enough: float) -> tu
     going = ~settled
     for index in range(1 + _CHEAP_STEPS):
         # (I + W K)^-1 = W^1/2 B^-1 W^-1/2, of what is left of the gradient.
-        half = solve_lower(factor, ((point.slope - point.alpha) / root).unsqueeze(-1))
-        move = torch.linalg.solve_triangular(factor.mT, half, upper=True).squeeze(-1).mul_(root)
+        half = solve_lower(factor, ((point.slope - point.alpha) / root).unsqueeze(-1).to(factor))
+        move = torch.linalg.solve_triangular(factor.mT, half, upper=True).squeeze(-1) * root
         shift = times_vector(problem.covariance, move)
         new = _evaluate(problem, point.alpha + move, point.centred + shift)
         least = point.objective - _ROUNDING * (1 + point.objective.abs())
