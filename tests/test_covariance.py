@@ -109,6 +109,19 @@ def test_values_and_gradients_equal_gpytorch(name, same):
 
 
 @pytest.mark.parametrize("name", KERNELS)
+def test_inputs_stored_column_by_column_are_served(name):
+    """As pandas and slices of numpy arrays hand them over."""
+    kernel = KERNELS[name]().double()
+    x = inputs(6, 0)
+    turned = x.T.contiguous().T
+    _, values = settings(kernel, 3)
+    with torch.no_grad():
+        expected = covariance_function(kernel, x).bind(x, x)(values)
+        torch.testing.assert_close(covariance_function(kernel, turned).bind(turned, turned)(values), expected)
+
+
+
+@pytest.mark.parametrize("name", KERNELS)
 def test_diagonal_equals_the_matrix_diagonal(name):
     kernel = KERNELS[name]().double()
     x = inputs(5, 0)

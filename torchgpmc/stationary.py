@@ -31,7 +31,7 @@ def prepare(x1: Tensor, x2: Tensor, isotropic: bool) -> Inputs:
     is_prefix = torch.equal(x1, x2[: len(x1)])
     # Centred inputs lose the fewest digits in |a|^2 + |b|^2 - 2 ab.
     center = x1.mean(0) if len(x1) else 0.0
-    x1, x2 = x1 - center, x2 - center
+    x1, x2 = (x1 - center).contiguous(), (x2 - center).contiguous()
     keep = isotropic and not (x1.requires_grad or x2.requires_grad)
     squares = -0.5 * x1.square(), -0.5 * x2.square()
     return Inputs(x1, x2, is_prefix, *squares, _pairwise_square(x1, x2) if keep else None)

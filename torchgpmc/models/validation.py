@@ -28,7 +28,7 @@ def check_inputs(name: str, x: Any, dtype: torch.dtype, num_columns: int | None 
             f"{name} has {x.shape[1]} columns but the model's train_x has {num_columns}. Expected {num_columns} columns."
         )
     _check_finite(name, x)
-    return x.detach().to(dtype, copy=True)
+    return x.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
 def check_targets(y: Any, x: Tensor, likelihood: Any, dtype: torch.dtype) -> Tensor:
