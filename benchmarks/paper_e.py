@@ -103,23 +103,34 @@ def spread(values):
     return float(good.quantile(0.75) - good.quantile(0.25)) if len(good) >= max(4, len(values) // 2) else float("nan")
 
 
+def draw(rows, file):
+    """One panel of curves a data set and kernel; ``rows`` are ``(set, kernel, sampler, budgets, ranges)``."""
+    from matplotlib.figure import Figure
+
+    keys = list(dict.fromkeys(row[:2] for row in rows))
+    figure = Figure(figsize=(5 * len(keys), 4), layout="constrained")
+    for key, panel in zip(keys, figure.subplots(1, len(keys), squeeze=False)[0], strict=True):
+        for *found, sampler, budgets, ranges in rows:
+            if tuple(found) == key:
+                panel.loglog(budgets, ranges, marker="o", label=sampler)
+        panel.set(title=", ".join(key), xlabel="n^3 operations", ylabel="IQR of E||theta||")
+        panel.legend(fontsize=6)
+    figure.savefig(OUTPUT / file, dpi=110)
+
+
 class Report:
-    """Rows of the table as they come, and one panel of curves a data set and kernel."""
+    """Rows of the table as they come, and their figure."""
 
-    def __init__(self, sets, kernels, operations):
-        from matplotlib.figure import Figure
-
+    def __init__(self, operations):
         warnings.simplefilter("ignore", tg.SamplingWarning)
         self.operations = operations
-        self.figure = Figure(figsize=(5 * len(sets), 4 * len(kernels)), layout="constrained")
-        axes = self.figure.subplots(len(kernels), len(sets), squeeze=False)
-        self.panels = {(name, kernel): axes[row][column] for row, kernel in enumerate(kernels) for column, name in enumerate(sets)}
+        self.rows = []
         heads = " | ".join(f"IQR at {budget}" for budget in operations)
         print(f"| set | kernel | n | hyperparameters | sampler | {heads} | mean at the end | before the first draw | s |")
         print("|---" * (len(operations) + 8) + "|")
 
     def add(self, name, kernel, model, sampler, make):
-        """Runs ``make() -> (estimates, operations before the first draw)``, prints its row and draws its curve."""
+        """Runs ``make() -> (estimates, operations before the first draw)`` and prints its row."""
         began = time.perf_counter()
         values, tuning = make()
         ranges = [spread(part) for part in values]
@@ -131,10 +142,4 @@ class Report:
             f"{tuning:.0f} | {time.perf_counter() - began:.0f} |",
             flush=True,
         )
-        self.panels[name, kernel].loglog(self.operations, ranges, marker="o", label=sampler)
-
-    def save(self, file):
-        for (name, kernel), panel in self.panels.items():
-            panel.set(title=f"{name}, {kernel}", xlabel="n^3 operations", ylabel="IQR of E||theta||")
-        next(iter(self.panels.values())).legend(fontsize=6)
-        self.figure.savefig(OUTPUT / file, dpi=110)
+        self.rows.append((name, kernel, sampler, self.operations, ranges))

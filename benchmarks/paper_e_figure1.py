@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.priors import GammaPrior
-from paper_e import GRADIENT, Report, kernel_of, mode_search_cost, of_chains, of_weighted, standardised, table
+from paper_e import GRADIENT, Report, draw, kernel_of, mode_search_cost, of_chains, of_weighted, standardised, table
 
 import torchgpmc as tg
 from torchgpmc.approximations import Conjugate
@@ -108,7 +108,7 @@ def main():
     parser.add_argument("--samplers", nargs="+", choices=names, default=names)
     parser.add_argument("--figure", default="paper_e_figure1.png")
     options = parser.parse_args()
-    report = Report(options.sets, options.kernels, options.operations)
+    report = Report(options.operations)
     for name in options.sets:
         x, y = regression_set(options.data, name)
         for kernel in options.kernels:
@@ -125,7 +125,7 @@ def main():
                     return chains(model, sampler, search, options.operations, options.replicates)
 
                 report.add(name, kernel, model, sampler, run)
-            report.save(options.figure)
+            draw(report.rows, options.figure)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import argparse
 import pathlib
 
 import torch
-from paper_e import GRADIENT, Report, kernel_of, mode_search_cost, of_chains, of_weighted, standardised, table
+from paper_e import GRADIENT, Report, draw, kernel_of, mode_search_cost, of_chains, of_weighted, standardised, table
 
 import torchgpmc as tg
 
@@ -54,7 +54,7 @@ def main():
     parser.add_argument("--importance", type=int, default=64)
     parser.add_argument("--figure", default="paper_e_figure2.png")
     options = parser.parse_args()
-    report = Report(options.sets, options.kernels, options.operations)
+    report = Report(options.operations)
     for name in options.sets:
         x, y = classification_set(options.data, name)
         for kernel in options.kernels:
@@ -74,7 +74,7 @@ def main():
 
                 report.add(name, kernel, model, f"PM-AMIS ({short})", weighted)
                 report.add(name, kernel, model, f"PM-MH ({short})", chains)
-            report.save(options.figure)
+            draw(report.rows, options.figure)
 
 
 if __name__ == "__main__":
