@@ -171,7 +171,8 @@ class BoundClosedForm(NamedTuple):
 
     def slopes(self, values: Values, covariance: Tensor, gradient: Tensor) -> dict[str, Tensor]:
         """Derivatives of sum(gradient * K) in the parameters, given K at ``values``; without a graph."""
-        weight_slopes, log_scale_slopes = stationary.scaled_rbf_slopes(gradient, covariance, self.inputs)
+        weights, _ = self._weights(values)
+        weight_slopes, log_scale_slopes = stationary.scaled_rbf_slopes(gradient, covariance, weights, self.inputs)
         name = self.form.base + "raw_lengthscale"
         result = {name: (-2 * weight_slopes / values[name][:, 0] ** 3).unsqueeze(1)}
         if self.form.scale is not None:

@@ -13,6 +13,8 @@ from torch.autograd.function import once_differentiable
 # Exponentials of less than this are denormal or close to it; arithmetic on denormal numbers costs a hundredfold. What is
 # left out is below 1e-152 (float64) and 1e-17 (float32), nothing beside any jitter.
 _LOWEST_EXPONENT = {torch.float64: -350.0, torch.float32: -40.0}
+# What rounding may cost an exponent, below which |a|^2 + |b|^2 - 2 ab stands for |a - b|^2.
+_LOSS = {torch.float64: 1e-8, torch.float32: 1e-2}
 
 
 class Inputs(NamedTuple):
@@ -24,6 +26,7 @@ class Inputs(NamedTuple):
     minus_half_square1: Tensor  # (N1, D), -x1^2 / 2
     minus_half_square2: Tensor
     squared_distance: Tensor | None  # (N1, N2)
+    greatest_square: Tensor  # (D,), of all inputs
 
 
 def prepare(x1: Tensor, x2: Tensor, isotropic: bool) -> Inputs:
@@ -34,7 +37,23 @@ def prepare(x1: Tensor, x2: Tensor, isotropic: bool) -> Inputs:
     x1, x2 = (x1 - center).contiguous(), (x2 - center).contiguous()
     keep = isotropic and not (x1.requires_grad or x2.requires_grad)
     squares = -0.5 * x1.square(), -0.5 * x2.square()
-    return Inputs(x1, x2, is_prefix, *squares, _pairwise_square(x1, x2) if keep else None)
+    greatest = torch.cat([x1, x2]).detach().square().amax(0)
+    return Inputs(x1, x2, is_prefix, *squares, _pairwise_square(x1, x2) if keep else None, greatest)
+
+
+def _imprecise_rows(weights: Tensor, inputs: Inputs) -> Tensor | None:
+    """Settings ``(R,)`` with lengthscales so short that products of inputs would cancel to noise; ``None`` if there are none."""
+    lost = (weights.detach() * inputs.greatest_square).sum(-1) * torch.finfo(weights.dtype).eps > _LOSS[weights.dtype]
+    return lost.nonzero().squeeze(-1) if bool(lost.any()) else None
+
+
+def _precise_square(weights: Tensor, inputs: Inputs) -> Tensor:
+    """Weighted squared distances ``(R, N1, N2)`` from differences, one input dimension after another: exact, and slow."""
+    total = weights.new_zeros(len(weights), len(inputs.x1), len(inputs.x2))
+    spread = weights.expand(-1, inputs.x1.shape[-1]).unbind(-1)
+    for weight, left, right in zip(spread, inputs.x1.unbind(-1), inputs.x2.unbind(-1), strict=True):
+        total = total + weight[:, None, None] * (left[:, None] - right[None, :]).square()
+    return total
 
 
 def _pairwise_square(x1: Tensor, x2: Tensor) -> Tensor:
@@ -49,14 +68,15 @@ class _ScaledRBF(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weights: Tensor, log_scale: Tensor, inputs: Inputs) -> Tensor:
         covariance = _scaled_rbf(weights, log_scale, inputs)
-        ctx.save_for_backward(covariance)
+        ctx.save_for_backward(covariance, weights)
         ctx.inputs = inputs
         return covariance
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-        return *scaled_rbf_slopes(gradient, ctx.saved_tensors[0], ctx.inputs), None
+        covariance, weights = ctx.saved_tensors
+        return *scaled_rbf_slopes(gradient, covariance, weights, ctx.inputs), None
 
 
 def scaled_rbf(weights: Tensor, log_scale: Tensor, inputs: Inputs) -> Tensor:
@@ -76,10 +96,13 @@ def _scaled_rbf(weights: Tensor, log_scale: Tensor, inputs: Inputs) -> Tensor:
         column = weights @ inputs.minus_half_square2.T
         exponent = ((x1 * weights[:, None, :]).view(chains * n1, dims) @ x2.T).view(chains, n1, -1)
         exponent.add_(row[:, :, None]).add_(column[:, None, :])
+        imprecise = _imprecise_rows(weights, inputs)
+        if imprecise is not None:
+            exponent[imprecise] = log_scale[imprecise, None, None] - 0.5 * _precise_square(weights[imprecise], inputs)
     return exponent.clamp_min_(_LOWEST_EXPONENT[exponent.dtype]).exp_()
 
 
-def scaled_rbf_slopes(gradient: Tensor, covariance: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
+def scaled_rbf_slopes(gradient: Tensor, covariance: Tensor, weights: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
     """Derivatives of sum(gradient * K) in the weights and the log of the scale, given K: two passes, or one matrix product."""
     product = gradient * covariance
     if inputs.squared_distance is not None:
@@ -88,7 +111,13 @@ def scaled_rbf_slopes(gradient: Tensor, covariance: Tensor, inputs: Inputs) -> t
     chains, n1, n2 = product.shape
     row, column = product.sum(2), product.sum(1)
     cross = ((product.reshape(chains * n1, n2) @ inputs.x2).view(chains, n1, -1) * inputs.x1).sum(1)
-    return cross.addmm_(row, inputs.minus_half_square1).addmm_(column, inputs.minus_half_square2), row.sum(1)
+    slopes = cross.addmm_(row, inputs.minus_half_square1).addmm_(column, inputs.minus_half_square2)
+    imprecise = _imprecise_rows(weights, inputs)
+    if imprecise is not None:
+        pairs = zip(inputs.x1.unbind(-1), inputs.x2.unbind(-1), strict=True)
+        parts = [(product[imprecise] * (left[:, None] - right[None, :]).square()).sum((1, 2)) for left, right in pairs]
+        slopes[imprecise] = -0.5 * torch.stack(parts, -1)
+    return slopes, row.sum(1)
 
 
 def scaled_square(inputs: Inputs, lengthscale: Tensor) -> Tensor:
@@ -99,6 +128,10 @@ def scaled_square(inputs: Inputs, lengthscale: Tensor) -> Tensor:
     square = a.square().sum(-1)[:, :, None] + b.square().sum(-1)[:, None, :] - 2 * a @ b.mT
     if inputs.is_prefix:
         square = square * (1 - torch.eye(*square.shape[-2:], dtype=square.dtype, device=square.device))
+    weights = lengthscale.reciprocal().square().squeeze(1)
+    imprecise = _imprecise_rows(weights, inputs)
+    if imprecise is not None:
+        square = square.index_copy(0, imprecise, _precise_square(weights[imprecise], inputs))
     return square.clamp_min(0.0)
 
 
