@@ -11,7 +11,8 @@ import resource
 import time
 
 import torch
-from paper_e import kernel_of, standardised, table
+from paper_e import kernel_of
+from real_data import classification_set
 
 import torchgpmc as tg
 
@@ -21,9 +22,7 @@ def main():
     parser.add_argument("--data", type=pathlib.Path, required=True)
     parser.add_argument("--effective", type=float, default=1000.0)
     options = parser.parse_args()
-    columns = table(options.data, "abalone")
-    columns = columns[columns[:, -1] < 2]
-    x, y = torch.as_tensor(standardised(columns[:, :-1])), torch.as_tensor(columns[:, -1])
+    x, y = (torch.as_tensor(part) for part in classification_set(options.data, "abalone"))
     model = tg.GP(x, y, kernel_of(x.shape[1], ard=False), tg.likelihoods.Bernoulli())
     began = time.perf_counter()
     method = tg.AMIS(effective_size=options.effective, batch_size=200, growth=1.0)

@@ -14,7 +14,7 @@ import warnings
 
 import numpy as np
 from arviz_stats.base import array_stats
-from paper_a_data import OUTPUT, classification_set, isotropic_probit
+from real_data import OUTPUT, classification_set, isotropic_probit
 
 import torchgpmc as tg
 

@@ -14,7 +14,7 @@ import warnings
 
 import numpy as np
 import torch
-from paper_a_data import OUTPUT, classification_set, isotropic_probit
+from real_data import OUTPUT, classification_set, isotropic_probit
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from sklearn.svm import SVC

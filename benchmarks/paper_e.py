@@ -1,10 +1,8 @@
-"""What both figures of paper E share: data, estimates of E||theta|| at growing budgets, their spread, and the table.
+"""What both figures of paper E share: kernels, estimates of E||theta|| at growing budgets, their spread, and the table.
 
 theta are the logs of all hyperparameters. Budgets count n^3 operations; the search for the mode and tuning count.
 """
 
-import gzip
-import pathlib
 import time
 import warnings
 
@@ -12,6 +10,7 @@ import numpy as np
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.priors import GammaPrior
+from real_data import OUTPUT
 
 import torchgpmc as tg
 from torchgpmc.approximations import ApproximateMarginal
@@ -20,18 +19,7 @@ from torchgpmc.methods.base import Settings
 from torchgpmc.methods.modes import posterior_modes
 from torchgpmc.random import make_generator
 
-OUTPUT = pathlib.Path(__file__).parent.parent / "docs" / "results"
 GRADIENT = 3  # operations: a factorisation, and two for the inverse
-
-
-def table(folder, name):
-    """Columns of a data set, the response last."""
-    with gzip.open(folder / f"{name}.csv.gz", "rt") as file:
-        return np.loadtxt(file, delimiter=",", skiprows=1)
-
-
-def standardised(values):
-    return (values - values.mean(0)) / values.std(0)
 
 
 def kernel_of(columns, ard):

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.priors import GammaPrior
-from paper_e import GRADIENT, Report, draw, kernel_of, mode_search_cost, of_chains, of_weighted, standardised, table
+from paper_e import GRADIENT, Report, draw, kernel_of, mode_search_cost, of_chains, of_weighted
+from real_data import standardised, table
 
 import torchgpmc as tg
 from torchgpmc.approximations import Conjugate

@@ -12,20 +12,14 @@ import argparse
 import pathlib
 
 import torch
-from paper_e import GRADIENT, Report, draw, kernel_of, mode_search_cost, of_chains, of_weighted, standardised, table
+from paper_e import GRADIENT, Report, draw, kernel_of, mode_search_cost, of_chains, of_weighted
+from real_data import classification_set
 
 import torchgpmc as tg
 
 APPROXIMATIONS = {"LA": (tg.Laplace(), 1), "EP": (tg.EP(), 3)}  # with operations an iteration
-FILES = {"glass": "glass", "thyroid": "thyroid", "breast": "wbc"}
 TYPICAL_ITERATIONS = 4  # of an approximation within the mode search
 TUNING = 100  # transitions
-
-
-def classification_set(folder, name):
-    columns = table(folder, FILES[name])
-    labels = columns[:, -1] != 1 if name == "thyroid" else columns[:, -1] == 1
-    return torch.as_tensor(standardised(columns[:, :-1])), torch.as_tensor(labels.astype(float))
 
 
 def of_iterations(factorizations, cost):
@@ -47,7 +41,7 @@ def metropolis(model, approximation, cost, search, options):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=pathlib.Path, required=True)
-    parser.add_argument("--sets", nargs="+", choices=list(FILES), default=list(FILES))
+    parser.add_argument("--sets", nargs="+", default=["glass", "thyroid", "breast"])
     parser.add_argument("--kernels", nargs="+", choices=["rbf", "ard"], default=["rbf", "ard"])
     parser.add_argument("--operations", type=int, nargs="+", default=[4000, 8000, 16000, 32000])
     parser.add_argument("--replicates", type=int, default=20)
@@ -56,9 +50,11 @@ def main():
     options = parser.parse_args()
     report = Report(options.operations)
     for name in options.sets:
-        x, y = classification_set(options.data, name)
+        x, y = (torch.as_tensor(part) for part in classification_set(options.data, name))
         for kernel in options.kernels:
-            model = tg.GP(x, y, kernel_of(x.shape[1], kernel == "ard"), tg.likelihoods.Bernoulli())
+            model = tg.GP(
+                torch.as_tensor(x), torch.as_tensor(y), kernel_of(x.shape[1], kernel == "ard"), tg.likelihoods.Bernoulli()
+            )
             for short, (approximation, cost) in APPROXIMATIONS.items():
                 search = mode_search_cost(model, approximation, GRADIENT + cost * TYPICAL_ITERATIONS)
                 amis = tg.AMIS(approximation=approximation, num_importance=options.importance, batch_sizes=(400,))
