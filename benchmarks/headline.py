@@ -35,6 +35,7 @@ def main():
     parser.add_argument("--long", type=int, default=60_000)
     parser.add_argument("--columns", type=int, default=2)
     parser.add_argument("--without-peer", action="store_true")
+    parser.add_argument("--methods", nargs="+", help="rows to run, by name; all by default")
     options = parser.parse_args()
     warnings.simplefilter("ignore", tg.SamplingWarning)
     model = probit_model(200, options.columns, ard=options.columns > 2)
@@ -51,6 +52,8 @@ def main():
         methods = {"AMIS, Laplace (16)": tg.AMIS(), "AMIS, orthants (16 points)": tg.AMIS(evidence=tg.evidence.Orthant(16))}
     truth, variance = moments(tg.sample(model, reference, num_samples=options.long, seed=999, progress=False))
     for name, method in methods.items():
+        if options.methods and name not in options.methods:
+            continue
         means, seconds, kish, khat, largest = [], [], [], [], []
         for seed in range(options.seeds):
             began = time.perf_counter()

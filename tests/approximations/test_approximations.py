@@ -8,6 +8,7 @@ from gpytorch.priors import NormalPrior
 import torchgpmc as tg
 from tests.approximations.reference import evidence_by_quadrature, gaussian_evidence, plain_laplace
 from tests.problems import gp
+from torchgpmc.approximations import laplace_mode
 from torchgpmc.approximations.base import dense_r
 
 SMOOTH = ["probit", "logit", "poisson", "gaussian"]
@@ -73,6 +74,37 @@ def test_laplace_equals_the_plain_iteration(name):
     mode, log_evidence = plain_laplace(model, theta)
     torch.testing.assert_close(found.mean, mode, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found.log_evidence.detach(), log_evidence, rtol=1e-7, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [*SMOOTH, "student_t"])
+def test_factors_in_single_precision_lead_to_the_same_mode(name, monkeypatch):
+    model = with_mean(name, 30)
+    theta = thetas(model)
+    expected, gradient = evidence_and_gradient(model, theta)
+    monkeypatch.setattr(laplace_mode, "_WORTH_SINGLE", {"cold": 0, "warm": 0})
+    found, slope = evidence_and_gradient(model, theta)
+    assert bool(found.converged.all())
+    torch.testing.assert_close(found.mean, expected.mean, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(found.log_evidence, expected.log_evidence, atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(slope, gradient, atol=1e-5, rtol=1e-5)
+
+
+def test_where_single_precision_overflows_double_takes_over(monkeypatch):
+    model = gp("probit", 20)
+    theta = thetas(model)
+    theta[1, model.layout.names.index("kernel.outputscale")] = 95.0  # its exponential is beyond single precision
+    expected = tg.approximations.laplace(model, theta)
+    monkeypatch.setattr(laplace_mode, "_WORTH_SINGLE", {"cold": 0, "warm": 0})
+    found = tg.approximations.laplace(model, theta)
+    assert torch.equal(found.converged, expected.converged)
+    torch.testing.assert_close(found.log_evidence[[0, 2, 3]], expected.log_evidence[[0, 2, 3]], atol=1e-9, rtol=1e-9)
+
+
+def evidence_and_gradient(model, theta):
+    theta = theta.clone().requires_grad_(True)
+    found = tg.approximations.laplace(model, theta)
+    (gradient,) = torch.autograd.grad(found.log_evidence.sum(), theta)
+    return found._replace(log_evidence=found.log_evidence.detach()), gradient
 
 
 @pytest.mark.parametrize("name", [*SMOOTH, "student_t"])

@@ -28,7 +28,9 @@ _CHEAP_STEPS = 4
 _LEAST_PRECISION = 1e-10
 _FAR = 1e-2  # squared change of f, a datum
 _ROUNDING = 1e-10
-_WORTH_SINGLE = 100  # data, from which factorisations in single precision save more than another round of small operations costs
+# Data from which factorisations in single precision save more than another round of small operations costs; from a good start there
+# are few to save.
+_WORTH_SINGLE = {"cold": 100, "warm": 300}
 
 
 class _Point(NamedTuple):
@@ -102,7 +104,7 @@ def _find_mode(problem: Problem, tolerance: float, far: float, max_iterations: i
     point = _evaluate(problem, alpha, centred)
     size = problem.mean.shape[-1]
     rough = torch.zeros_like(point.objective, dtype=torch.long)
-    if start is None and size >= _WORTH_SINGLE and alpha.dtype == torch.float64:
+    if size >= _WORTH_SINGLE["cold" if start is None else "warm"] and alpha.dtype == torch.float64:
         point, rough = _approach(problem, point, tolerance * size, max_iterations)
 
     def step(problem: Problem, point: _Point) -> tuple[_Point, _Mode, Tensor, Tensor]:
