@@ -39,12 +39,14 @@ def main():
     options = parser.parse_args()
     warnings.simplefilter("ignore", tg.SamplingWarning)
     model = probit_model(200, options.columns, ard=options.columns > 2)
-    print("| method | effective (variance over MSE) | a second | Kish's size | k-hat: median, worst | largest weight | seconds |")
-    print("|---" * 7 + "|")
+    print("| method | effective (variance over MSE) | a second | Kish's size | k-hat: median, worst | largest weight | ", end="")
+    print("seconds | mean of the outputscale, over seeds |")
+    print("|---" * 8 + "|")
     if options.columns == 2 and not options.without_peer:
         python = peer_python("numpyro", ["numpyro==0.22.*", "jax", "jaxlib", "arviz-stats", "scipy"])
         peer = measure(python, "peers/numpyro_nuts.py", 200, 4, 200, 400, 0, "sequential")
-        print(f"| NumPyro NUTS, 4 x (200 + 400) | {peer['ess']:.0f} | {peer['ess_a_second']:.2f} | | | | {peer['seconds']:.0f} |")
+        print(f"| NumPyro NUTS, 4 x (200 + 400) | {peer['ess']:.0f} | {peer['ess_a_second']:.2f} | | | | ", end="")
+        print(f"{peer['seconds']:.0f} | {peer['means'][0]:.2f} |")
     methods = {"AMIS, Laplace (16)": tg.AMIS(), "AMIS, EP (16)": tg.AMIS(approximation=tg.EP())}
     reference = tg.AMIS(approximation=tg.EP())
     if options.columns > 2:  # the posterior's lobes of short lengthscales leave importance samples of f too noisy
@@ -68,7 +70,8 @@ def main():
         time_each = float(torch.tensor(seconds).median())
         print(
             f"| {name} | {size:.0f} of {options.draws} | {size / time_each:.0f} | {sum(kish) / len(kish):.0f} | "
-            f"{sorted(khat)[len(khat) // 2]:.2f}, {max(khat):.2f} | {max(largest):.1f} times the mean | {time_each:.1f} |",
+            f"{sorted(khat)[len(khat) // 2]:.2f}, {max(khat):.2f} | {max(largest):.1f} times the mean | {time_each:.1f} | "
+            f"{float(torch.stack(means)[:, 0].min()):.2f} to {float(torch.stack(means)[:, 0].max()):.2f} |",
             flush=True,
         )
 
