@@ -57,7 +57,7 @@ def _halved_lower(matrix: Tensor) -> Tensor:
     return matrix
 
 
-def _factor_adjoint(factor: Tensor, half: Tensor) -> Tensor:
+def factor_adjoint(factor: Tensor, half: Tensor) -> Tensor:
     """Gradient in K of a function of L, K = L L', from ``half``, the lower triangle of L' dL-bar: L^-T Phi(half) L^-1.
 
     Phi halves the diagonal of the lower triangle (Murray 2016, "Differentiation of the Cholesky decomposition", eq. 10). Not
@@ -89,7 +89,7 @@ def apply_factor_slopes(factor: Tensor, v: Tensor, gradient: Tensor) -> tuple[Te
     """Derivatives of sum(gradient * L v) in K = L L' ``(C, N, N)``, not symmetrised, and in v ``(C, K, N)``; without a graph."""
     v_slope = gradient @ factor
     # L-bar = gradient' v, and the lower triangle of L' tril(L-bar) is that of (L' gradient') v: no N x N product.
-    return _factor_adjoint(factor, v_slope.mT @ v), v_slope
+    return factor_adjoint(factor, v_slope.mT @ v), v_slope
 
 
 def apply_factor(covariance: Tensor, factor: Tensor, v: Tensor) -> Tensor:

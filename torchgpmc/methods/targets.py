@@ -14,8 +14,9 @@ from torchgpmc.draws import Draw
 from torchgpmc.evidence import Evidence, LatentEstimator, importance
 from torchgpmc.methods.base import Settings, chain_settings, check_count, in_chunks, starting_positions
 from torchgpmc.methods.modes import check_one_data_set, start_at_mode
-from torchgpmc.models.base import GPModel, joint_log_density
+from torchgpmc.models.base import GPModel, JointLogDensity
 from torchgpmc.models.regression import GPRegression
+from torchgpmc.models.whitening import Sites
 from torchgpmc.types import LogDensity
 
 _LOG_2PI = math.log(2 * math.pi)
@@ -32,14 +33,20 @@ class Target(NamedTuple):
     label: str  # what the draws are draws of
 
 
-def joint_target(model: GPModel, settings: Settings) -> Target:
-    """The exact posterior of [theta, v]."""
+def joint_target(model: GPModel, settings: Settings, sites: Sites | None = None) -> Target:
+    """The exact posterior of [theta, v]; with ``sites``, in coordinates that are white under the posterior that they give."""
     _, chains = chain_settings(settings)
-    density = in_chunks(joint_log_density(model), chains, settings.chain_chunk)
+    joint = JointLogDensity(model, sites=sites)
+    density = in_chunks(joint, chains, settings.chain_chunk)
     size = model.layout.size
+    parts = torch.arange(chains).split(settings.chain_chunk or chains)
 
     def read(position: Tensor, log_density: Tensor, generator: torch.Generator) -> tuple[Draw, dict[str, Tensor]]:
-        return Draw(position[:, None, :size], position[:, None, size:]), {"lp": log_density}
+        if sites is None:
+            return Draw(position[:, None, :size], position[:, None, size:]), {"lp": log_density}
+        found = [joint.select(rows).whitened(position[rows]) for rows in parts]
+        v, log_volume = (torch.cat(part) for part in zip(*found, strict=True))
+        return Draw(position[:, None, :size], v[:, None]), {"lp": log_density - log_volume}
 
     def start(generator: torch.Generator) -> tuple[Tensor, None]:
         return starting_positions(model, density, chains, generator), None

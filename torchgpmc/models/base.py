@@ -18,6 +18,7 @@ from torchgpmc.likelihoods.conversion import as_likelihood, check_forward, conve
 from torchgpmc.linalg import cholesky, solve_lower
 from torchgpmc.mean_function import MeanFunction
 from torchgpmc.models.validation import check_devices, check_inputs, check_targets
+from torchgpmc.models.whitening import Sites, undo_whitening
 from torchgpmc.parameters import Hyperparameters, Layout, build_layout
 
 _DERIVED = ("layout", "covariance", "mean_function", "_pure_likelihood", "_bound")
@@ -171,7 +172,9 @@ class GPModel(nn.Module):
         """
         raise NotImplementedError(f"{type(self).__name__} must define this")
 
-    def value_and_grad(self, theta: Tensor, v: Tensor, targets: Tensor) -> tuple[Tensor, Tensor] | None:
+    def value_and_grad(
+        self, theta: Tensor, white: Tensor, targets: Tensor, sites: Sites | None = None
+    ) -> tuple[Tensor, Tensor] | None:
         """The joint log density ``(C,)`` and its gradient ``(C, P + V)``, if the model knows a way faster than autograd."""
         return None
 
@@ -207,18 +210,27 @@ class JointLogDensity(AutogradDensity):
     .. math:: \log p(\theta) + \log |dx / d\theta| + \log N(v | 0, I) + \log p(y | f(\theta, v))
 
     For the sparse model the last term is its expectation under p(f | u), so the density is that of the optimal q(v, theta)
-    (Hensman et al. 2015, eq. 7).
+    (Hensman et al. 2015, eq. 7). With ``sites``, of position = [theta, w], w being white under the posterior that they give:
+    log \|dv / dw\| more; see :mod:`torchgpmc.models.whitening`.
 
     Args:
         model: a GP or SparseGP.
         targets: ``(N,)``, or ``(C, N)`` for one data set a chain; the model's own by default.
         fixed: p(f) of a model whose hyperparameters are all fixed, if it is at hand; else worked out here, once for all positions.
+        sites: Gaussian sites at the data, constants; for one latent function.
     """
 
-    def __init__(self, model: GPModel, targets: Tensor | None = None, fixed: LatentPrior | None = None):
+    def __init__(
+        self,
+        model: GPModel,
+        targets: Tensor | None = None,
+        fixed: LatentPrior | None = None,
+        sites: Sites | None = None,
+    ):
         self.model = model
         self.targets = model.train_y if targets is None else targets
         self.fixed = fixed
+        self.sites = sites
         if fixed is None and not model.layout.size:
             with torch.no_grad():
                 self.fixed = model.prior(model.train_x.new_zeros(1, 0))
@@ -231,23 +243,42 @@ class JointLogDensity(AutogradDensity):
         hyperparameters, log_prior = self.model.layout.raw_values_and_log_prior(theta)
         return self.model.prior_at(hyperparameters), log_prior
 
+    def _v_and_volume(self, prior: LatentPrior, white: Tensor) -> tuple[Tensor, Tensor | float]:
+        """v and log |dv / dw|."""
+        if self.sites is None:
+            return white, 0.0
+        if prior.projection is not None:
+            return undo_whitening(prior.projection.mT, prior.mean, self.sites, white)
+        factor = torch.linalg.cholesky_ex(prior.covariance)[0] if prior.covariance.requires_grad else prior.factor
+        return undo_whitening(factor, prior.mean, self.sites, white)
+
+    def whitened(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        """v ``(C, V)`` at ``position``, and log |dv / dw| ``(C,)``: without sites its latent part, and zeros."""
+        theta, white = position.split([self.model.layout.size, self.model.latent_size], -1)
+        with torch.no_grad():
+            v, log_volume = (white, 0.0) if self.sites is None else self._v_and_volume(self._prior(theta)[0], white)
+        return v, white.new_zeros(len(white)) + log_volume
+
     def _evaluate(self, position: Tensor) -> Tensor:
-        theta, v = position.split([self.model.layout.size, self.model.latent_size], -1)
+        theta, white = position.split([self.model.layout.size, self.model.latent_size], -1)
         prior, log_prior = self._prior(theta)
+        v, log_volume = self._v_and_volume(prior, white)
         log_normal = -0.5 * ((v * v).sum(-1) + _LOG_2PI * v.shape[-1])
-        value = log_prior + log_normal + self.model.log_likelihood(prior, v, self.targets)
+        value = log_prior + log_normal + log_volume + self.model.log_likelihood(prior, v, self.targets)
         return torch.where(prior.ok, value, torch.nan)
 
     def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
         if self.fixed is None and type(self)._evaluate is JointLogDensity._evaluate:  # not a subclass's density
-            theta, v = position.detach().split([self.model.layout.size, self.model.latent_size], -1)
-            found = self.model.value_and_grad(theta, v, self.targets)
+            theta, white = position.detach().split([self.model.layout.size, self.model.latent_size], -1)
+            found = self.model.value_and_grad(theta, white, self.targets, self.sites)
             if found is not None:
                 return mask_failures(*found)
         return super().value_and_grad(position)
 
     def select(self, rows: Tensor) -> JointLogDensity:
-        return self if self.targets.dim() == 1 else JointLogDensity(self.model, self.targets[rows], self.fixed)
+        if self.targets.dim() == 1:
+            return self
+        return JointLogDensity(self.model, self.targets[rows], self.fixed, None if self.sites is None else self.sites.select(rows))
 
 
 def likelihood_parameters(values: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torchgpmc.linalg import apply_factor
 from torchgpmc.models.base import GPModel, LatentGaussian, LatentPrior, likelihood_values, predictive_marginals
 from torchgpmc.models.reverse import value_and_grad_by_parts
+from torchgpmc.models.whitening import Sites
 from torchgpmc.parameters import Hyperparameters
 
 
@@ -85,12 +86,14 @@ class GP(GPModel):
         y = self.train_y if targets is None else targets
         return self.likelihood_function(likelihood_values(prior), lambda likelihood: likelihood.log_prob(f, y))
 
-    def value_and_grad(self, theta: Tensor, v: Tensor, targets: Tensor) -> tuple[Tensor, Tensor] | None:
+    def value_and_grad(
+        self, theta: Tensor, white: Tensor, targets: Tensor, sites: Sites | None = None
+    ) -> tuple[Tensor, Tensor] | None:
         kind = type(self)
         if (kind.prior_at, kind.latents, kind.log_likelihood) != _WRITTEN_OUT:
             return None  # a subclass's own density
         covariance_at, jitter = self._bound
-        return value_and_grad_by_parts(self, covariance_at, jitter, theta, v, targets)
+        return value_and_grad_by_parts(self, covariance_at, jitter, theta, white, targets, sites)
 
     def predict(self, prior: LatentPrior, v: Tensor, x: Tensor) -> LatentGaussian:
         covariance = self.covariance.bind(self.train_x, x)(prior.values["kernel"])

@@ -15,8 +15,9 @@ from torch import Tensor
 from torchgpmc.covariance import BoundClosedForm, Covariance, Values
 from torchgpmc.likelihoods.base import LogLikelihood
 from torchgpmc.likelihoods.conversion import as_likelihood
-from torchgpmc.linalg import apply_factor_slopes, cholesky
+from torchgpmc.linalg import cholesky
 from torchgpmc.models.base import GPModel, likelihood_parameters
+from torchgpmc.models.whitening import Sites, white_under_prior, white_under_sites
 
 _LOG_2PI = math.log(2 * math.pi)
 
@@ -83,17 +84,24 @@ def _likelihood(model: GPModel, values: dict[str, Tensor], sampled: list[str], f
 
 
 def value_and_grad_by_parts(
-    model: GPModel, covariance_at: Covariance, jitter: Tensor, theta: Tensor, v: Tensor, targets: Tensor
+    model: GPModel,
+    covariance_at: Covariance,
+    jitter: Tensor,
+    theta: Tensor,
+    white: Tensor,
+    targets: Tensor,
+    sites: Sites | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Log density of [theta, v] for the full GP ``(C,)`` and its gradient ``(C, P + V)``; NaN where K does not factorise.
+    """Log density of [theta, w] for the full GP ``(C,)`` and its gradient ``(C, P + V)``; NaN where K does not factorise.
 
     Args:
         model: a full GP.
         covariance_at: K(X, X) as a function of the kernel's parameters.
         jitter: added to it, ``(N, N)``.
         theta: ``(C, P)``.
-        v: whitened latents ``(C, V)``.
+        white: w ``(C, V)``, white under the prior (then w = v) or under the sites.
         targets: ``(N,)`` or ``(C, N)``.
+        sites: see :mod:`torchgpmc.models.whitening`.
     """
     layout = model.layout
     with torch.no_grad():
@@ -106,21 +114,23 @@ def value_and_grad_by_parts(
             values["mean"],
             layout.sampled_names("mean"),
         )
-        whitened = v.view(len(v), *model.latent_shape)
-        latents = whitened @ factor.mT
+        w = white.view(len(white), *model.latent_shape)
+        latents = white_under_prior(factor, w) if sites is None else white_under_sites(factor, mean.value, sites, w)
+        f = latents.centred
         if not model.mean_function.is_zero:
-            latents = latents + mean.value.unsqueeze(1)
+            f = f + mean.value.unsqueeze(1)
         single = model.num_latents == 1
-        f = latents.squeeze(1) if single else latents.mT
-        likelihood = _likelihood(model, values["likelihood"], layout.sampled_names("likelihood"), f, targets)
-        latent_slope = likelihood.latent_slope.unsqueeze(1) if single else likelihood.latent_slope.mT
-        covariance_slope, v_slope = apply_factor_slopes(factor, whitened, latent_slope)
+        likelihood = _likelihood(
+            model, values["likelihood"], layout.sampled_names("likelihood"), f.squeeze(1) if single else f.mT, targets
+        )
+        found = latents.slopes(likelihood.latent_slope.unsqueeze(1) if single else likelihood.latent_slope.mT)
         slopes = {
-            "kernel": kernel.slopes(covariance_slope),
-            "mean": mean.slopes(latent_slope.sum(1)),
+            "kernel": kernel.slopes(found.covariance),
+            "mean": mean.slopes(found.mean),
             "likelihood": likelihood.slopes,
         }
-        value = at.log_prior - 0.5 * (v.square().sum(-1) + _LOG_2PI * v.shape[-1]) + likelihood.log_prob
+        log_normal = -0.5 * (latents.v.square().sum((-2, -1)) + _LOG_2PI * white.shape[-1])
+        value = at.log_prior + log_normal + latents.log_volume + likelihood.log_prob
         theta_slope = torch.addcmul(at.log_prior_slope, at.derivative, layout.gather(slopes, theta))
-        gradient = torch.cat([theta_slope, v_slope.flatten(1) - v], -1)
+        gradient = torch.cat([theta_slope, found.white.flatten(1)], -1)
     return torch.where(ok, value, torch.nan), gradient
