@@ -24,6 +24,12 @@ METHODS = {  # name: (expression, warm-up, draws, chains)
     "PM Laplace (64)": ("tg.PseudoMarginal(num_importance=64)", 300, 600, 16),
     "PM EP (16)": ("tg.PseudoMarginal(approximation=tg.EP(), num_importance=16)", 300, 600, 16),
     "correlated PM Laplace (1)": ("tg.PseudoMarginal(num_importance=1, correlation=0.95)", 300, 600, 16),
+    "PM Laplace (16), nine tenths independent proposals": (
+        "tg.PseudoMarginal(num_importance=16, independent_share=0.9)",
+        80,
+        150,
+        64,
+    ),
     "PM with delayed acceptance": ("tg.PseudoMarginal(delayed_acceptance=True)", 300, 600, 16),
     "PM slice (2)": ("tg.PseudoMarginalSlice(num_importance=2)", 50, 60, 16),
     "NUTS on Laplace's marginal, weighted (16)": ("tg.NUTS(marginal=tg.Laplace(), importance_weights=16)", 100, 150, 8),
@@ -31,6 +37,7 @@ METHODS = {  # name: (expression, warm-up, draws, chains)
     "AMIS, EP (16)": ("tg.AMIS(approximation=tg.EP())", None, 4000, None),
     "MAMIS, EP (16)": ("tg.MAMIS(approximation=tg.EP())", None, 4000, None),
     "NUTS on [theta, v]": ("tg.NUTS()", 200, 250, 4),
+    "NUTS, white under Laplace's sites": ("tg.NUTS(whitening=tg.Laplace())", 200, 250, 4),
 }
 
 

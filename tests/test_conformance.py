@@ -68,7 +68,9 @@ def test_methods_are_frozen_option_sets(name):
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=pytest.mark.slow if name == "PseudoMarginalSlice" else ()) for name in METHODS]
+)
 def test_methods_give_an_ordinary_posterior(method, model, device):
     if model == "SparseGP" and method in NEED_LATENTS_AT_DATA:
         with pytest.raises(ValueError, match="SparseGP"):

@@ -110,6 +110,8 @@ def test_response_samples_have_the_predictive_mean(likelihood):
         return
     assert worst_excess(draws, prediction.mean) < 1
     assert torch.equal(draws, prediction.sample(40_000, seed=1))
+    even = posterior_of(gp(likelihood), torch.zeros_like(weights)).predict(inputs(3, seed=9))
+    assert worst_excess(even.sample(40_000, seed=1), prediction.mean) > 1  # samples that ignore the weights are caught
 
 
 def test_latents_are_function_values_at_the_data():

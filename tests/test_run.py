@@ -21,17 +21,33 @@ from torchgpmc.models import JointLogDensity
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.diagnostics.SamplingWarning")
 OPTIONS = {"num_samples": 12, "warmup_steps": 25, "num_chains": 3, "seed": 4, "progress": False}
-METHODS = [tg.NUTS(max_tree_depth=4), tg.HMC(num_steps=3), tg.AdaptiveMH(), tg.Slice()]
+METHODS = [tg.NUTS(max_tree_depth=4), tg.HMC(num_steps=3), tg.HMC(num_steps=2, whitening=tg.Laplace())]
 METHODS += [
+    tg.AdaptiveMH(),
+    tg.Slice(),
     tg.PseudoMarginal(num_importance=4),
     tg.PseudoMarginal(num_importance=2, correlation=0.9, approximation=tg.EP()),
     tg.PseudoMarginal(num_importance=2, delayed_acceptance=True),
+    tg.PseudoMarginal(num_importance=2, independent_share=0.5),
     tg.PseudoMarginalSlice(num_importance=2),
     tg.NUTS(marginal=tg.Laplace(), importance_weights=2, max_tree_depth=3),
 ]
 
 
 WEIGHTED = [tg.AMIS(num_importance=4), tg.MAMIS(num_importance=2, degrees_of_freedom=None)]
+
+
+def each(methods):
+    """Parameters of a test; methods that take many densities a draw are for the slow suite."""
+    slow = tg.Slice, tg.PseudoMarginalSlice
+    return [
+        pytest.param(
+            method,
+            marks=pytest.mark.slow if isinstance(method, slow) or getattr(method, "importance_weights", 0) else (),
+            id=type(method).__name__,
+        )
+        for method in methods
+    ]
 
 
 def options_of(method):
@@ -48,7 +64,7 @@ def same(a, b):
     )
 
 
-@pytest.mark.parametrize("method", METHODS + WEIGHTED, ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize("method", each(METHODS + WEIGHTED))
 def test_the_same_seed_gives_the_same_draws_and_another_does_not(method):
     model, options = gp("probit"), options_of(method)
     first, second = tg.sample(model, method, **options), tg.sample(model, method, **options)
@@ -71,7 +87,7 @@ def test_the_global_generator_and_the_module_are_untouched():
     assert all(torch.equal(before[1][k], v) for k, v in model.state_dict().items())
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize("method", each(METHODS))
 def test_chunks_do_not_change_the_draws(method):
     model, options = gp("probit"), {**OPTIONS, "num_samples": 1, "warmup_steps": 8}
     whole = tg.sample(model, method, **options)
@@ -81,7 +97,7 @@ def test_chunks_do_not_change_the_draws(method):
         torch.testing.assert_close(chunked.theta[:, 0], whole.theta[:, 0], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("method", METHODS + WEIGHTED, ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize("method", each(METHODS + WEIGHTED))
 def test_checkpoints_do_not_change_the_draws_and_a_finished_run_is_returned(method, tmp_path):
     model, options = gp("probit"), options_of(method)
     every = 2 if method in WEIGHTED else 7
@@ -112,7 +128,7 @@ def stop_after(monkeypatch, advances, error):
     monkeypatch.setattr(JointLogDensity, "value_and_grad", interrupted)
 
 
-@pytest.mark.parametrize("method", METHODS[:2], ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize("method", each(METHODS[:3]))
 @pytest.mark.parametrize("calls", [20, 60, 120])
 def test_a_run_that_died_resumes_to_the_same_bits(method, calls, tmp_path, monkeypatch):
     model = gp("probit")

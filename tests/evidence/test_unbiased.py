@@ -5,7 +5,7 @@ import torch
 
 import torchgpmc as tg
 from tests.approximations.reference import evidence_by_quadrature
-from tests.calibration import worst_excess, z_scores
+from tests.calibration import worst_excess
 from tests.problems import gp
 from torchgpmc.evidence.importance_sampling import _Spread
 
@@ -92,6 +92,7 @@ def test_a_wrong_weight_is_caught(error, monkeypatch):
     assert worst_excess(ratios(estimator, theta, whitened_quadrature(model, theta), seed=3), 1.0) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.statistical
 @pytest.mark.parametrize("antithetic", [False, True])
 def test_the_stated_variance_is_the_variance(antithetic):
@@ -99,5 +100,6 @@ def test_the_stated_variance_is_the_variance(antithetic):
     estimator = tg.evidence.importance(model, tg.Laplace(), num_importance=32, antithetic=antithetic)
     found = estimator(theta.expand(4000, -1), torch.Generator().manual_seed(1))
     relative = (found.value - whitened_quadrature(model, theta)).exp()
-    difference = (relative - 1).square() - found.variance
-    assert abs(float(z_scores(difference.unsqueeze(-1))[0])) < 5
+    square = (relative - 1).square()
+    assert worst_excess((square - found.variance).unsqueeze(-1)) < 1
+    assert worst_excess((square - 0.8 * found.variance).unsqueeze(-1)) > 1  # a fifth less would be seen

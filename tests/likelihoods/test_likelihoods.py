@@ -136,6 +136,7 @@ def test_samples_have_the_distributions_moments(name, generator):
     else:
         cdf = torch.stack([distribution.cdf(edge.expand(2)) for edge in edges], -1)
     assert worst_excess(bounded, cdf) < 1
+    assert worst_excess(bounded, cdf.flip(0)) > 1  # draws at the other latent value are caught
 
 
 def test_conversions_keep_parameters_priors_and_names():

@@ -188,6 +188,7 @@ def test_it_stops_at_the_effective_size_asked_for():
     assert tg.diagnostics.kish_effective_size(posterior.log_weights) >= 150
 
 
+@pytest.mark.slow
 def test_a_posterior_without_a_mode_begins_from_the_prior_and_says_so(monkeypatch):
     monkeypatch.setattr("torchgpmc.methods.modes.find_modes", lambda *arguments: [])
     with pytest.warns(tg.SamplingWarning, match="begins from the prior"):

@@ -21,7 +21,7 @@ def quiet(model, method, **options):
 @pytest.mark.parametrize("name", [name for name in LIKELIHOODS if name != "softmax"])
 @pytest.mark.parametrize("approximation", [tg.Laplace(), tg.EP()])
 def test_every_factorised_likelihood_is_served(name, approximation):
-    posterior = quiet(gp(name), tg.PseudoMarginal(approximation=approximation, num_importance=4))
+    posterior = quiet(gp(name), tg.PseudoMarginal(approximation=approximation, num_importance=4), num_samples=10, warmup_steps=10)
     assert bool(torch.isfinite(posterior.stats["lp"]).all())
     assert posterior.predict(inputs(3, seed=5)).mean.shape == (3,)
 
@@ -35,6 +35,8 @@ def test_every_factorised_likelihood_is_served(name, approximation):
         (tg.PseudoMarginal(correlation=0.5, delayed_acceptance=True), "correlation"),
         (tg.PseudoMarginal(delayed_acceptance=True, latent_steps=2), "latent_steps"),
         (tg.PseudoMarginal(latent_steps=-1), "latent_steps"),
+        (tg.PseudoMarginal(independent_share=1.5), "independent_share"),
+        (tg.PseudoMarginal(independent_share=0.5, correlation=0.5), "independent_share"),
         (tg.PseudoMarginal(thinning=0), "thinning"),
         (tg.PseudoMarginal(target_accept_prob=1.5), "target_accept_prob"),
         (tg.PseudoMarginalSlice(max_steps_out=0), "max_steps_out"),
@@ -82,12 +84,15 @@ def test_an_approximation_that_fails_everywhere_is_an_error():
         tg.NUTS(max_tree_depth=3, marginal=tg.Laplace()),
         tg.HMC(num_steps=2, marginal=tg.EP()),
         tg.AdaptiveMH(marginal=tg.EP()),
-        tg.Slice(marginal=tg.Laplace()),
+        pytest.param(tg.Slice(marginal=tg.Laplace()), marks=pytest.mark.slow),
     ],
 )
 def test_draws_of_an_approximate_marginal_say_so(method):
     posterior = quiet(gp("probit"), method)
     assert "not the exact posterior" in posterior.info["target"] and posterior.log_weights is None
+
+
+def test_pseudo_marginal_draws_are_exact_and_say_so():
     assert quiet(gp("probit"), tg.PseudoMarginal()).info["target"] == "the exact posterior"
 
 
@@ -113,13 +118,19 @@ def test_work_is_counted(monkeypatch):
     assert float(posterior.stats["n_factorizations"].min()) >= 2
 
 
-def test_chains_have_data_of_their_own():
-    model = gp("poisson", 5)
+@pytest.mark.parametrize(
+    "method",
+    [
+        tg.PseudoMarginal(),
+        tg.PseudoMarginal(delayed_acceptance=True),
+        pytest.param(tg.PseudoMarginalSlice(num_importance=4), marks=pytest.mark.slow),
+    ],
+)
+def test_chains_have_data_of_their_own(method):
     y = torch.stack([torch.zeros(5), torch.full((5,), 6.0)]).double()
-    for method in (tg.PseudoMarginal(), tg.PseudoMarginal(delayed_acceptance=True), tg.PseudoMarginalSlice(num_importance=4)):
-        posterior = quiet(model.with_targets(y), method, num_samples=60)
-        low, high = posterior.latents.mean((1, 2))
-        assert low < high - 1
+    posterior = quiet(gp("poisson", 5).with_targets(y), method, num_samples=60)
+    low, high = posterior.latents.mean((1, 2))
+    assert low < high - 1
 
 
 def stats(**changes):

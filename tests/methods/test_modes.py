@@ -80,16 +80,26 @@ def test_draws_follow_the_grid(name):
     assert worst_excess(torch.cat([theta.mean(1), theta.square().mean(1)], -1), expected) < 1
 
 
+def pseudo_marginal_excess(expected, num_samples):
+    options = {"num_samples": num_samples, "warmup_steps": 2 * num_samples, "num_chains": 64}
+    method = tg.PseudoMarginal(from_mode=True, thinning=10)
+    theta = tg.sample(small("probit"), method, seed=3, progress=False, **options).theta
+    return worst_excess(torch.cat([theta.mean(1), theta.square().mean(1)], -1), expected)
+
+
 @pytest.mark.slow
 @pytest.mark.statistical
 @few_draws
 def test_pseudo_marginal_draws_follow_the_grid():
-    model = small("probit")
-    options = {"num_samples": 200, "warmup_steps": 400, "num_chains": 64}
-    posterior = tg.sample(model, tg.PseudoMarginal(from_mode=True, thinning=10), seed=3, progress=False, **options)
-    theta = posterior.theta
-    expected, _ = grid_truth(model)
-    assert worst_excess(torch.cat([theta.mean(1), theta.square().mean(1)], -1), expected) < 1
+    assert pseudo_marginal_excess(grid_truth(small("probit"))[0], 200) < 1
+
+
+@pytest.mark.slow
+@few_draws
+def test_a_missing_jacobian_of_pseudo_marginal_draws_is_caught_by_the_grid(monkeypatch):
+    expected, _ = grid_truth(small("probit"))
+    without_jacobian(monkeypatch)
+    assert pseudo_marginal_excess(expected, 40) > 1
 
 
 @pytest.mark.slow
@@ -117,7 +127,9 @@ def test_the_joint_mode_and_many_data_sets_are_refused():
 @pytest.mark.parametrize("method", [tg.NUTS(max_tree_depth=3, from_mode=True), tg.PseudoMarginal(from_mode=True), tg.AMIS()])
 def test_without_a_mode_sampling_begins_from_the_prior_and_says_so(method, monkeypatch):
     monkeypatch.setattr(modes, "find_modes", lambda *_: [])
-    chains = {} if isinstance(method, tg.AMIS) else {"num_chains": 4, "warmup_steps": 60}
+    chains = {} if isinstance(method, tg.AMIS) else {"num_chains": 4, "warmup_steps": 20}
     with pytest.warns(tg.SamplingWarning, match="no mode.*prior"):
-        posterior = tg.sample(gp_regression(), method, num_samples=60, seed=0, progress=False, **chains)
+        posterior = tg.sample(
+            gp_regression(), method, num_samples=60 if isinstance(method, tg.AMIS) else 20, seed=0, progress=False, **chains
+        )
     assert bool(torch.isfinite(posterior.stats["lp"]).all())

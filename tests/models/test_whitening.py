@@ -11,12 +11,12 @@ import torchgpmc as tg
 from tests.problems import LIKELIHOODS, fixed_kernel, gp, inputs, kernel, sparse_gp, targets
 from torchgpmc.density import AutogradDensity
 from torchgpmc.models import JointLogDensity
-from torchgpmc.models.whitening import Sites
+from torchgpmc.models.whitening import GaussianSites
 
 
 def random_sites(*shape, dtype=torch.float64):
     generator = torch.Generator().manual_seed(1)
-    return Sites(
+    return GaussianSites(
         3 * torch.rand(shape, generator=generator, dtype=torch.float64).to(dtype),
         torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype),
     )
@@ -104,7 +104,7 @@ def test_with_the_likelihoods_own_sites_latents_are_white_and_the_rest_is_the_ev
     model = tg.GP(x, y, kernel(2), likelihood.requires_grad_(False), jitter=1e-6)
     position = random_positions(model, chains=5)
     theta, white = position.split([model.layout.size, 6], -1)
-    found = JointLogDensity(model, sites=Sites(torch.full((6,), 1 / noise).double(), y / noise))(position)
+    found = JointLogDensity(model, sites=GaussianSites(torch.full((6,), 1 / noise).double(), y / noise))(position)
     covariance = model.prior(theta).covariance.detach().numpy() + noise * np.eye(6)
     evidence = [scipy.stats.multivariate_normal(np.zeros(6), matrix).logpdf(y.numpy()) for matrix in covariance]
     expected = model.layout.log_prior(theta) + torch.tensor(evidence) + torch.distributions.Normal(0, 1).log_prob(white).sum(-1)
@@ -113,7 +113,7 @@ def test_with_the_likelihoods_own_sites_latents_are_white_and_the_rest_is_the_ev
 
 def test_empty_sites_change_nothing():
     model = gp("probit", jitter=1e-4)
-    position, nothing = random_positions(model), Sites(torch.zeros(6).double(), torch.zeros(6).double())
+    position, nothing = random_positions(model), GaussianSites(torch.zeros(6).double(), torch.zeros(6).double())
     density = JointLogDensity(model, sites=nothing)
     for found, expected in zip(density.value_and_grad(position), JointLogDensity(model).value_and_grad(position), strict=True):
         torch.testing.assert_close(found, expected)

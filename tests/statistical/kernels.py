@@ -1,8 +1,12 @@
 """Every sampler with frozen tuning, and deliberate errors to catch."""
 
+from typing import NamedTuple
+
 import torch
 
+from torchgpmc.approximations import Laplace
 from torchgpmc.models import JointLogDensity
+from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.samplers import Block, Preconditioner, elliptical_slice, hmc, metropolis, nuts, slice_sampler
 from torchgpmc.types import Sampler
 
@@ -58,8 +62,43 @@ def _elliptical_slice(model, density, like):
     return Sampler(init, step)
 
 
+class _WhiteState(NamedTuple):
+    position: torch.Tensor  # [theta, v]
+    inner: object
+
+
+def _white_under_sites(model, density, like):
+    """NUTS on [theta, w]; the sites are Laplace's at theta = 0, a function of the targets alone."""
+    size = model.layout.size
+    with torch.no_grad():
+        targets = density.targets
+        prior = model.prior(like.new_zeros(len(targets), size))
+        found = Laplace().evidence(model, prior, targets)
+        sites = GaussianSites(found.precision, found.alpha + found.precision * found.mean)
+    white = type(density)(model, targets, sites=sites)
+    inner = _nuts(model, white, like)
+
+    def init(position, generator):
+        """w = R' v - R^-1 L' W (g - m), P = R R'."""
+        theta, v = position[:, :size], position[:, size:]
+        prior = model.prior(theta)
+        factor, row = prior.factor.detach(), (sites.shift - sites.precision * prior.mean.detach())[:, None]
+        precision = factor.mT @ (sites.precision[..., None] * factor) + torch.eye(factor.shape[-1]).to(like)
+        root = torch.linalg.cholesky(precision)
+        w = v[:, None] @ root - torch.linalg.solve_triangular(root, (row @ factor).mT, upper=False).mT
+        return _WhiteState(position, inner.init(torch.cat([theta, w[:, 0]], -1), generator))
+
+    def step(state, generator):
+        moved, info = inner.step(state.inner, generator)
+        v = white.whitened(moved.position)[0]
+        return _WhiteState(torch.cat([moved.position[:, :size], v], -1), moved), info
+
+    return Sampler(init, step)
+
+
 SAMPLERS = {
     "nuts": _nuts,
+    "nuts, white under sites": _white_under_sites,
     "hmc": _hmc,
     "metropolis": _metropolis,
     "slice": _slice,
@@ -68,7 +107,7 @@ SAMPLERS = {
 
 
 def position_of(state):
-    return torch.cat([state[1], state[0].position], -1) if isinstance(state[0], tuple) else state.position
+    return state.position if hasattr(state, "position") else torch.cat([state[1], state[0].position], -1)
 
 
 class HalvedLogDensity(JointLogDensity):
@@ -80,4 +119,15 @@ class HalvedLogDensity(JointLogDensity):
         return 0.5 * super()._evaluate(position)
 
     def select(self, rows):
-        return self if self.targets.dim() == 1 else HalvedLogDensity(self.model, self.targets[rows])
+        if self.targets.dim() == 1:
+            return self
+        sites = None if self.sites is None else self.sites.select(rows)
+        return type(self)(self.model, self.targets[rows], sites=sites)
+
+
+class NoVolume(HalvedLogDensity):
+    """Planted error: the density of [theta, w] without log |dv / dw|."""
+
+    def _evaluate(self, position):
+        theta, white = position.split([self.model.layout.size, self.model.latent_size], -1)
+        return 2 * super()._evaluate(position) - self._v_and_volume(self._prior(theta)[0], white)[1]

@@ -8,6 +8,7 @@ from torchgpmc.evidence import importance
 from torchgpmc.evidence.importance_sampling import _choose
 from torchgpmc.methods.marginal import Anchors, MarginalDensity
 from torchgpmc.samplers import (
+    IndependentProposal,
     Preconditioner,
     correlated_pseudo_marginal,
     delayed_acceptance,
@@ -41,11 +42,21 @@ def tuning(model, like):
     return {"step_size": torch.tensor(0.9).to(like), "preconditioner": Preconditioner(factor, factor.new_zeros(0))}
 
 
+def jumps(tune):
+    """Off the middle of the prior, so that an error in the ratio shows."""
+    factor = tune["preconditioner"].factor
+    return IndependentProposal(0.7, torch.full_like(factor[0], -0.6))
+
+
 KERNELS = {
     "one sample": (lambda density, tune, _: pseudo_marginal(density, **tune), {"num_importance": 1}),
     "pairs, latent moves": (
         lambda density, tune, _: pseudo_marginal(density, moves_latents=True, **tune),
         {"num_importance": 4, "latent_steps": 1},
+    ),
+    "independent proposals": (
+        lambda density, tune, _: pseudo_marginal(density, independent=jumps(tune), **tune),
+        {"num_importance": 1},
     ),
     "ep": (
         lambda density, tune, _: pseudo_marginal(density, **tune),

@@ -46,6 +46,7 @@ def calibration(model, method, *, warmup_steps, seed=5, chains=CHAINS):
 
 METHODS = {
     "NUTS": (tg.NUTS(thinning=6), 150),
+    "NUTS, white under sites": (tg.NUTS(thinning=4, whitening=tg.Laplace()), 150),
     "HMC": (tg.HMC(num_steps=12, thinning=10), 150),
     "AdaptiveMH": (tg.AdaptiveMH(thinning=500), 2000),
     "Slice": (tg.Slice(thinning=15), 100),

@@ -12,7 +12,7 @@ import torch
 import torchgpmc as tg
 from tests.calibration import without_jacobian, worst_excess
 from tests.problems import gp
-from tests.statistical.kernels import SAMPLERS, HalvedLogDensity, position_of
+from tests.statistical.kernels import SAMPLERS, HalvedLogDensity, NoVolume, position_of
 from torchgpmc.models import JointLogDensity
 from torchgpmc.models.base import likelihood_values
 
@@ -99,8 +99,13 @@ def test_a_missing_jacobian_is_caught(sampler, monkeypatch):
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_a_halved_log_ratio_is_caught(sampler):
     # Elliptical slice moves v alone, and drifts from the joint distribution more slowly than the others.
-    rounds = {"elliptical slice": 40, "slice": 8, "nuts": 10}.get(sampler, 20)
+    rounds = {"elliptical slice": 40, "slice": 8, "nuts": 10, "nuts, white under sites": 6}.get(sampler, 20)
     assert geweke(MODELS["poisson"](), sampler, seed=15, density_class=HalvedLogDensity, rounds=rounds) > 1
+
+
+@pytest.mark.slow
+def test_a_missing_volume_of_the_white_coordinates_is_caught():
+    assert geweke(MODELS["poisson"](), "nuts, white under sites", seed=17, density_class=NoVolume) > 1
 
 
 @pytest.mark.slow

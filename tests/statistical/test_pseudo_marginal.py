@@ -10,6 +10,7 @@ from tests.statistical.pseudo_marginal import KERNELS, extended_state, kernel
 from tests.statistical.test_geweke import CHAINS, draw_targets, functions
 from torchgpmc.evidence import ImportanceEstimator
 from torchgpmc.methods.marginal import MarginalDensity
+from torchgpmc.samplers import IndependentProposal
 
 MODELS = {"probit": lambda: gp("probit", num_data=3), "poisson": lambda: gp("poisson", num_data=3)}
 
@@ -107,6 +108,12 @@ def test_a_halved_evidence_is_caught(name, monkeypatch):
 def test_a_missing_jacobian_is_caught(name, monkeypatch):
     without_jacobian(monkeypatch)
     assert geweke(MODELS["probit"](), name, seed=35, rounds=3, chains=5000) > 1
+
+
+@pytest.mark.slow
+def test_independent_proposals_taken_as_a_random_walks_are_caught(monkeypatch):
+    monkeypatch.setattr(IndependentProposal, "log_density", lambda self, preconditioner, position: torch.zeros(len(position)))
+    assert geweke(MODELS["probit"](), "independent proposals", seed=36, chains=5000) > 1
 
 
 @pytest.mark.slow

@@ -168,8 +168,8 @@ class NUTS:
         from_mode: of methods on theta alone: start at draws from the normal approximation at the posterior mode, and keep its
             covariance for the mass matrix in place of learning one (paper E, section 4.3.1).
         whitening: :class:`Laplace` or :class:`EP` to sample [theta, w], w being white under the posterior of the latents that this
-            approximation's sites give (see :mod:`torchgpmc.models.whitening`): the same posterior, at a gradient that costs one and a
-            half to three times as much, and far fewer of them. ``None`` samples [theta, v], v being white under the prior.
+            approximation's sites give (see :mod:`torchgpmc.models.whitening`): the same posterior from far fewer gradients, each at
+            one and a half to three times the cost. ``None`` samples [theta, v], v being white under the prior.
     """
 
     target_accept_prob: float = 0.8
@@ -223,8 +223,8 @@ class HMC:
         from_mode: of methods on theta alone: start at draws from the normal approximation at the posterior mode, and keep its
             covariance for the mass matrix in place of learning one (paper E, section 4.3.1).
         whitening: :class:`Laplace` or :class:`EP` to sample [theta, w], w being white under the posterior of the latents that this
-            approximation's sites give (see :mod:`torchgpmc.models.whitening`): the same posterior, at a gradient that costs one and a
-            half to three times as much, and far fewer of them. ``None`` samples [theta, v], v being white under the prior.
+            approximation's sites give (see :mod:`torchgpmc.models.whitening`): the same posterior from far fewer gradients, each at
+            one and a half to three times the cost. ``None`` samples [theta, v], v being white under the prior.
     """
 
     num_steps: int = 16

@@ -12,7 +12,7 @@ from torchgpmc.approximations.base import check_model
 from torchgpmc.diagnostics import SamplingWarning
 from torchgpmc.methods.modes import posterior_modes
 from torchgpmc.models.base import GPModel
-from torchgpmc.models.whitening import Sites
+from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.normal_scale import normal_scale
 from torchgpmc.random import make_generator
 
@@ -20,7 +20,7 @@ _NUM_STARTS = 2
 _SEED = 0
 
 
-def posterior_sites(model: GPModel, approximation: Approximation) -> Sites:
+def posterior_sites(model: GPModel, approximation: Approximation) -> GaussianSites:
     """The sites of ``approximation`` at the mode of its posterior of theta; of several data sets, at the prior's median.
 
     The search draws from a generator of its own: a run that is resumed finds the same sites. Where the approximation fails, the
@@ -47,8 +47,8 @@ def posterior_sites(model: GPModel, approximation: Approximation) -> Sites:
             SamplingWarning,
             stacklevel=5,
         )
-    sites = Sites(torch.where(ok[:, None], found.precision, 0.0), torch.where(ok[:, None], shift, 0.0))
-    return sites if model.train_y.dim() == 2 else Sites(*(part.squeeze(0) for part in sites))
+    sites = GaussianSites(torch.where(ok[:, None], found.precision, 0.0), torch.where(ok[:, None], shift, 0.0))
+    return sites if model.train_y.dim() == 2 else GaussianSites(*(part.squeeze(0) for part in sites))
 
 
 def _representative_theta(model: GPModel, approximation: Approximation) -> Tensor:

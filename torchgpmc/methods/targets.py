@@ -16,7 +16,7 @@ from torchgpmc.methods.base import Settings, chain_settings, check_count, in_chu
 from torchgpmc.methods.modes import check_one_data_set, start_at_mode
 from torchgpmc.models.base import GPModel, JointLogDensity
 from torchgpmc.models.regression import GPRegression
-from torchgpmc.models.whitening import Sites
+from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.types import LogDensity
 
 _LOG_2PI = math.log(2 * math.pi)
@@ -33,7 +33,7 @@ class Target(NamedTuple):
     label: str  # what the draws are draws of
 
 
-def joint_target(model: GPModel, settings: Settings, sites: Sites | None = None) -> Target:
+def joint_target(model: GPModel, settings: Settings, sites: GaussianSites | None = None) -> Target:
     """The exact posterior of [theta, v]; with ``sites``, in coordinates that are white under the posterior that they give."""
     _, chains = chain_settings(settings)
     joint = JointLogDensity(model, sites=sites)

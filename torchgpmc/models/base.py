@@ -18,7 +18,7 @@ from torchgpmc.likelihoods.conversion import as_likelihood, check_forward, conve
 from torchgpmc.linalg import cholesky, solve_lower
 from torchgpmc.mean_function import MeanFunction
 from torchgpmc.models.validation import check_devices, check_inputs, check_targets
-from torchgpmc.models.whitening import Sites, undo_whitening
+from torchgpmc.models.whitening import GaussianSites, undo_whitening
 from torchgpmc.parameters import Hyperparameters, Layout, build_layout
 
 _DERIVED = ("layout", "covariance", "mean_function", "_pure_likelihood", "_bound")
@@ -173,7 +173,7 @@ class GPModel(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} must define this")
 
     def value_and_grad(
-        self, theta: Tensor, white: Tensor, targets: Tensor, sites: Sites | None = None
+        self, theta: Tensor, white: Tensor, targets: Tensor, sites: GaussianSites | None = None
     ) -> tuple[Tensor, Tensor] | None:
         """The joint log density ``(C,)`` and its gradient ``(C, P + V)``, if the model knows a way faster than autograd."""
         return None
@@ -225,7 +225,7 @@ class JointLogDensity(AutogradDensity):
         model: GPModel,
         targets: Tensor | None = None,
         fixed: LatentPrior | None = None,
-        sites: Sites | None = None,
+        sites: GaussianSites | None = None,
     ):
         self.model = model
         self.targets = model.train_y if targets is None else targets

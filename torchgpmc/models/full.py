@@ -12,7 +12,7 @@ from torch import Tensor
 from torchgpmc.linalg import apply_factor
 from torchgpmc.models.base import GPModel, LatentGaussian, LatentPrior, likelihood_values, predictive_marginals
 from torchgpmc.models.reverse import value_and_grad_by_parts
-from torchgpmc.models.whitening import Sites
+from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.parameters import Hyperparameters
 
 
@@ -87,7 +87,7 @@ class GP(GPModel):
         return self.likelihood_function(likelihood_values(prior), lambda likelihood: likelihood.log_prob(f, y))
 
     def value_and_grad(
-        self, theta: Tensor, white: Tensor, targets: Tensor, sites: Sites | None = None
+        self, theta: Tensor, white: Tensor, targets: Tensor, sites: GaussianSites | None = None
     ) -> tuple[Tensor, Tensor] | None:
         kind = type(self)
         if (kind.prior_at, kind.latents, kind.log_likelihood) != _WRITTEN_OUT:

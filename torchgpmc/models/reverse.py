@@ -17,7 +17,7 @@ from torchgpmc.likelihoods.base import LogLikelihood
 from torchgpmc.likelihoods.conversion import as_likelihood
 from torchgpmc.linalg import cholesky
 from torchgpmc.models.base import GPModel, likelihood_parameters
-from torchgpmc.models.whitening import Sites, white_under_prior, white_under_sites
+from torchgpmc.models.whitening import GaussianSites, white_under_prior, white_under_sites
 
 _LOG_2PI = math.log(2 * math.pi)
 
@@ -90,7 +90,7 @@ def value_and_grad_by_parts(
     theta: Tensor,
     white: Tensor,
     targets: Tensor,
-    sites: Sites | None = None,
+    sites: GaussianSites | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log density of [theta, w] for the full GP ``(C,)`` and its gradient ``(C, P + V)``; NaN where K does not factorise.
 

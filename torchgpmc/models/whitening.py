@@ -22,15 +22,15 @@ from torch import Tensor
 from torchgpmc.linalg import apply_factor_slopes, cholesky, factor_adjoint, solve_lower
 
 
-class Sites(NamedTuple):
+class GaussianSites(NamedTuple):
     """Gaussian sites N(f_n | shift_n / precision_n, 1 / precision_n), one a datum."""
 
     precision: Tensor  # (N,), or (C, N) for one data set a chain; W, not negative
     shift: Tensor  # the same shape; W times the sites' centres
 
-    def select(self, rows: Tensor) -> Sites:
+    def select(self, rows: Tensor) -> GaussianSites:
         """Those of some of the chains."""
-        return self if self.precision.dim() == 1 else Sites(self.precision[rows], self.shift[rows])
+        return self if self.precision.dim() == 1 else GaussianSites(self.precision[rows], self.shift[rows])
 
 
 class LatentSlopes(NamedTuple):
@@ -65,7 +65,7 @@ def white_under_prior(factor: Tensor, white: Tensor) -> Latents:
     return Latents(white @ factor.mT, white, 0.0, slopes)
 
 
-def white_under_sites(factor: Tensor, mean: Tensor, sites: Sites, white: Tensor) -> Latents:
+def white_under_sites(factor: Tensor, mean: Tensor, sites: GaussianSites, white: Tensor) -> Latents:
     """v from coordinates that are white under the posterior that the sites give; NaN where P does not factorise.
 
     Args:
@@ -78,7 +78,6 @@ def white_under_sites(factor: Tensor, mean: Tensor, sites: Sites, white: Tensor)
     inner = root_map.mT @ root_map
     inner.diagonal(dim1=-2, dim2=-1).add_(1.0)
     root, ok = cholesky(inner)
-    root = torch.where(ok[:, None, None], root, torch.nan)
     inverse = solve_lower(root, torch.eye(root.shape[-1]).to(root).expand_as(root))
     shift = (sites.shift - sites.precision * mean).unsqueeze(1)
     explained = shift @ factor @ inverse.mT  # u = R^-1 L' W (g - m), as a row, like all vectors here
@@ -99,10 +98,11 @@ def white_under_sites(factor: Tensor, mean: Tensor, sites: Sites, white: Tensor)
         mean_slope = gradient - sites.precision.unsqueeze(-2) * (shift_slope @ factor.mT)
         return LatentSlopes(factor_adjoint(factor, half), white_slope, mean_slope.squeeze(1))
 
-    return Latents(v @ factor.mT, v, -root.diagonal(dim1=-2, dim2=-1).log().sum(-1), slopes)
+    log_volume = -root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    return Latents(v @ factor.mT, v, torch.where(ok, log_volume, torch.nan), slopes)
 
 
-def undo_whitening(projection: Tensor, mean: Tensor, sites: Sites, white: Tensor) -> tuple[Tensor, Tensor]:
+def undo_whitening(projection: Tensor, mean: Tensor, sites: GaussianSites, white: Tensor) -> tuple[Tensor, Tensor]:
     """v and log |dv / dw| by operations that autograd differentiates; NaN where P does not factorise.
 
     Args:

@@ -6,6 +6,7 @@ from torchgpmc.samplers.metropolis import metropolis
 from torchgpmc.samplers.nuts import nuts
 from torchgpmc.samplers.preconditioner import MassMatrix, Preconditioner
 from torchgpmc.samplers.pseudo_marginal import (
+    IndependentProposal,
     correlated_pseudo_marginal,
     delayed_acceptance,
     pseudo_marginal,
@@ -15,6 +16,7 @@ from torchgpmc.samplers.slice import Block, slice_sampler
 
 __all__ = [
     "Block",
+    "IndependentProposal",
     "MassMatrix",
     "Preconditioner",
     "correlated_pseudo_marginal",

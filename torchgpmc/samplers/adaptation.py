@@ -120,6 +120,7 @@ class WarmUp(NamedTuple):
 
     step_size: Tensor  # ()
     preconditioner: Preconditioner
+    mean: Tensor  # (D,), of the positions that the preconditioner was learned from
     averaging: DualAveraging
     moments: Moments
     learns_mass_matrix: bool
@@ -137,7 +138,7 @@ class WarmUpPlan(NamedTuple):
     def start(self, step_size: float, position: Tensor, covariance: Tensor | None = None) -> WarmUp:
         """The given step size, and a unit mass matrix to be learned or the inverse of ``covariance`` ``(D, D)`` to be kept.
 
-        ``position`` ``(C, D)`` gives dimension, dtype and device.
+        ``position`` ``(C, D)`` gives dimension, dtype, device and the first mean.
         """
         dimension = position.shape[-1]
         step = torch.tensor(step_size, dtype=position.dtype, device=position.device)
@@ -147,7 +148,8 @@ class WarmUpPlan(NamedTuple):
         if covariance is not None and not identity:
             head, tail = covariance[: self.dense_size, : self.dense_size], covariance.diagonal()[self.dense_size :]
             preconditioner = Preconditioner(cholesky(head).factor, tail.sqrt())
-        return WarmUp(step, preconditioner, start_dual_averaging(step), moments, covariance is None and not identity)
+        mean, learns = position.mean(0), covariance is None and not identity
+        return WarmUp(step, preconditioner, mean, start_dual_averaging(step), moments, learns)
 
     def restart_step_size(self, warm_up: WarmUp, step_size: Tensor) -> WarmUp:
         """The same with dual averaging begun anew at ``step_size`` ``()``."""
@@ -164,13 +166,13 @@ class WarmUpPlan(NamedTuple):
         averaging = update_dual_averaging(warm_up.averaging, acceptance.mean(), self.target_acceptance)
         log_step = averaging.log_average if iteration == self.steps else averaging.log_step
         step_size = log_step.exp() if self.adapt_step_size else warm_up.step_size
-        moments, preconditioner = warm_up.moments, warm_up.preconditioner
+        moments, preconditioner, mean = warm_up.moments, warm_up.preconditioner, warm_up.mean
         ends = window_ends(self.steps)
         if warm_up.learns_mass_matrix and ends:
             first = min(_FIRST_BUFFER, int(0.15 * self.steps))
             if first < iteration <= ends[-1]:
                 moments = update_moments(moments, position)
             if iteration in ends:
-                preconditioner = preconditioner_from(moments)
+                preconditioner, mean = preconditioner_from(moments), moments.mean
                 moments = start_moments(self.dense_size, position.shape[-1], position)
-        return WarmUp(step_size, preconditioner, averaging, moments, warm_up.learns_mass_matrix)
+        return WarmUp(step_size, preconditioner, mean, averaging, moments, warm_up.learns_mass_matrix)

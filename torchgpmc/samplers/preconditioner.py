@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgpmc.linalg import solve_lower
+
 
 class MassMatrix(Enum):
     """Which covariances of the position warm-up estimates; the inverse mass matrix is that estimate."""
@@ -45,6 +47,14 @@ class Preconditioner(NamedTuple):
         if size == 0:
             return gradient * self.deviation
         return torch.cat([gradient[:, :size] @ self.factor, gradient[:, size:] * self.deviation], -1)
+
+    def solve(self, displacement: Tensor) -> Tensor:
+        """S^-1 displacement for each row of ``(C, D)``."""
+        size = len(self.factor)
+        tail = displacement[:, size:] / self.deviation
+        if size == 0:
+            return tail
+        return torch.cat([solve_lower(self.factor, displacement[:, :size].mT).mT, tail], -1)
 
     def standard_deviation(self) -> Tensor:
         """Marginal standard deviations of S S', ``(D,)``."""

@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.random import log_uniform, normal_like
+from torchgpmc.random import log_uniform, normal_like, uniform
 from torchgpmc.samplers.elliptical_slice import EllipticalSliceState, elliptical_slice
 from torchgpmc.samplers.preconditioner import Preconditioner
 from torchgpmc.samplers.slice import SliceState, slice_sampler
 from torchgpmc.types import LogDensity, NoisyDensity, Sampler
+
+_DEGREES_OF_FREEDOM = 5  # of independent proposals
 
 
 class PseudoMarginalState(NamedTuple):
@@ -46,8 +48,31 @@ def select_payload(mask: Tensor, yes: Any, no: Any) -> Any:
     return type(yes)(*(select_payload(mask, a, b) for a, b in zip(yes, no, strict=True)))
 
 
+class IndependentProposal(NamedTuple):
+    """A Student t density with 5 degrees of freedom and scale S S', some of whose draws stand in for random-walk proposals."""
+
+    share: float  # of the transitions, in [0, 1]
+    mean: Tensor  # (D,)
+
+    def draw(self, preconditioner: Preconditioner, position: Tensor, generator: torch.Generator) -> Tensor:
+        """Draws ``(C, D)``, whatever ``position`` ``(C, D)``."""
+        noise = normal_like(position, generator)
+        chi_square = normal_like(position.new_empty(len(position), _DEGREES_OF_FREEDOM), generator).square().sum(-1, keepdim=True)
+        return self.mean + preconditioner.apply(noise * (_DEGREES_OF_FREEDOM / chi_square).sqrt())
+
+    def log_density(self, preconditioner: Preconditioner, position: Tensor) -> Tensor:
+        """Up to a constant, ``(C,)``."""
+        square = preconditioner.solve(position - self.mean).square().sum(-1)
+        return -0.5 * (_DEGREES_OF_FREEDOM + position.shape[-1]) * torch.log1p(square / _DEGREES_OF_FREEDOM)
+
+
 def pseudo_marginal(
-    density: NoisyDensity, *, step_size: Tensor, preconditioner: Preconditioner, moves_latents: bool = False
+    density: NoisyDensity,
+    *,
+    step_size: Tensor,
+    preconditioner: Preconditioner,
+    moves_latents: bool = False,
+    independent: IndependentProposal | None = None,
 ) -> Sampler:
     """Pseudo-marginal Metropolis-Hastings (paper A, algorithm 1) with random-walk proposals x + step_size S z.
 
@@ -56,6 +81,8 @@ def pseudo_marginal(
         step_size: ``()``.
         preconditioner: S, see :class:`Preconditioner`.
         moves_latents: whether ``density.move`` follows each transition.
+        independent: if given, each chain's transition is with this probability one whose proposal is drawn from this density,
+            wherever the chain is (Tierney 1994, section 2.3); a mixture of two exact kernels.
 
     Returns:
         A sampler with :class:`PseudoMarginalState` and :class:`PseudoMarginalInfo`.
@@ -68,8 +95,14 @@ def pseudo_marginal(
     def step(state: PseudoMarginalState, generator: torch.Generator) -> tuple[PseudoMarginalState, PseudoMarginalInfo]:
         proposal = state.position + step_size * preconditioner.apply(normal_like(state.position, generator))
         log_u = log_uniform(state.log_density.shape, state.log_density, generator)
+        correction: Tensor | float = 0.0
+        if independent is not None:
+            jumps = uniform(state.log_density.shape, state.log_density, generator) < independent.share
+            proposal = torch.where(jumps.unsqueeze(-1), independent.draw(preconditioner, proposal, generator), proposal)
+            here, there = (independent.log_density(preconditioner, position) for position in (state.position, proposal))
+            correction = torch.where(jumps, here - there, 0.0)
         log_density, payload = density.draw(proposal, generator)
-        state, info = _accept(density, state, proposal, log_density, payload, state.auxiliary, log_u)
+        state, info = _accept(density, state, proposal, log_density, payload, state.auxiliary, log_u, correction)
         if moves_latents:
             log_density, payload = density.move(state.position, state.payload, generator)
             state = state._replace(log_density=log_density, payload=payload)
@@ -86,8 +119,10 @@ def _accept(
     payload: Any,
     auxiliary: Tensor,
     log_u: Tensor,
+    correction: Tensor | float = 0.0,
 ) -> tuple[PseudoMarginalState, PseudoMarginalInfo]:
-    log_ratio = torch.nan_to_num(log_density - state.log_density, nan=-torch.inf)
+    """Takes the proposal or not; ``correction`` is the log ratio of proposal densities, back over forth."""
+    log_ratio = torch.nan_to_num(log_density - state.log_density + correction, nan=-torch.inf)
     accepted = log_u < log_ratio
     column = accepted.unsqueeze(-1)
     new = PseudoMarginalState(
