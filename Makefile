@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Test processes, one a core; each has its share of torch's threads.
+WORKERS ?= auto
 export PYTHONHASHSEED = 0
 
 .PHONY: demo test test-fast check format benchmarks clean
@@ -17,10 +19,10 @@ demo: $(VENV)/installed
 	$(BIN)/python examples/breast_cancer.py --output demo-output
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 test-fast: $(VENV)/installed
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
 
 check: $(VENV)/installed
 	$(BIN)/ruff check torchgpmc tests examples benchmarks

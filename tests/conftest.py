@@ -1,5 +1,7 @@
 """Options, fixtures, and the bookkeeping behind the suite's false-alarm rate."""
 
+import os
+
 import pytest
 import torch
 
@@ -24,6 +26,8 @@ def generator(device):
 
 
 def pytest_configure(config):
+    if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):  # workers share the cores
+        torch.set_num_threads(max(1, torch.get_num_threads() // int(workers)))
     config.addinivalue_line("markers", "statistical: may fail by chance; counted against the suite's false-alarm rate")
 
 

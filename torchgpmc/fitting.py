@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable
 from typing import TypeVar
 
 import numpy as np
@@ -25,7 +24,7 @@ Model = TypeVar("Model", bound=GPModel)
 
 # Unconstrained values beyond this are scales of e^-12 or e^12: the evidence is flat there, and has no maximum to find.
 _BOUND = 12.0
-_IMPOSSIBLE = 1e25
+_IMPOSSIBLE = 1e3  # nats below the start: a line search that fits a polynomial to a larger number moves no more
 _FAR = 2.0
 _FLAT = 0.01
 
@@ -81,18 +80,17 @@ def fit(
     generator = make_generator(seed, model.train_x.device)
     starts = torch.cat([model.layout.present(model), model.layout.starting_points(num_starts - 1, generator)])
     best: tuple[float, Tensor, bool] | None = None
-    for start in starts.clamp(-_BOUND, _BOUND):
+    for start in starts.clamp(-_BOUND, _BOUND).cpu().numpy().astype(np.float64):
+        objective = _Objective(model, approximation, maximum_a_posteriori)
+        first, _ = objective(start)
+        if not math.isfinite(first):
+            continue
         with one_blas_thread():
-            result = scipy.optimize.minimize(
-                _objective(model, approximation, maximum_a_posteriori),
-                start.cpu().numpy().astype(np.float64),
-                jac=True,
-                method="L-BFGS-B",
-                bounds=[(-_BOUND, _BOUND)] * model.layout.size,
-                options={"maxiter": max_iterations},
-            )
-        if result.fun < _IMPOSSIBLE and (best is None or result.fun < best[0]):
-            best = float(result.fun), torch.as_tensor(result.x).to(start), bool(result.success)
+            # No bounds for scipy: given them on every side, its first step goes all the way to one.
+            options = {"maxiter": max_iterations}
+            result = scipy.optimize.minimize(objective, start, jac=True, method="L-BFGS-B", options=options)
+        if best is None or result.fun < best[0]:
+            best = float(result.fun), torch.as_tensor(result.x).to(starts).clamp(-_BOUND, _BOUND), bool(result.success)
     if best is None:
         raise ValueError(
             f"{type(approximation).__name__} failed at all of {num_starts} starts. Expected it to converge somewhere; try the "
@@ -131,22 +129,34 @@ def _undetermined(theta: Tensor, model: GPModel, approximation: Approximation) -
     return list(dict.fromkeys(name for name, undetermined in zip(names, flat.tolist(), strict=True) if undetermined))
 
 
-def _objective(
-    model: GPModel, approximation: Approximation, maximum_a_posteriori: bool
-) -> Callable[[np.ndarray], tuple[float, np.ndarray]]:
-    def negative_and_gradient(x: np.ndarray) -> tuple[float, np.ndarray]:
-        theta = torch.as_tensor(x).to(model.train_x)[None].requires_grad_(True)
-        prior = model.prior(theta)
-        found = approximation.evidence(model, prior)
+class _Objective:
+    """Minus the log evidence, for scipy; beyond the bound that at the bound, with a parabola that leads back.
+
+    Infinite where the first evaluation fails; where a later one does, a value far above that of the first.
+    """
+
+    def __init__(self, model: GPModel, approximation: Approximation, maximum_a_posteriori: bool):
+        self._model = model
+        self._approximation = approximation
+        self._maximum_a_posteriori = maximum_a_posteriori
+        self._impossible = math.inf
+
+    def __call__(self, x: np.ndarray) -> tuple[float, np.ndarray]:
+        inside = x.clip(-_BOUND, _BOUND)
+        theta = torch.as_tensor(inside).to(self._model.train_x)[None].requires_grad_(True)
+        prior = self._model.prior(theta)
+        found = self._approximation.evidence(self._model, prior)
         value = found.log_evidence
-        if maximum_a_posteriori:
-            value = value + model.layout.log_prior_of_values(theta)
+        if self._maximum_a_posteriori:
+            value = value + self._model.layout.log_prior_of_values(theta)
         (gradient,) = torch.autograd.grad(value.sum(), theta)
         if not bool(prior.ok.all() & found.converged.all() & torch.isfinite(value).all() & torch.isfinite(gradient).all()):
-            return _IMPOSSIBLE, np.zeros_like(x)
-        return -float(value.detach()), -gradient[0].double().cpu().numpy()
-
-    return negative_and_gradient
+            return self._impossible, np.zeros_like(x)
+        if math.isinf(self._impossible):
+            self._impossible = _IMPOSSIBLE - float(value.detach())
+        beyond = x - inside
+        slope = np.where(beyond == 0, -gradient[0].double().cpu().numpy(), beyond)
+        return -float(value.detach()) + 0.5 * float(beyond @ beyond), slope
 
 
 def _with_theta(model: Model, theta: Tensor) -> Model:

@@ -91,7 +91,7 @@ def pseudo_marginal_excess(expected, num_samples):
 @pytest.mark.statistical
 @few_draws
 def test_pseudo_marginal_draws_follow_the_grid():
-    assert pseudo_marginal_excess(grid_truth(small("probit"))[0], 200) < 1
+    assert pseudo_marginal_excess(grid_truth(small("probit"))[0], 120) < 1
 
 
 @pytest.mark.slow

@@ -5,7 +5,9 @@ import torch
 
 import torchgpmc as tg
 from tests.problems import LIKELIHOODS, fixed_kernel, gp, gp_regression, inputs, sparse_gp, targets
-from torchgpmc.methods.sites import posterior_sites
+from torchgpmc.approximations.inducing import inducing_laplace
+from torchgpmc.methods.sites import _sparse_evidence, _sparse_theta, posterior_sites
+from torchgpmc.normal_scale import normal_scale
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.diagnostics.SamplingWarning")
 OPTIONS = {"num_samples": 6, "warmup_steps": 20, "num_chains": 3, "seed": 4, "progress": False}
@@ -55,10 +57,39 @@ def test_an_approximation_that_fails_leaves_coordinates_white_under_the_prior():
     assert float(sites.precision.abs().sum()) == 0.0 and float(sites.shift.abs().sum()) == 0.0
 
 
-@pytest.mark.parametrize("method", [tg.NUTS(max_tree_depth=3, whitening=tg.Laplace()), tg.HMC(num_steps=3, whitening=tg.EP())])
-def test_draws_are_of_theta_and_v(method):
+@pytest.mark.parametrize("likelihood", ["probit", "poisson", "student_t"])
+def test_with_inducing_points_at_the_data_sparse_sites_are_the_full_models(likelihood):
+    full = gp(likelihood, num_data=8, jitter=1e-8)
+    sparse = tg.SparseGP(full.train_x, full.train_y, full.kernel, full.likelihood, inducing_points=full.train_x, jitter=1e-8)
+    theta = 0.5 * torch.randn(4, full.layout.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected = tg.approximations.laplace(full, theta)
+    found = inducing_laplace(sparse, sparse.prior(theta), sparse.train_y)
+    assert bool(found.converged.all())
+    torch.testing.assert_close(found.log_evidence, expected.log_evidence, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.precision, expected.precision, rtol=1e-3, atol=1e-3)
+    shift = expected.alpha + expected.precision * expected.mean
+    torch.testing.assert_close(found.shift, shift, rtol=1e-3, atol=1e-3)
+
+
+def test_sites_of_a_sparse_model_are_near_the_mode():
+    """The rough search: no draw of the prior does better by much."""
+    model = sparse_gp("probit", num_data=40)
+    theta = _sparse_theta(model)
+    scale = normal_scale(model.layout)
+    z = torch.randn(2000, model.layout.size, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    value = _sparse_evidence(model, scale.theta(z)[0]) - 0.5 * z.square().sum(-1)
+    near = (scale.theta(z)[0] - theta).norm(dim=-1).argmin()
+    best = _sparse_evidence(model, theta) - 0.5 * z[near].square().sum()
+    assert float(value.max()) < float(best) + 0.3
+    sites = posterior_sites(model, tg.Laplace())
+    torch.testing.assert_close(sites.precision, inducing_laplace(model, model.prior(theta), model.train_y).precision[0])
+
+
+@pytest.mark.parametrize("make", [gp, sparse_gp])
+@pytest.mark.parametrize("method", [tg.NUTS(max_tree_depth=3, whitening=tg.Laplace()), tg.HMC(num_steps=3, whitening=tg.Laplace())])
+def test_draws_are_of_theta_and_v(method, make):
     """What is kept is v, not the coordinates; its density is the joint density; chunks change nothing."""
-    model = gp("poisson")
+    model = make("poisson")
     posterior = tg.sample(model, method, **OPTIONS)
     position = torch.cat([posterior.theta, posterior.whitened], -1)
     joint = torch.stack([tg.joint_log_density(model)(draws) for draws in position.unbind(1)], 1)
@@ -76,7 +107,8 @@ def test_fixed_hyperparameters():
 @pytest.mark.parametrize(
     ("model", "method", "said"),
     [
-        (sparse_gp, tg.NUTS(whitening=tg.Laplace()), r"whitening=Laplace\(\).*SparseGP.*NUTS"),
+        (sparse_gp, tg.NUTS(whitening=tg.EP()), r"SparseGP does not have.*Expected whitening=torchgpmc.Laplace"),
+        (lambda: sparse_gp("softmax"), tg.NUTS(whitening=tg.Laplace()), "one latent function"),
         (lambda: gp("softmax"), tg.NUTS(whitening=tg.EP()), "one latent function"),
         (gp_regression, tg.HMC(whitening=tg.Laplace()), "no latents to whiten"),
         (gp, tg.NUTS(whitening=tg.Laplace(), marginal=tg.Laplace()), "no latents to whiten"),

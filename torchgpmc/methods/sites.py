@@ -7,17 +7,24 @@ import warnings
 import torch
 from torch import Tensor
 
-from torchgpmc.approximations import ApproximateMarginal, Approximation
+from torchgpmc.approximations import ApproximateMarginal, Approximation, Laplace
 from torchgpmc.approximations.base import check_model
+from torchgpmc.approximations.inducing import InducingLaplace, inducing_laplace
 from torchgpmc.diagnostics import SamplingWarning
+from torchgpmc.likelihoods.base import Factorised
+from torchgpmc.likelihoods.conversion import as_likelihood
 from torchgpmc.methods.modes import posterior_modes
 from torchgpmc.models.base import GPModel
+from torchgpmc.models.sparse import SparseGP
 from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.normal_scale import normal_scale
-from torchgpmc.random import make_generator
+from torchgpmc.random import make_generator, normal_like
 
 _NUM_STARTS = 2
 _SEED = 0
+# Of a sparse model's theta, a rough search: draws around the best so far, at half the spread each round.
+_ROUNDS, _DRAWS_A_ROUND = 6, 32
+_CHUNK_ELEMENTS = 2_000_000  # of projections
 
 
 def posterior_sites(model: GPModel, approximation: Approximation) -> GaussianSites:
@@ -32,14 +39,19 @@ def posterior_sites(model: GPModel, approximation: Approximation) -> GaussianSit
     """
     if not hasattr(approximation, "evidence"):
         raise TypeError(f"whitening is {approximation!r}. Expected torchgpmc.Laplace(), torchgpmc.EP() or None.")
-    check_model(model, f"whitening={type(approximation).__name__}()")
-    theta = _representative_theta(model, approximation)
+    count = len(model.train_y) if model.train_y.dim() == 2 else 1
     with torch.no_grad():
-        count = len(model.train_y) if model.train_y.dim() == 2 else 1
-        prior = model.prior(theta.expand(count, -1))
-        found = approximation.evidence(model, prior)
-        shift = found.alpha + found.precision * found.mean
-        ok = found.converged & prior.ok & torch.isfinite(shift).all(-1) & torch.isfinite(found.precision).all(-1)
+        if isinstance(model, SparseGP):
+            _check_sparse(model, approximation)
+            prior = model.prior(_sparse_theta(model).expand(count, -1))
+            at_mode = inducing_laplace(model, prior, model.train_y)
+            precision, shift, converged = at_mode.precision, at_mode.shift, at_mode.converged
+        else:
+            check_model(model, f"whitening={type(approximation).__name__}()")
+            prior = model.prior(_full_theta(model, approximation).expand(count, -1))
+            found = approximation.evidence(model, prior)
+            precision, shift, converged = found.precision, found.alpha + found.precision * found.mean, found.converged
+    ok = converged & prior.ok & torch.isfinite(shift).all(-1) & torch.isfinite(precision).all(-1)
     if not bool(ok.all()):
         warnings.warn(
             f"{type(approximation).__name__} did not converge at the hyperparameters it was to give sites for: the chains sample "
@@ -47,17 +59,56 @@ def posterior_sites(model: GPModel, approximation: Approximation) -> GaussianSit
             SamplingWarning,
             stacklevel=5,
         )
-    sites = GaussianSites(torch.where(ok[:, None], found.precision, 0.0), torch.where(ok[:, None], shift, 0.0))
+    sites = GaussianSites(torch.where(ok[:, None], precision, 0.0), torch.where(ok[:, None], shift, 0.0))
     return sites if model.train_y.dim() == 2 else GaussianSites(*(part.squeeze(0) for part in sites))
 
 
-def _representative_theta(model: GPModel, approximation: Approximation) -> Tensor:
-    """``(1, P)``."""
+def _check_sparse(model: SparseGP, approximation: Approximation) -> None:
+    if not isinstance(approximation, Laplace):
+        raise ValueError(
+            f"whitening is {approximation!r}, whose sites need f at the data, which a SparseGP does not have. "
+            f"Expected whitening=torchgpmc.Laplace()."
+        )
+    if model.num_latents != 1 or not isinstance(as_likelihood(model.likelihood), Factorised):
+        raise ValueError(
+            f"whitening needs a likelihood with one latent function that factorises over data, and has "
+            f"{type(model.likelihood).__name__}. Expected whitening=None."
+        )
+
+
+def _median(model: GPModel) -> Tensor:
+    """Of the prior of theta, ``(1, P)``."""
     if not model.layout.size:
         return model.train_x.new_zeros(1, 0)
-    if model.train_y.dim() == 1:
-        generator = make_generator(_SEED, model.train_x.device)
-        modes = posterior_modes(ApproximateMarginal(model, approximation), _NUM_STARTS, generator)
-        if modes:
-            return modes[0].position[None]
     return normal_scale(model.layout).theta(model.train_x.new_zeros(1, model.layout.size))[0]
+
+
+def _full_theta(model: GPModel, approximation: Approximation) -> Tensor:
+    """A theta near the posterior's mode ``(1, P)``."""
+    if not model.layout.size or model.train_y.dim() == 2:
+        return _median(model)
+    generator = make_generator(_SEED, model.train_x.device)
+    with torch.enable_grad():
+        modes = posterior_modes(ApproximateMarginal(model, approximation), _NUM_STARTS, generator)
+    return modes[0].position[None] if modes else _median(model)
+
+
+def _sparse_theta(model: SparseGP) -> Tensor:
+    """The best of some draws, on the scale on which the prior is standard normal: roughly the posterior's mode ``(1, P)``."""
+    if not model.layout.size or model.train_y.dim() == 2:
+        return _median(model)
+    scale, generator = normal_scale(model.layout), make_generator(_SEED, model.train_x.device)
+    best = model.train_x.new_zeros(1, model.layout.size)
+    chunk = max(1, _CHUNK_ELEMENTS // (model.latent_size * len(model.train_x)))
+    for round_ in range(_ROUNDS):
+        noise = normal_like(best.expand(_DRAWS_A_ROUND, -1), generator)
+        z = torch.cat([best, best + 0.5**round_ * noise])
+        value = torch.cat([_sparse_evidence(model, scale.theta(part)[0]) for part in z.split(chunk)]) - 0.5 * z.square().sum(-1)
+        best = z[value.argmax()][None]
+    return scale.theta(best)[0]
+
+
+def _sparse_evidence(model: SparseGP, theta: Tensor) -> Tensor:
+    prior = model.prior(theta)
+    found: InducingLaplace = inducing_laplace(model, prior, model.train_y)
+    return torch.where(found.converged & prior.ok, found.log_evidence, -torch.inf)

@@ -49,7 +49,16 @@ def select_payload(mask: Tensor, yes: Any, no: Any) -> Any:
 
 
 class IndependentProposal(NamedTuple):
-    """A Student t density with 5 degrees of freedom and scale S S', some of whose draws stand in for random-walk proposals."""
+    """A Student t density with 5 degrees of freedom and scale S S', some of whose draws stand in for random-walk proposals.
+
+    Example:
+        >>> import torch
+        >>> from torchgpmc.samplers import IndependentProposal, Preconditioner
+        >>> unit = Preconditioner(torch.eye(2), torch.zeros(0))
+        >>> position = torch.tensor([[0.0, 0.0], [3.0, 4.0]])
+        >>> IndependentProposal(0.9, torch.zeros(2)).log_density(unit, position)  # -3.5 log(1 + 25 / 5), up to a constant
+        tensor([-0.0000, -6.2712])
+    """
 
     share: float  # of the transitions, in [0, 1]
     mean: Tensor  # (D,)
