@@ -73,6 +73,15 @@ def test_draws_of_another_density_are_caught(degrees):
     assert excess_of_draws(degrees, proposal(3 if degrees != 3 else math.inf)) > 1
 
 
+@pytest.mark.parametrize("degrees", DEGREES)
+def test_draws_fill_space_more_evenly_than_independent_ones(degrees):
+    """The variance of a mean over a net, of 64 nets, against that of as many independent draws; and no bias."""
+    made, generator = proposal(degrees), torch.Generator().manual_seed(2)
+    values = torch.stack([torch.tanh(draw_from(made, 512, generator)) for _ in range(64)])  # (nets, draws, 2)
+    independent = values.flatten(0, 1).var(0) / 512
+    assert bool((values.mean(1).var(0) < 0.2 * independent).all())
+
+
 def _target(x):
     """Skewed and unnormalised: a Gumbel in x0 times a normal in x1 given x0; its integral is e^2 sqrt(2 pi)."""
     return 2.0 - x[:, 0] - (-x[:, 0]).exp() - 0.5 * (x[:, 1] - 0.5 * x[:, 0]).square()

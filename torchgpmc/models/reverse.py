@@ -114,8 +114,8 @@ def value_and_grad_by_parts(
             values["mean"],
             layout.sampled_names("mean"),
         )
-        w = white.view(len(white), *model.latent_shape)
-        latents = white_under_prior(factor, w) if sites is None else white_under_sites(factor, mean.value, sites, w)
+        shaped = white.view(len(white), *model.latent_shape)
+        latents = white_under_prior(factor, shaped) if sites is None else white_under_sites(factor, mean.value, sites, shaped)
         f = latents.centred
         if not model.mean_function.is_zero:
             f = f + mean.value.unsqueeze(1)
