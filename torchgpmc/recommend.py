@@ -43,5 +43,5 @@ def _choice(model: GPModel) -> tuple[Method, str]:
     if size > (MANY_WITH_EXACT_EVIDENCE if isinstance(model, GPRegression) else MANY_HYPERPARAMETERS):
         return NUTS(), f"{size} hyperparameters are more than importance weights survive."
     if isinstance(model, GPRegression):
-        return AMIS(), "the evidence is exact and the hyperparameters are few: independent weighted draws, no warm-up."
-    return AMIS(), "the latents integrate out well and the hyperparameters are few: independent weighted draws."
+        return AMIS(), "the evidence is exact and the hyperparameters are few: weighted draws, no warm-up."
+    return AMIS(), "the latents integrate out well and the hyperparameters are few: weighted draws, no warm-up."
