@@ -7,7 +7,7 @@ from gpytorch.kernels import LinearKernel, MaternKernel, RBFKernel, RQKernel, Sc
 from gpytorch.priors import GammaPrior, HalfCauchyPrior, LogNormalPrior, NormalPrior, UniformPrior
 
 import torchgpmc as tg
-from tests.problems import LIKELIHOODS, fixed_kernel, gp, inputs, kernel, targets
+from tests.problems import LIKELIHOODS, Halved, fixed_kernel, gp, inputs, kernel, targets
 from torchgpmc.density import AutogradDensity
 from torchgpmc.models.base import JointLogDensity, joint_log_density
 
@@ -101,13 +101,6 @@ def test_a_subclass_is_not_given_its_parents_derivative():
     found, expected = both(model)
     assert_equal(found, expected, rtol=1e-9, atol=1e-9)
     assert float((found[0] - both(plain)[0][0]).abs().max()) > 0.1
-
-
-class Halved(tg.GP):
-    """A user's model with a likelihood of its own."""
-
-    def log_likelihood(self, *arguments):
-        return 0.5 * super().log_likelihood(*arguments)
 
 
 def test_a_model_that_overrides_its_density_keeps_it():

@@ -8,7 +8,7 @@ import torch
 from gpytorch.priors import NormalPrior
 
 import torchgpmc as tg
-from tests.problems import LIKELIHOODS, fixed_kernel, gp, inputs, kernel, sparse_gp, targets
+from tests.problems import LIKELIHOODS, Halved, fixed_kernel, gp, inputs, kernel, sparse_gp, targets
 from torchgpmc.density import AutogradDensity
 from torchgpmc.models import JointLogDensity
 from torchgpmc.models.whitening import GaussianSites
@@ -142,13 +142,6 @@ def test_a_row_that_does_not_factorise_fails_alone(broken):
     assert bool(torch.isfinite(value[0])) and float(value[1]) == -torch.inf
     assert float(density(position)[1]) == -torch.inf
     assert bool(torch.isfinite(gradient).all()) and float(gradient[1].abs().max()) == 0.0
-
-
-class Halved(tg.GP):
-    """A user's model with a likelihood of its own."""
-
-    def log_likelihood(self, *arguments):
-        return 0.5 * super().log_likelihood(*arguments)
 
 
 def test_a_model_that_overrides_its_density_keeps_it():
