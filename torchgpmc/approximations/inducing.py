@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc import quadrature
+from torchgpmc.likelihoods.base import Factorised
 from torchgpmc.linalg import cholesky
 from torchgpmc.models.base import LatentPrior, likelihood_values
 from torchgpmc.models.sparse import SparseGP
@@ -21,7 +22,6 @@ class InducingLaplace(NamedTuple):
 
     precision: Tensor  # (C, N), not negative
     shift: Tensor  # (C, N), precision times the sites' centres
-    mode: Tensor  # (C, M), of v
     log_evidence: Tensor  # (C,)
     converged: Tensor  # (C,)
 
@@ -36,6 +36,16 @@ def inducing_laplace(model: SparseGP, prior: LatentPrior, targets: Tensor, max_i
         prior: of C thetas.
         targets: ``(N,)`` or ``(C, N)``.
         max_iterations: of Newton's method.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> x, kernel = torch.rand(9, 2), RBFKernel(lengthscale_prior=GammaPrior(2.0, 1.0))
+        >>> model = tg.SparseGP(x, (x[:, 0] > 0.5).int(), kernel, tg.likelihoods.Bernoulli(), inducing_points=x[:3])
+        >>> found = inducing_laplace(model, model.prior(torch.zeros(4, 1, dtype=torch.float64)), model.train_y)
+        >>> tuple(found.precision.shape), bool(found.converged.all())
+        ((4, 9), True)
     """
     assert prior.projection is not None and prior.variance is not None  # made by SparseGP
     values, projection, variance = likelihood_values(prior), prior.projection, prior.variance
@@ -50,10 +60,13 @@ def inducing_laplace(model: SparseGP, prior: LatentPrior, targets: Tensor, max_i
         return torch.nan_to_num(expected.sum(-1) - 0.5 * v.square().sum(-1), nan=-torch.inf)
 
     def slopes(f: Tensor) -> tuple[Tensor, Tensor]:
-        def expected(likelihood: object, order: str) -> Tensor:
-            return quadrature.expectation(lambda at: getattr(likelihood.derivatives(at, targets), order), f, variance)  # type: ignore[attr-defined]
+        """Expectations of the first and second derivative."""
 
-        return model.likelihood_function(values, lambda likelihood: (expected(likelihood, "first"), expected(likelihood, "second")))
+        def expected(likelihood: Factorised) -> tuple[Tensor, Tensor]:
+            first = quadrature.expectation(lambda at: likelihood.derivatives(at, targets).first, f, variance)
+            return first, quadrature.expectation(lambda at: likelihood.derivatives(at, targets).second, f, variance)
+
+        return model.likelihood_function(values, expected)
 
     v = projection.new_zeros(projection.shape[:2])
     value = objective(v)
@@ -85,7 +98,7 @@ def inducing_laplace(model: SparseGP, prior: LatentPrior, targets: Tensor, max_i
     first, second = slopes(f)
     precision = (-second).clamp_min(0.0)
     log_evidence = value - _root(projection, precision).diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    return InducingLaplace(precision, first + precision * f, v, log_evidence, converged & torch.isfinite(log_evidence))
+    return InducingLaplace(precision, first + precision * f, log_evidence, converged & torch.isfinite(log_evidence))
 
 
 def _root(projection: Tensor, precision: Tensor) -> Tensor:

@@ -23,7 +23,14 @@ from torchgpmc.linalg import apply_factor_slopes, cholesky, factor_adjoint, solv
 
 
 class GaussianSites(NamedTuple):
-    """Gaussian sites N(f_n | shift_n / precision_n, 1 / precision_n), one a datum."""
+    """Gaussian sites N(f_n | shift_n / precision_n, 1 / precision_n), one a datum.
+
+    Example:
+        >>> import torch
+        >>> one, other = GaussianSites(torch.ones(2, 3), torch.zeros(2, 3)), GaussianSites(torch.ones(3), torch.zeros(3))
+        >>> one.select(torch.tensor([1])).precision.shape, other.select(torch.tensor([1])).precision.shape
+        (torch.Size([1, 3]), torch.Size([3]))
+    """
 
     precision: Tensor  # (N,), or (C, N) for one data set a chain; W, not negative
     shift: Tensor  # the same shape; W times the sites' centres
