@@ -169,7 +169,8 @@ class NUTS:
             covariance for the mass matrix in place of learning one (paper E, section 4.3.1).
         whitening: :class:`Laplace` or :class:`EP` to sample [theta, w], w being white under the posterior of the latents that this
             approximation's sites give (see :mod:`torchgpmc.models.whitening`): the same posterior from far fewer gradients, each at
-            one and a half to three times the cost. ``None`` samples [theta, v], v being white under the prior.
+            one and a half to three times the cost (Murray & Adams 2010). For one latent function; of a SparseGP, Laplace alone.
+            ``None`` samples [theta, v], v being white under the prior.
     """
 
     target_accept_prob: float = 0.8
@@ -224,7 +225,8 @@ class HMC:
             covariance for the mass matrix in place of learning one (paper E, section 4.3.1).
         whitening: :class:`Laplace` or :class:`EP` to sample [theta, w], w being white under the posterior of the latents that this
             approximation's sites give (see :mod:`torchgpmc.models.whitening`): the same posterior from far fewer gradients, each at
-            one and a half to three times the cost. ``None`` samples [theta, v], v being white under the prior.
+            one and a half to three times the cost (Murray & Adams 2010). For one latent function; of a SparseGP, Laplace alone.
+            ``None`` samples [theta, v], v being white under the prior.
     """
 
     num_steps: int = 16
