@@ -99,7 +99,7 @@ def test_an_estimate_does_not_depend_on_the_number_of_threads(two_threads, likel
     generator = torch.Generator().manual_seed(0)
     theta = model.layout.starting_points(200, generator)  # enough for a thread each
     auxiliary = torch.randn(200, estimator.auxiliary_size, generator=generator, dtype=theta.dtype)
-    assert len(estimator._chunks(theta)) > 1
+    assert len(estimator.chunks(theta)) > 1
     found = estimator.evaluate(theta, auxiliary).value
     torch.set_num_threads(1)
     torch.testing.assert_close(found, estimator.evaluate(theta, auxiliary).value, rtol=1e-8, atol=1e-6)

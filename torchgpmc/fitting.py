@@ -46,8 +46,8 @@ def fit(
     constrained values x, without Jacobian, as in gpytorch.
 
     Args:
-        model: a :class:`GP` with a factorised likelihood and one latent function; not changed.
-        approximation: :class:`Laplace` (default) or :class:`EP`.
+        model: a :class:`GP` with a factorised likelihood; not changed.
+        approximation: :class:`Laplace` (default), or :class:`EP` for one latent function.
         maximum_a_posteriori: whether the priors count; type-II maximum likelihood otherwise.
         num_starts: runs of the optimiser; the first starts from the model's present values.
         max_iterations: of each run.
@@ -73,7 +73,7 @@ def fit(
     for name, value in (("num_starts", num_starts), ("max_iterations", max_iterations)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"{name} is {value!r}. Expected a whole number of at least 1.")
-    check_model(model, f"fit with {type(approximation).__name__}")
+    check_model(model, f"fit with {type(approximation).__name__}", approximation)
     model.refresh()
     if not model.layout.size:
         return copy.deepcopy(model)

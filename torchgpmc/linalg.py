@@ -149,6 +149,12 @@ def times_vector(symmetric: Tensor, vector: Tensor) -> Tensor:
     return (vector.unsqueeze(-2) @ symmetric).squeeze(-2)
 
 
+def times_blocks(stacked: Tensor, matrix: Tensor) -> Tensor:
+    """Rows ``(C, ..., K N)``, K parts of N entries each, every part times ``(C, N, N)`` from the right."""
+    count, size = len(matrix), matrix.shape[-1]
+    return (stacked.reshape(count, -1, size) @ matrix).view(stacked.shape)
+
+
 def solve_lower(factor: Tensor, right: Tensor) -> Tensor:
     """Solves ``factor x = right`` for lower triangular ``(..., N, N)`` and right-hand sides ``(..., N, R)``."""
     return torch.linalg.solve_triangular(factor, right, upper=False)

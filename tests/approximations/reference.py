@@ -18,8 +18,9 @@ def evidence_by_quadrature(model, theta, num_points=61, width=7.0):
     values = []
     for row in range(len(theta)):
         only = {name: value[row : row + 1] for name, value in likelihood_values(prior).items()}
-        f = prior.mean[row] + grid @ prior.factor[row].T
-        log_terms = pointwise(model, only, f).sum(-1)
+        whole = prior.mean[row] + grid.view(-1, *model.latent_shape) @ prior.factor[row].T
+        log_terms = pointwise(model, only, model._at_boundary(whole)).sum(-1)
+        f = whole.flatten(1)
         log_terms = log_terms - 0.5 * (grid**2).sum(-1) - 0.5 * size * np.log(2 * np.pi) + size * torch.log(axis[1] - axis[0])
         log_evidence = torch.logsumexp(log_terms, 0)
         weights = (log_terms - log_evidence).exp()

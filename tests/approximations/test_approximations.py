@@ -81,7 +81,7 @@ def test_factors_in_single_precision_lead_to_the_same_mode(name, monkeypatch):
     model = with_mean(name, 30)
     theta = thetas(model)
     expected, gradient = evidence_and_gradient(model, theta)
-    monkeypatch.setattr(laplace_mode, "_WORTH_SINGLE", {"cold": 0, "warm": 0})
+    monkeypatch.setattr(laplace_mode, "_WORTH_SINGLE", 0)
     found, slope = evidence_and_gradient(model, theta)
     assert bool(found.converged.all())
     torch.testing.assert_close(found.mean, expected.mean, atol=1e-6, rtol=1e-6)
@@ -94,7 +94,7 @@ def test_where_single_precision_overflows_double_takes_over(monkeypatch):
     theta = thetas(model)
     theta[1, model.layout.names.index("kernel.outputscale")] = 95.0  # its exponential is beyond single precision
     expected = tg.approximations.laplace(model, theta)
-    monkeypatch.setattr(laplace_mode, "_WORTH_SINGLE", {"cold": 0, "warm": 0})
+    monkeypatch.setattr(laplace_mode, "_WORTH_SINGLE", 0)
     found = tg.approximations.laplace(model, theta)
     assert torch.equal(found.converged, expected.converged)
     torch.testing.assert_close(found.log_evidence[[0, 2, 3]], expected.log_evidence[[0, 2, 3]], atol=1e-9, rtol=1e-9)
@@ -235,8 +235,9 @@ def test_models_that_cannot_be_approximated_are_refused(method):
 
     with pytest.raises(ValueError, match=r"SparseGP.*NUTS"):
         FUNCTIONS[method](sparse_gp("probit"), torch.zeros(1, 3, dtype=torch.float64))
-    with pytest.raises(ValueError, match="one latent function"):
-        FUNCTIONS[method](gp("softmax"), torch.zeros(1, 3, dtype=torch.float64))
+    if method == "ep":
+        with pytest.raises(ValueError, match=r"one latent function.*Laplace"):
+            FUNCTIONS[method](gp("softmax"), torch.zeros(1, 3, dtype=torch.float64))
 
 
 def test_a_batch_too_large_for_memory_is_worked_out_in_parts(monkeypatch):

@@ -6,7 +6,8 @@ import torch
 import torchgpmc as tg
 from tests.problems import LIKELIHOODS, gp, sparse_gp
 from torchgpmc.approximations.base import problem_of, without_graph
-from torchgpmc.evidence.importance_sampling import _CHUNK_ELEMENTS, _Spread
+from torchgpmc.evidence.gaussian_draws import draws_around
+from torchgpmc.evidence.importance_sampling import _CHUNK_ELEMENTS
 from torchgpmc.models.base import likelihood_values
 
 APPROXIMATIONS = {"laplace": tg.Laplace(), "ep": tg.EP()}
@@ -16,21 +17,35 @@ def thetas(model, count=3):
     return 0.5 * torch.randn(count, model.layout.size, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
 
 
+def dense_precision(found):
+    """W as a matrix; of several latents, which are stacked, from its K x K blocks."""
+    if found.precision.dim() == 2:
+        return torch.diag_embed(found.precision)
+    by_pair = torch.diag_embed(found.precision.permute(0, 2, 3, 1))
+    return torch.cat([torch.cat(list(row.unbind(1)), -1) for row in by_pair.unbind(1)], -2)
+
+
 def simple_log_weights(model, theta, found, f):
-    """log p(y, f | theta) - log q(f) by dense normal densities; f ``(C, draws, N)``."""
+    """log p(y, f | theta) - log q(f) by dense normal densities; f ``(C, draws, V)``."""
     prior = model.prior(theta)
-    covariance = torch.linalg.inv(torch.linalg.inv(prior.covariance) + torch.diag_embed(found.precision))
+    latents = model.num_latents
+    prior_covariance = torch.stack([torch.block_diag(*[part] * latents) for part in prior.covariance])
+    covariance = torch.linalg.inv(torch.linalg.inv(prior_covariance) + dense_precision(found))
     normal = torch.distributions.MultivariateNormal
     values = {name: value.unsqueeze(-1) for name, value in likelihood_values(prior).items()}
-    likelihood = model.likelihood_function(values, lambda part: part.pointwise_log_prob(f, model.train_y)).sum(-1)
-    prior_density = normal(prior.mean.unsqueeze(1), prior.covariance.unsqueeze(1), validate_args=False).log_prob(f)
+    at = f if latents == 1 else torch.stack(f.chunk(latents, -1), -1)
+    likelihood = model.likelihood_function(values, lambda part: part.pointwise_log_prob(at, model.train_y)).sum(-1)
+    prior_mean = torch.cat([prior.mean] * latents, -1)
+    prior_density = normal(prior_mean.unsqueeze(1), prior_covariance.unsqueeze(1), validate_args=False).log_prob(f)
     covariance = 0.5 * (covariance + covariance.mT)
     return likelihood + prior_density - normal(found.mean.unsqueeze(1), covariance.unsqueeze(1), validate_args=False).log_prob(f)
 
 
-@pytest.mark.parametrize("name", [name for name in LIKELIHOODS if name != "softmax"])
+@pytest.mark.parametrize("name", LIKELIHOODS)
 @pytest.mark.parametrize("approximation", APPROXIMATIONS)
 def test_weights_equal_dense_densities(approximation, name):
+    if (approximation, name) == ("ep", "softmax"):
+        pytest.skip("EP serves one latent a datum")
     model = gp(name, 6, jitter=1e-4)
     theta = thetas(model)
     estimator = tg.evidence.importance(model, APPROXIMATIONS[approximation], num_importance=6)
@@ -38,10 +53,9 @@ def test_weights_equal_dense_densities(approximation, name):
     estimate, log_weight = estimator._evaluate(theta, auxiliary, None)
     prior = model.prior(theta)
     found = APPROXIMATIONS[approximation].importance_density(model, prior)
-    first, second = estimator._directions(auxiliary)
-    spread = _Spread(prior, without_graph(problem_of(model, prior, None)), found, first, second)
+    spread = draws_around(prior, without_graph(problem_of(model, prior, None)), found, estimator._directions(auxiliary))
     v = spread.whitened(True)
-    f = prior.mean.unsqueeze(1) + v @ prior.factor.mT
+    f = (prior.mean[:, None, None] + v.view(3, 6, model.num_latents, -1) @ prior.factor.mT.unsqueeze(1)).flatten(2)
     torch.testing.assert_close(f, found.mean.unsqueeze(1) + torch.cat([spread.delta, -spread.delta], 1), rtol=1e-7, atol=1e-8)
     torch.testing.assert_close(log_weight, simple_log_weights(model, theta, found, f), rtol=1e-6, atol=1e-6)
     chosen = (v - estimate.whitened.unsqueeze(1)).abs().amax(-1).argmin(-1)
@@ -73,6 +87,29 @@ def test_a_warm_start_changes_the_work_and_not_the_answer(approximation):
     warm = estimator.draw(theta, torch.Generator().manual_seed(0), start)
     assert bool((warm.num_factorizations < cold.num_factorizations).all())
     torch.testing.assert_close(warm.value, cold.value, atol=0.05, rtol=0)
+
+
+def test_a_warm_start_of_several_latents_changes_the_work_and_not_the_answer():
+    model = gp("softmax", 9)
+    theta = thetas(model)
+    estimator = tg.evidence.importance(model, num_importance=64)
+    start = estimator.start_at(theta * 1.02)
+    cold = estimator.draw(theta, torch.Generator().manual_seed(0))
+    warm = estimator.draw(theta, torch.Generator().manual_seed(0), start)
+    assert bool((warm.num_factorizations < cold.num_factorizations).all())
+    torch.testing.assert_close(warm.value, cold.value, atol=0.05, rtol=0)
+
+
+def test_gradient_with_several_latents_is_that_of_the_estimate():
+    """Against the difference of two estimates from the same random numbers."""
+    model, step = gp("softmax", 3), 1e-4
+    theta = thetas(model, 1)
+    estimator = tg.evidence.importance(model, tg.Laplace(tolerance=1e-20), num_importance=100_000)
+    at = theta.clone().requires_grad_(True)
+    (found,) = torch.autograd.grad(estimator(at, torch.Generator().manual_seed(0)).value.sum(), at)
+    for column, shift in enumerate(step * torch.eye(3, dtype=torch.float64)):
+        right, left = (estimator(theta + sign * shift, torch.Generator().manual_seed(0)).value for sign in (1, -1))
+        torch.testing.assert_close(found[0, column], ((right - left) / (2 * step))[0], atol=0.01, rtol=0.02)
 
 
 @pytest.mark.parametrize("name", ["probit", "gaussian"])

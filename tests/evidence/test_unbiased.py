@@ -7,24 +7,25 @@ import torchgpmc as tg
 from tests.approximations.reference import evidence_by_quadrature
 from tests.calibration import worst_excess
 from tests.problems import gp
-from torchgpmc.evidence.importance_sampling import _Spread
+from torchgpmc.evidence.gaussian_draws import GaussianDraws
 
 REPEATS = 100_000
 
 
 def whitened_quadrature(model, theta):
-    """log p(y | theta) for five data: a product rule of Gauss-Hermite nodes in the whitened latents."""
+    """log p(y | theta) for five or six latents: a product rule of Gauss-Hermite nodes in the whitened ones."""
     import itertools
 
     import numpy as np
 
     from torchgpmc.models.base import likelihood_values
 
-    nodes, weights = np.polynomial.hermite_e.hermegauss(17)
-    grid = torch.tensor(list(itertools.product(nodes, repeat=5)), dtype=torch.float64)
-    log_weights = torch.tensor(list(itertools.product(np.log(weights / weights.sum()), repeat=5)), dtype=torch.float64).sum(-1)
+    size = model.latent_size
+    nodes, weights = np.polynomial.hermite_e.hermegauss(17 if size == 5 else 11)
+    grid = torch.tensor(list(itertools.product(nodes, repeat=size)), dtype=torch.float64)
+    log_weights = torch.tensor(list(itertools.product(np.log(weights / weights.sum()), repeat=size)), dtype=torch.float64).sum(-1)
     prior = model.prior(theta)
-    f = prior.mean[0] + grid @ prior.factor[0].T
+    f = model._at_boundary(prior.mean[0] + grid.view(-1, *model.latent_shape) @ prior.factor[0].T)
     logs = model.likelihood_function(likelihood_values(prior), lambda likelihood: likelihood.pointwise_log_prob(f, model.train_y))
     return torch.logsumexp(logs.sum(-1) + log_weights, 0)
 
@@ -38,12 +39,16 @@ ESTIMATORS = {
     "ep, 2": lambda model: tg.evidence.importance(model, tg.EP(), num_importance=2, antithetic=False),
     "loose laplace": lambda model: tg.evidence.importance(model, tg.Laplace(max_iterations=1), num_importance=2),
     "annealed": lambda model: tg.evidence.annealed(model, tg.Laplace(), num_importance=1, num_temperatures=4),
+    "rough, white noise out": lambda model: tg.evidence.SmoothProbit(num_importance=1).estimator(model).draw,
+    "softmax, 1": lambda model: tg.evidence.importance(model, tg.Laplace(), num_importance=1),
+    "softmax, 4, antithetic": lambda model: tg.evidence.importance(model, tg.Laplace(), num_importance=4),
+    "softmax, annealed": lambda model: tg.evidence.annealed(model, tg.Laplace(), num_importance=1, num_temperatures=4),
 }
 
 
-def problem():
-    model = gp("probit", num_data=5)
-    theta = torch.tensor([[-0.7, -0.5, 1.5]], dtype=torch.float64)
+def problem(name="probit"):
+    model = gp("softmax", num_data=2) if "softmax" in name else gp("probit", num_data=5)
+    theta = torch.tensor([[0.7, -2.0, -1.5] if "rough" in name else [-0.7, -0.5, 1.5]], dtype=torch.float64)
     return model, theta
 
 
@@ -66,7 +71,7 @@ def test_the_quadratures_agree():
 @pytest.mark.statistical
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_estimates_are_unbiased(name):
-    model, theta = problem()
+    model, theta = problem(name)
     found = ratios(ESTIMATORS[name](model), theta, whitened_quadrature(model, theta), seed=3)
     assert worst_excess(found, 1.0) < 1
     # The test has power: a bias of a few hundredths would be seen.
@@ -74,9 +79,10 @@ def test_estimates_are_unbiased(name):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["laplace, 4, antithetic", "softmax, 4, antithetic"])
 @pytest.mark.parametrize("error", ["no determinant", "twin without its own weight"])
-def test_a_wrong_weight_is_caught(error, monkeypatch):
-    original = _Spread.weigh
+def test_a_wrong_weight_is_caught(error, name, monkeypatch):
+    original = GaussianDraws.weigh
 
     def weigh(self, antithetic):
         log_weight, log_likelihood = original(self, antithetic)
@@ -86,9 +92,9 @@ def test_a_wrong_weight_is_caught(error, monkeypatch):
         linear = (self.delta @ self.found.alpha.unsqueeze(-1)).squeeze(-1)
         return torch.cat([log_weight[:, :half], log_weight[:, half:] - 2 * linear], -1), log_likelihood
 
-    monkeypatch.setattr(_Spread, "weigh", weigh)
-    model, theta = problem()
-    estimator = ESTIMATORS["laplace, 4, antithetic"](model)
+    monkeypatch.setattr(GaussianDraws, "weigh", weigh)
+    model, theta = problem(name)
+    estimator = ESTIMATORS[name](model)
     assert worst_excess(ratios(estimator, theta, whitened_quadrature(model, theta), seed=3), 1.0) > 1
 
 

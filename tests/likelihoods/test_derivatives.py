@@ -5,7 +5,7 @@ import torch
 
 from tests.likelihoods.test_likelihoods import MEAN, SCALAR, VARIANCE, make
 from tests.problems import targets
-from torchgpmc.likelihoods import Bernoulli, Factorised, Poisson
+from torchgpmc.likelihoods import Bernoulli, Factorised, Poisson, Softmax
 
 F = torch.tensor([[-3.0, -0.4, 0.01, 0.6, 2.5], [1.5, -1.2, 0.3, -6.0, 0.8]], dtype=torch.float64)
 
@@ -14,6 +14,17 @@ F = torch.tensor([[-3.0, -0.4, 0.01, 0.6, 2.5], [1.5, -1.2, 0.3, -6.0, 0.8]], dt
 def test_closed_derivatives_equal_autograd(name):
     likelihood, y = make(name), targets(name, 5)
     for found, expected in zip(likelihood.derivatives(F, y), Factorised.derivatives(likelihood, F, y), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_the_curvature_of_several_latents_equals_autograds(mixed):
+    generator = torch.Generator().manual_seed(0)
+    f = torch.randn(3, 5, 2 if mixed else 4, generator=generator, dtype=torch.float64)
+    likelihood = Softmax(num_classes=4, num_features=2, mixing_weights=mixed).double()
+    y = torch.tensor([0.0, 3.0, 1.0, 2.0, 1.0], dtype=torch.float64)
+    for found, expected in zip(likelihood.curvature(f, y), Factorised.curvature(likelihood, f, y), strict=True):
+        assert found.shape == expected.shape
         torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9)
 
 

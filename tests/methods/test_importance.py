@@ -172,6 +172,8 @@ def test_mistakes_are_named(method):
     for share in (-0.1, 1.0):
         with pytest.raises(ValueError, match="defensive_share"):
             tg.sample(gp("probit"), type(method)(defensive_share=share), num_samples=20, **QUIET)
+    with pytest.raises(ValueError, match="normal_scale"):
+        tg.sample(gp("probit"), type(method)(normal_scale="log"), num_samples=20, **QUIET)
     with pytest.raises(ValueError, match="degrees_of_freedom"):
         tg.sample(gp("probit"), type(method)(degrees_of_freedom=2), num_samples=20, **QUIET)
 

@@ -53,8 +53,6 @@ def test_options_out_of_range_are_named(method, message):
 def test_models_that_cannot_be_served_are_named(method):
     with pytest.raises(ValueError, match=r"SparseGP.*NUTS"):
         tg.sample(sparse_gp("probit"), method, **OPTIONS)
-    with pytest.raises(ValueError, match="one latent function"):
-        tg.sample(gp("softmax"), method, **OPTIONS)
     fixed = tg.GP(inputs(6), targets("probit", 6), fixed_kernel(), tg.likelihoods.Bernoulli())
     with pytest.raises(ValueError, match="EllipticalSlice"):
         tg.sample(fixed, method, **OPTIONS)

@@ -6,6 +6,8 @@ import torchgpmc as tg
 from torchgpmc.approximations import ApproximateMarginal
 from torchgpmc.evidence import importance
 from torchgpmc.evidence.importance_sampling import _choose
+from torchgpmc.evidence.smooth_probit import smoothed
+from torchgpmc.linalg import times_blocks
 from torchgpmc.methods.marginal import Anchors, MarginalDensity
 from torchgpmc.samplers import (
     IndependentProposal,
@@ -21,18 +23,21 @@ from torchgpmc.samplers.pseudo_marginal import PseudoMarginalState
 def anchors(model, like):
     """Starting points for Newton that are functions of theta alone, and poor ones."""
     theta = torch.stack([torch.full((model.layout.size,), value) for value in (-1.0, 0.5)]).to(like)
-    start = torch.stack([torch.linspace(-0.4, 0.3, model.latent_size), torch.linspace(0.5, -0.2, model.latent_size)]).to(like)
+    size = 2 * model.latent_size  # alpha and f
+    start = torch.stack([torch.linspace(-0.4, 0.3, size), torch.linspace(0.5, -0.2, size)]).to(like)
     return Anchors(theta, start, torch.tensor(True))
 
 
 def marginal_density(
-    model, targets, num_importance, *, approximation=None, antithetic=None, latent_steps=0, density=MarginalDensity
+    model, targets, num_importance, *, approximation=None, antithetic=None, latent_steps=0, density=MarginalDensity, evidence=None
 ):
     approximation = tg.Laplace() if approximation is None else approximation
     estimator = importance(model, approximation, num_importance=num_importance, antithetic=antithetic, targets=targets)
+    if evidence is not None:
+        estimator = evidence.estimator(model, targets)
     own = anchors(model, targets)
     if isinstance(approximation, tg.EP):
-        own = own._replace(start=torch.cat([own.start.abs(), own.start], -1))
+        own = own._replace(start=torch.cat([own.start[:, : model.latent_size].abs(), own.start[:, : model.latent_size]], -1))
     return density(model.layout, estimator, own, False, latent_steps)
 
 
@@ -62,6 +67,14 @@ KERNELS = {
         lambda density, tune, _: pseudo_marginal(density, **tune),
         {"num_importance": 1, "approximation": tg.EP(max_iterations=3)},
     ),
+    "white noise out": (
+        lambda density, tune, _: pseudo_marginal(density, **tune),
+        {"num_importance": 1, "evidence": tg.evidence.SmoothProbit(num_importance=2)},
+    ),
+    "white noise out, correlated": (
+        lambda density, tune, _: correlated_pseudo_marginal(density, correlation=0.8, **tune),
+        {"num_importance": 1, "evidence": tg.evidence.SmoothProbit(num_importance=1)},
+    ),
     "correlated": (lambda density, tune, _: correlated_pseudo_marginal(density, correlation=0.8, **tune), {"num_importance": 1}),
     "delayed": (lambda density, tune, cheap: delayed_acceptance(density, cheap, **tune), {"num_importance": 1}),
     "slice": (
@@ -83,35 +96,83 @@ def extended_state(density, cheap, theta, v, generator, *, keeps_auxiliary):
     estimator = density.estimator
     auxiliary = torch.randn(len(theta), estimator.auxiliary_size, generator=generator, dtype=theta.dtype)
     start = density._start(theta)
-    auxiliary = _make_first_draw(estimator, theta, v, auxiliary, start)
-    _, log_weight = estimator._evaluate(theta, auxiliary, start)
-    # The number that chooses the kept draw, given that it chose the first.
-    first = torch.softmax(log_weight, -1)[:, 0]
-    uniform = first * torch.rand(len(theta), generator=generator, dtype=theta.dtype)
-    auxiliary = torch.cat([auxiliary[:, :-1], torch.special.ndtri(uniform.clamp(1e-300, 1 - 1e-15)).unsqueeze(-1)], -1)
-    assert bool((_choose(log_weight, torch.special.ndtr(auxiliary[:, -1])) == 0).all())
+    if isinstance(estimator, tg.evidence.SmoothProbitEstimator):
+        auxiliary = _given_f(estimator, theta, v, auxiliary, start, generator)
+    else:
+        auxiliary = _given_kept_draw(estimator, estimator.model.prior(theta), v, auxiliary, start, generator)
     log_density, payload = density.evaluate(theta, auxiliary)
-    torch.testing.assert_close(payload.whitened, v, rtol=1e-5, atol=1e-6)
+    check_kept_draw(payload.whitened, v)
     kept = auxiliary if keeps_auxiliary else theta[:, :0]
     return PseudoMarginalState(theta, log_density, payload, kept, cheap(theta) if cheap is not None else theta[:, :0])
 
 
-def _make_first_draw(estimator, theta, v, auxiliary, start):
+def check_kept_draw(found, v):
+    torch.testing.assert_close(found, v, rtol=1e-5, atol=1e-6)
+
+
+def _given_kept_draw(estimator, prior, v, auxiliary, start, generator):
+    """An importance estimate's normals, given that the first draw is v and is the one that is kept."""
+    auxiliary = _make_first_draw(estimator, prior, v, auxiliary, start)
+    _, log_weight = estimator.at_prior(prior, auxiliary, start)
+    # The number that chooses the kept draw, given that it chose the first.
+    first = torch.softmax(log_weight, -1)[:, 0]
+    uniform = first * torch.rand(len(v), generator=generator, dtype=v.dtype)
+    auxiliary = torch.cat([auxiliary[:, :-1], torch.special.ndtri(uniform.clamp(1e-300, 1 - 1e-15)).unsqueeze(-1)], -1)
+    assert bool((_choose(log_weight, torch.special.ndtr(auxiliary[:, -1])) == 0).all())
+    return auxiliary
+
+
+def _given_f(estimator, theta, v, auxiliary, start, generator):
+    """The normals of an estimate with white noise integrated out, given f: first that noise e, f = m + g + e, then the rest.
+
+    g given f has mean c - D K^-1 c, c = f - m, and covariance D - D K^-1 D.
+    """
+    model, size = estimator.inner.model, v.shape[-1]
+    prior = model.prior(theta)
+    of_h = smoothed(prior)
+    d = of_h.noise
+    assert bool((d > 0).any())
+    c = times_blocks(v, prior.factor.mT)
+    inverse = torch.cholesky_inverse(prior.factor)
+    eye = torch.eye(size, dtype=v.dtype)
+    covariance = torch.where(d.unsqueeze(-1) > 0, torch.diag_embed(d) - d.unsqueeze(-1) * inverse * d.unsqueeze(-2), eye)
+    noise = torch.randn(v.shape, generator=generator, dtype=v.dtype)
+    noise = (torch.linalg.cholesky(covariance) @ noise.unsqueeze(-1)).squeeze(-1)
+    g = torch.where(d > 0, c - d * (inverse @ c.unsqueeze(-1)).squeeze(-1) + noise, c)
+    e, h = c - g, g / (1 + d).sqrt()
+    white = torch.where(d > 0, torch.linalg.solve_triangular(of_h.prior.factor, h.unsqueeze(-1), upper=False).squeeze(-1), v)
+    base = _given_kept_draw(estimator.inner, of_h.prior, white, auxiliary[:, : -2 * size], start, generator)
+    # The probit's own noise is on the side of -f that the label says.
+    sign = 2 * estimator.inner._targets() - 1
+    f, cdf = prior.mean + c, torch.special.ndtr
+    uniform = torch.rand(v.shape, generator=generator, dtype=v.dtype)
+    z = (e - sign * torch.special.ndtri(uniform * cdf(sign * f))) / (1 + d).sqrt()
+    first = torch.special.ndtri((1 - cdf(-sign * z) / cdf(sign * (of_h.prior.mean + h))).clamp(1e-15, 1 - 1e-15))
+    second = (e - d / (1 + d).sqrt() * z) / (d / (1 + d)).sqrt()
+    free = auxiliary[:, -2 * size :].split(size, -1)  # where nothing is integrated out
+    return torch.cat([base, *(torch.where(d > 0, part, other) for part, other in zip((first, second), free, strict=True))], -1)
+
+
+def _make_first_draw(estimator, prior, v, auxiliary, start):
     """Conditions the first direction's normals (z, e) on delta = A (z, e): adds A' Sigma^-1 (delta - A (z0, e0))."""
     model = estimator.model
-    prior = model.prior(theta)
     found = estimator.approximation.importance_density(model, prior, estimator._targets(), start)
     size, count = model.latent_size, estimator.num_directions
+    if model.num_latents > 1:  # one vector a direction: e = G' (v - v at the mode), G G' = H
+        mode = times_blocks(found.alpha, prior.factor)
+        normals = auxiliary[:, :-1].reshape(len(v), count, size).clone()
+        normals[:, 0] = (found.factor.mT @ (v - mode).unsqueeze(-1)).squeeze(-1)
+        return torch.cat([normals.reshape(len(v), -1), auxiliary[:, -1:]], -1)
     root = found.precision.sqrt()
-    eye = torch.eye(size, dtype=theta.dtype)
+    eye = torch.eye(size, dtype=v.dtype)
     inverse_b = torch.cholesky_inverse(found.factor)
     r = root.unsqueeze(-1) * inverse_b * root.unsqueeze(-2)
     a_z = (eye - prior.covariance @ r) @ prior.factor
     a_e = -prior.covariance @ (root.unsqueeze(-1) * inverse_b)
     a = torch.cat([a_z, a_e], -1)
-    normals = auxiliary[:, :-1].reshape(len(theta), 2, count, size).clone()
-    old = normals[:, :, 0].reshape(len(theta), 2 * size, 1)
+    normals = auxiliary[:, :-1].reshape(len(v), 2, count, size).clone()
+    old = normals[:, :, 0].reshape(len(v), 2 * size, 1)
     centred = prior.factor @ v.unsqueeze(-1) - prior.covariance @ found.alpha.unsqueeze(-1)
     new = old + a.mT @ torch.linalg.solve(a @ a.mT, centred - a @ old)
-    normals[:, :, 0] = new.reshape(len(theta), 2, size)
-    return torch.cat([normals.reshape(len(theta), -1), auxiliary[:, -1:]], -1)
+    normals[:, :, 0] = new.reshape(len(v), 2, size)
+    return torch.cat([normals.reshape(len(v), -1), auxiliary[:, -1:]], -1)

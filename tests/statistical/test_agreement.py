@@ -9,6 +9,7 @@ import torchgpmc as tg
 from tests.calibration import z_limit
 from tests.problems import inputs, kernel
 from torchgpmc import chain_statistics
+from torchgpmc.evidence import gaussian_draws
 
 ENGINES = {
     "Laplace, 16": tg.PseudoMarginal(),
@@ -24,6 +25,7 @@ ENGINES = {
     "NUTS, white under Laplace's sites": tg.NUTS(whitening=tg.Laplace()),
     "HMC, white under EP's sites": tg.HMC(num_steps=6, whitening=tg.EP()),
     "AMIS": tg.AMIS(),
+    "white noise out": tg.PseudoMarginal(evidence=tg.evidence.SmoothProbit(num_importance=4)),
     "orthant integrals, pseudo-marginal": tg.PseudoMarginal(evidence=tg.evidence.Orthant(num_points=16)),
     "orthant integrals, correlated": tg.PseudoMarginal(evidence=tg.evidence.Orthant(num_points=2), correlation=0.9),
     "orthant integrals, AMIS": tg.OrthantGPC(num_points=16),
@@ -40,7 +42,8 @@ def model():
 def quantities(posterior):
     """theta, its square, and three latents: (chains, draws, 7)."""
     theta = posterior.theta
-    return torch.cat([theta, theta.square(), posterior.latents[..., [0, 4, 7]]], -1)
+    latents = posterior.latents.flatten(2)  # of several at a datum, one after the other
+    return torch.cat([theta, theta.square(), latents[..., [0, 4, 7]]], -1)
 
 
 def mean_and_error(posterior):
@@ -82,6 +85,34 @@ def test_engines_agree_with_nuts(name, reference):
     assert alarm(mean_and_error(run(name)), reference) < 1
 
 
+SEVERAL = {
+    "pseudo-marginal": (tg.PseudoMarginal(), 500),
+    "NUTS on Laplace's marginal, weighted": (tg.NUTS(marginal=tg.Laplace(), importance_weights=16), 250),
+    "AMIS": (tg.AMIS(), 3000),
+}
+
+
+def three_classes(method, draws, **options):
+    x = inputs(8, 1, seed=3)
+    made = tg.GP(x, (3 * x[:, 0]).floor(), kernel(1), tg.likelihoods.Softmax(num_classes=3, mixing_weights=False))
+    return mean_and_error(tg.sample(made, method, num_samples=draws, progress=False, **options))
+
+
+@pytest.fixture(scope="module")
+def reference_of_several():
+    return three_classes(tg.NUTS(), 1000, warmup_steps=200, num_chains=8, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+@pytest.mark.parametrize("name", SEVERAL)
+def test_engines_agree_with_nuts_on_several_latents(name, reference_of_several):
+    method, draws = SEVERAL[name]
+    options = {} if name == "AMIS" else {"warmup_steps": 300, "num_chains": 8}
+    assert alarm(three_classes(method, draws, seed=2, **options), reference_of_several) < 1
+
+
 @pytest.mark.slow
 @pytest.mark.statistical
 def test_nuts_agrees_with_a_grid_over_theta(reference):
@@ -118,3 +149,10 @@ def test_a_halved_evidence_does_not_agree(reference, monkeypatch):
 
     monkeypatch.setattr(tg.evidence.ImportanceEstimator, "evaluate", halved)
     assert alarm(mean_and_error(run("Laplace, 16")), reference) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+def test_weights_of_several_latents_without_their_curvature_do_not_agree(reference_of_several, monkeypatch):
+    monkeypatch.setattr(gaussian_draws, "quadratic", lambda precision, delta: torch.zeros_like(delta[..., 0]))
+    assert alarm(three_classes(tg.AMIS(), 3000, seed=2), reference_of_several) > 1

@@ -23,6 +23,8 @@ def functions(model, position, targets):
     """Moments of theta and v, skewed and mixed, and of v with the data they generated."""
     size = model.layout.size
     theta, v = position[:, :size], position[:, size:]
+    # Of several latents, stacked, each with all of the data.
+    beside = targets.repeat(1, -(-v.shape[1] // targets.shape[1]))[:, : v.shape[1]]
     parts = [
         theta,
         theta.square(),
@@ -30,7 +32,7 @@ def functions(model, position, targets):
         v.square(),
         theta[:, :1] * v,
         theta.exp().clamp_max(20.0),
-        v * targets[:, : v.shape[1]].clamp_max(10.0),
+        v * beside.clamp_max(10.0),
     ]
     return torch.cat(parts, -1)
 

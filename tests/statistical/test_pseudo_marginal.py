@@ -1,18 +1,39 @@
 """Geweke's test of every pseudo-marginal kernel, one importance sample included, and of importance densities that see the state."""
 
+import itertools
+
 import pytest
 import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.priors import GammaPrior
 
 import torchgpmc as tg
 from tests.calibration import without_jacobian, worst_excess
-from tests.problems import gp
+from tests.problems import gp, inputs, targets
+from tests.statistical import pseudo_marginal as pseudo_marginal_states
 from tests.statistical.pseudo_marginal import KERNELS, extended_state, kernel
 from tests.statistical.test_geweke import CHAINS, draw_targets, functions
-from torchgpmc.evidence import ImportanceEstimator
+from torchgpmc.evidence import ImportanceEstimator, gaussian_draws, importance_sampling, smooth_probit
 from torchgpmc.methods.marginal import MarginalDensity
 from torchgpmc.samplers import IndependentProposal
 
-MODELS = {"probit": lambda: gp("probit", num_data=3), "poisson": lambda: gp("poisson", num_data=3)}
+
+def rough_probit():
+    """Most of f is white noise."""
+    base = RBFKernel(lengthscale_prior=GammaPrior(2.0, 20.0))
+    kernel = ScaleKernel(base, outputscale_prior=GammaPrior(4.0, 1.0))
+    return tg.GP(inputs(3), targets("probit", 3), kernel, tg.likelihoods.Bernoulli())
+
+
+MODELS = {
+    "probit": lambda: gp("probit", num_data=3),
+    "poisson": lambda: gp("poisson", num_data=3),
+    "rough probit": rough_probit,
+}
+
+
+def served(likelihood, name):
+    return likelihood == "probit" or ("evidence" in KERNELS[name][1]) == (likelihood == "rough probit")
 
 
 def geweke(model, name, seed, *, rounds=4, steps=2, chains=CHAINS, prepare=None, **changes):
@@ -21,11 +42,11 @@ def geweke(model, name, seed, *, rounds=4, steps=2, chains=CHAINS, prepare=None,
     theta = model.layout.sample_prior(chains, generator)
     v = torch.randn(chains, model.latent_size, generator=generator, dtype=theta.dtype)
     position = torch.cat([theta, v], -1)
-    targets = draw_targets(model, position, generator)
-    start = functions(model, position, targets)
-    for _ in range(rounds):
-        density, cheap, sampler = kernel(name, model, targets, **changes)
-        keeps = name in ("correlated", "slice")
+    y = draw_targets(model, position, generator)
+    start = functions(model, position, y)
+    for last in [False] * (rounds - 1) + [True]:
+        density, cheap, sampler = kernel(name, model, y, **changes)
+        keeps = name in ("correlated", "white noise out, correlated", "slice")
         state = extended_state(density, cheap if name == "delayed" else None, theta, v, generator, keeps_auxiliary=keeps)
         for _ in range(steps):
             if prepare is not None:
@@ -33,17 +54,32 @@ def geweke(model, name, seed, *, rounds=4, steps=2, chains=CHAINS, prepare=None,
             state, _ = sampler.step(state, generator)
         theta, v = state.position, state.payload.whitened
         position = torch.cat([theta, v], -1)
-        targets = draw_targets(model, position, generator)
-    return worst_excess(functions(model, position, targets) - start)
+        # Latents that had not seen y would pass with targets that were drawn from them: the last round's are those they were given.
+        y = y if last else draw_targets(model, position, generator)
+    return worst_excess(functions(model, position, y) - start)
 
 
 @pytest.mark.slow
 @pytest.mark.statistical
-@pytest.mark.parametrize("likelihood", MODELS)
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(("likelihood", "name"), [case for case in itertools.product(MODELS, KERNELS) if served(*case)])
 def test_kernels_leave_the_joint_distribution_as_it_is(name, likelihood):
     chains = 6000 if name == "slice" else CHAINS  # some twenty estimates a step
     assert geweke(MODELS[likelihood](), name, seed=31, chains=chains) < 1
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+@pytest.mark.parametrize("name", ["one sample", "pairs, latent moves", "correlated"])
+def test_kernels_with_several_latents_leave_the_joint_distribution_as_it_is(name):
+    assert geweke(gp("softmax", num_data=3), name, seed=37, chains=10_000) < 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["one sample", "pairs, latent moves"])
+def test_weights_of_several_latents_without_their_curvature_are_caught(name, monkeypatch):
+    for user in (importance_sampling, gaussian_draws):
+        monkeypatch.setattr(user, "quadratic", lambda precision, delta: torch.zeros_like(delta[..., 0]))
+    assert geweke(gp("softmax", num_data=3), name, seed=38, rounds=15, chains=10_000) > 1
 
 
 class SeesTheState(MarginalDensity):
@@ -67,7 +103,8 @@ def test_a_warm_start_that_depends_on_the_state_is_caught(monkeypatch):
     def prepare(density, state):
         prior = density.estimator.model.prior(state.position)
         alpha = torch.linalg.solve_triangular(prior.factor.mT, state.payload.whitened.unsqueeze(-1), upper=True).squeeze(-1)
-        monkeypatch.setattr(SeesTheState, "present", alpha.clamp(-2, 2))
+        f = (prior.factor @ state.payload.whitened.unsqueeze(-1)).squeeze(-1)
+        monkeypatch.setattr(SeesTheState, "present", torch.cat([alpha.clamp(-2, 2), f], -1))
 
     def forget(*_):
         monkeypatch.setattr(SeesTheState, "present", None)
@@ -114,6 +151,19 @@ def test_a_missing_jacobian_is_caught(name, monkeypatch):
 def test_independent_proposals_taken_as_a_random_walks_are_caught(monkeypatch):
     monkeypatch.setattr(IndependentProposal, "log_density", lambda self, preconditioner, position: torch.zeros(len(position)))
     assert geweke(MODELS["probit"](), "independent proposals", seed=36, chains=5000) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", ["noise that has not seen the label", "too much noise"])
+def test_a_wrong_draw_of_what_was_integrated_out_is_caught(error, monkeypatch):
+    if error == "too much noise":
+        original = smooth_probit.solve_lower
+        monkeypatch.setattr(smooth_probit, "solve_lower", lambda factor, right: 1.1 * original(factor, right))
+    else:
+        everywhere = lambda uniform, lower, upper: torch.special.ndtri(uniform)  # noqa: E731
+        monkeypatch.setattr(smooth_probit, "interval_quantile", everywhere)
+    monkeypatch.setattr(pseudo_marginal_states, "check_kept_draw", lambda *_: None)
+    assert geweke(rough_probit(), "white noise out", seed=39) > 1
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchgpmc.likelihoods.base import Derivatives, Factorised, TiltedMoments
 from torchgpmc.likelihoods.conversion import as_likelihood
-from torchgpmc.linalg import cholesky, cholesky_in_place, solve_lower
+from torchgpmc.linalg import cholesky, cholesky_in_place, solve_lower, times_blocks
 from torchgpmc.models.base import GPModel, LatentPrior, likelihood_values
 from torchgpmc.models.full import GP
 
@@ -19,16 +19,28 @@ class GaussianApproximation(NamedTuple):
     r"""A normal density :math:`N(m + K\alpha, (K^{-1} + W)^{-1})` near p(f | y, theta), for each of C thetas.
 
     m and K are the prior's mean and covariance; W is diagonal. Nothing here needs K^-1, and B is never badly conditioned.
+    K latents a datum are stacked, one after the other, in vectors of V = K N; W then has one K x K matrix a datum.
     """
 
-    mean: Tensor  # (C, N), of f
-    alpha: Tensor  # (C, N), K^-1 (mean - prior mean)
-    precision: Tensor  # (C, N), the diagonal of W, not negative
-    factor: Tensor  # (C, N, N), lower Cholesky factor of B = I + W^1/2 K W^1/2
+    mean: Tensor  # (C, V), of f
+    alpha: Tensor  # (C, V), K^-1 (mean - prior mean)
+    precision: Tensor  # (C, N), the diagonal of W, not negative; (C, N, K, K) for several latents
+    factor: Tensor  # (C, V, V), lower Cholesky factor of B = I + W^1/2 K W^1/2; of I + L' W L, K = L L', for several latents
     log_evidence: Tensor  # (C,), approximate log p(y | theta)
     converged: Tensor  # (C,)
     num_iterations: Tensor  # (C,), one factorisation each
     start: Tensor  # (C, ...), what a later call near this theta may start from
+
+
+class Rows(Protocol):
+    """Something with a row a theta."""
+
+    @property
+    def mean(self) -> Tensor: ...
+
+    def select(self, rows: Tensor) -> Any:
+        """The same for some of the thetas."""
+        ...
 
 
 class Approximation(Protocol):
@@ -45,8 +57,8 @@ class Approximation(Protocol):
         ...
 
 
-def check_model(model: GPModel, method: str) -> None:
-    """Raises a ``ValueError`` unless p(f | y, theta) of this model can be approximated with one site a datum."""
+def check_model(model: GPModel, method: str, approximation: Approximation | None = None) -> None:
+    """Raises a ``ValueError`` unless p(f | y, theta) can be approximated: one latent a datum, or several by Laplace."""
     if not isinstance(model, GP):
         raise ValueError(
             f"{method} integrates out f at the data, which {type(model).__name__} does not have. Expected a torchgpmc.GP; "
@@ -57,10 +69,11 @@ def check_model(model: GPModel, method: str) -> None:
             f"{method} needs a likelihood that factorises over data, and {type(model.likelihood).__name__} has only log_prob. "
             f"Expected a subclass of torchgpmc.likelihoods.Factorised; or sample with NUTS()."
         )
-    if model.num_latents != 1:
+    if model.num_latents != 1 and not getattr(approximation, "serves_several_latents", False):
+        remedy = "sample with NUTS()" if approximation is None else "use torchgpmc.Laplace(), or sample with NUTS()"
         raise ValueError(
             f"{method} handles one latent function and {type(model.likelihood).__name__} has {model.num_latents}. "
-            f"Expected num_latents=1; sample several latents with NUTS()."
+            f"Expected num_latents=1; for several latents {remedy}."
         )
 
 
@@ -138,10 +151,13 @@ def dense_r(factor: Tensor, root: Tensor) -> Tensor:
 
 
 def covariance_factor(prior: LatentPrior, approximation: GaussianApproximation) -> Tensor:
-    """A square root S of the approximation's covariance ``(C, N, N)``: S S' = (K^-1 + W)^-1.
+    """A square root S of the approximation's covariance ``(C, V, V)``: S S' = (K^-1 + W)^-1.
 
     Made from the prior's factor L as L (I + L' W L)^-T/2, so that rounding can never make it indefinite; not triangular.
     """
+    if approximation.precision.dim() > 2:
+        identity = torch.eye(approximation.factor.shape[-1]).to(prior.factor)
+        return times_blocks(solve_lower(approximation.factor, identity), prior.factor.mT).mT
     inner = prior.factor.mT @ (prior.factor * approximation.precision.unsqueeze(-1))
     inner.diagonal(dim1=-2, dim2=-1).add_(1.0)
     return solve_lower(cholesky(inner).factor, prior.factor.mT).mT
@@ -169,7 +185,7 @@ def take_rows(value: Any, rows: Tensor) -> Any:
 
 
 def iterate(
-    problem: Problem, state: Any, step: Callable[[Problem, Any], tuple[Any, Any, Tensor, Tensor]], max_iterations: int
+    problem: Rows, state: Any, step: Callable[[Any, Any], tuple[Any, Any, Tensor, Tensor]], max_iterations: int
 ) -> tuple[Any, Tensor, Tensor]:
     """Repeats ``step`` for every theta until it is done; those that are done leave the batch.
 

@@ -18,8 +18,8 @@ class ApproximateMarginal(AutogradDensity):
     Its draws are "MCMC EP" of paper A: close to p(theta | y), not it. A theta whose approximation does not converge has density 0.
 
     Args:
-        model: a :class:`GP` with a factorised likelihood and one latent function.
-        approximation: :class:`Laplace` or :class:`EP`.
+        model: a :class:`GP` with a factorised likelihood.
+        approximation: :class:`Laplace`, or :class:`EP` for one latent function.
         targets: ``(N,)``, or ``(C, N)`` for one data set a chain; the model's own by default.
         loose: evaluate no closer than importance sampling needs, which is cheaper and leaves small jumps; without gradient.
 
@@ -28,7 +28,7 @@ class ApproximateMarginal(AutogradDensity):
     """
 
     def __init__(self, model: GPModel, approximation: Approximation, targets: Tensor | None = None, *, loose: bool = False):
-        check_model(model, f"the marginal density by {type(approximation).__name__}")
+        check_model(model, f"the marginal density by {type(approximation).__name__}", approximation)
         self.model = model
         self.approximation = approximation
         self.targets = model.train_y if targets is None else targets

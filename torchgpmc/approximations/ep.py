@@ -65,6 +65,16 @@ class EP:
             and variance (relative). ``None``: 1e-3 to draw from; 1e-6 where the evidence or its gradient is wanted.
         damping: fraction of the way that sites move at first.
         max_iterations: a theta that takes more counts as not converged.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+        >>> found = tg.EP().evidence(model, model.prior(torch.zeros(3, 1, dtype=torch.float64)))
+        >>> found.log_evidence.shape, bool(found.converged.all())
+        (torch.Size([3]), True)
     """
 
     tolerance: float | None = None

@@ -24,7 +24,7 @@ def laplace(model: GPModel, theta: Tensor, *, tolerance: float | None = None, ma
     """Laplace's approximation of p(f | y, theta) at C thetas at once; see :class:`Laplace`.
 
     Args:
-        model: a :class:`GP` with a factorised likelihood and one latent function.
+        model: a :class:`GP` with a factorised likelihood, of one latent function or several.
         theta: unconstrained hyperparameters ``(C, P)``; with ``requires_grad``, ``log_evidence`` is differentiable (once).
         tolerance: see :class:`Laplace`; 1e-14 by default.
         max_iterations: the same.
@@ -47,16 +47,25 @@ def laplace(model: GPModel, theta: Tensor, *, tolerance: float | None = None, ma
 def expectation_propagation(
     model: GPModel, theta: Tensor, *, tolerance: float | None = None, damping: float = 1.0, max_iterations: int = 200
 ) -> GaussianApproximation:
-    """Expectation propagation at C thetas ``(C, P)`` at once; see :class:`EP` and :func:`laplace`.
+    """Expectation propagation at C thetas ``(C, P)`` at once, for one latent function; see :class:`EP` and :func:`laplace`.
 
     Raises:
         ValueError: a model that cannot be approximated so.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+        >>> tg.approximations.expectation_propagation(model, torch.zeros(3, 1, dtype=torch.float64)).mean.shape
+        torch.Size([3, 8])
     """
     return _at(model, theta, EP(tolerance, damping, max_iterations))
 
 
 def _at(model: GPModel, theta: Tensor, approximation: Approximation) -> GaussianApproximation:
-    check_model(model, type(approximation).__name__)
+    check_model(model, type(approximation).__name__, approximation)
     found = approximation.evidence(model, prior := model.prior(theta))
     return found._replace(converged=found.converged & prior.ok)
 
@@ -68,7 +77,7 @@ def negative_log_evidence(model: GPModel, approximation: Approximation | None = 
 
     Args:
         model: a :class:`GP`; its modules may be given to any torch optimiser.
-        approximation: :class:`Laplace` (default) or :class:`EP`.
+        approximation: :class:`Laplace` (default), or :class:`EP` for one latent function.
         inputs: ``(N, D)`` in place of ``model.train_x``, for instance an ``nn.Module``'s features of it.
 
     Returns:
@@ -76,9 +85,22 @@ def negative_log_evidence(model: GPModel, approximation: Approximation | None = 
 
     Raises:
         ValueError: a model that cannot be approximated so, or whose K cannot be factorised at these parameters.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+        >>> optimiser = torch.optim.Adam(model.kernel.parameters(), lr=0.1)
+        >>> loss = tg.approximations.negative_log_evidence(model)
+        >>> loss.backward()
+        >>> optimiser.step()
+        >>> bool(tg.approximations.negative_log_evidence(model) < loss)
+        True
     """
     approximation = Laplace() if approximation is None else approximation
-    check_model(model, type(approximation).__name__)
+    check_model(model, type(approximation).__name__, approximation)
     prior = model.prior_at(model.layout.module_values(model), inputs)
     if not bool(prior.ok.all()):
         raise ValueError(
@@ -92,15 +114,26 @@ def predict(model: GPModel, theta: Tensor, approximation: Approximation, x: Tens
     """Predictions that integrate out f under the Gaussian approximation (paper A, eqs 7-8), averaged over C thetas.
 
     Args:
-        model: a :class:`GP`.
+        model: a :class:`GP` with one latent function.
         theta: ``(C, P)``; one row for type-II maximum likelihood, posterior draws for "MCMC EP" of the paper.
         approximation: :class:`Laplace` or :class:`EP`.
         x: test inputs ``(T, D)``.
 
     Raises:
         ValueError: a model that cannot be approximated so, or inputs of the wrong shape.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+        >>> fitted = tg.fit(model, maximum_a_posteriori=True)
+        >>> theta = fitted.layout.present(fitted)
+        >>> tg.approximations.predict(fitted, theta, tg.Laplace(), torch.tensor([0.1, 0.9])).probs > 0.5
+        tensor([False,  True])
     """
-    check_model(model, type(approximation).__name__)
+    check_model(model, f"predict with {type(approximation).__name__}")
     x = check_inputs("x", x, model.train_x.dtype, model.train_x.shape[1]).to(model.train_x.device)
     with torch.no_grad():
         prior = model.prior(theta)

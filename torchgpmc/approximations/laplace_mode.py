@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchgpmc.approximations import several_latents
 from torchgpmc.approximations.base import (
     GaussianApproximation,
     Problem,
@@ -29,8 +30,8 @@ _LEAST_PRECISION = 1e-10
 _FAR = 1e-2  # squared change of f, a datum
 _ROUNDING = 1e-10
 # Data from which factorisations in single precision save more than another round of small operations costs; from a good start there
-# are few to save.
-_WORTH_SINGLE = {"cold": 100, "warm": 300}
+# are none to save.
+_WORTH_SINGLE = 100
 
 
 class _Point(NamedTuple):
@@ -40,7 +41,8 @@ class _Point(NamedTuple):
     centred: Tensor  # (C, N), K alpha
     objective: Tensor  # (C,), log p(y | f) - alpha' K alpha / 2
     slope: Tensor  # (C, N), of log p(y_n | f_n)
-    precision: Tensor  # (C, N), minus its second derivative, not below zero
+    precision: Tensor  # (C, N), minus its second derivative, not below zero, at ...
+    curved_at: Tensor  # (C, N), ... this centred f
 
 
 class _Mode(NamedTuple):
@@ -64,20 +66,33 @@ class Laplace:
             distance to where the curvature was taken. ``None``: 1e-14 for both where the evidence or its gradient is wanted; to
             draw from, 1e-4 as in paper A, and 1e-2 for the curvature.
         max_iterations: factorisations; a theta that takes more counts as not converged.
+
+    With several latents a datum (Rasmussen & Williams 2006, section 3.5, for any likelihood) the curvature at the mode is the true
+    one, a K x K matrix a datum, and each iteration factorises a matrix of K N rows.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+        >>> found = tg.Laplace().evidence(model, model.prior(torch.zeros(3, 1, dtype=torch.float64)))
+        >>> found.log_evidence.shape, bool(found.converged.all())
+        (torch.Size([3]), True)
     """
 
     tolerance: float | None = None
     max_iterations: int = 100
+    serves_several_latents: ClassVar[bool] = True
 
     def importance_density(
         self, model: GPModel, prior: LatentPrior, targets: Tensor | None = None, start: Tensor | None = None
     ) -> GaussianApproximation:
-        """The approximation at the thetas of ``prior``; ``start``, an earlier ``alpha`` ``(C, N)``, saves iterations."""
+        """The approximation at the thetas of ``prior``; ``start`` ``(C, 2 N)``, of an earlier one, saves iterations."""
         problem = without_graph(problem_of(model, prior, targets))
         with torch.no_grad():
-            if self.tolerance is None:
-                return _find_mode(problem, 1e-4, _FAR, self.max_iterations, start)
-            return _find_mode(problem, self.tolerance, self.tolerance, self.max_iterations, start)
+            near, far = (1e-4, _FAR) if self.tolerance is None else (self.tolerance, self.tolerance)
+            return self._find_mode(problem, prior, near, far, start)
 
     def evidence(self, model: GPModel, prior: LatentPrior, targets: Tensor | None = None) -> GaussianApproximation:
         """The approximation with a differentiable ``log_evidence`` (implicit differentiation of the mode)."""
@@ -85,39 +100,63 @@ class Laplace:
         constant = without_graph(problem)
         with torch.no_grad():
             tolerance = 1e-14 if self.tolerance is None else self.tolerance
-            found = _find_mode(constant, tolerance, tolerance, self.max_iterations, None)
+            found = self._find_mode(constant, prior, tolerance, tolerance, None)
         if not needs_gradient(problem):
             return found
+        if model.num_latents > 1:
+            return found._replace(log_evidence=several_latents.differentiable(problem, prior.factor, found))
         return found._replace(log_evidence=_differentiable(problem, constant, found))
+
+    def _find_mode(
+        self, problem: Problem, prior: LatentPrior, tolerance: float, far: float, start: Tensor | None
+    ) -> GaussianApproximation:
+        if problem.model.num_latents > 1:
+            return several_latents.find_mode(problem, prior.factor, tolerance, far, self.max_iterations, start)
+        return _find_mode(problem, tolerance, far, self.max_iterations, start)
 
 
 def _evaluate(problem: Problem, alpha: Tensor, centred: Tensor) -> _Point:
     slopes = problem.derivatives(centred)
     objective = slopes.value.sum(-1) - 0.5 * (alpha * centred).sum(-1)
-    return _Point(alpha, centred, objective, slopes.first, (-slopes.second).clamp_min(_LEAST_PRECISION))
+    return _Point(alpha, centred, objective, slopes.first, (-slopes.second).clamp_min(_LEAST_PRECISION), centred)
 
 
 def _find_mode(problem: Problem, tolerance: float, far: float, max_iterations: int, start: Tensor | None) -> GaussianApproximation:
     """The mode, and the curvature at a point no further from it than ``far``."""
-    alpha = torch.zeros_like(problem.mean) if start is None else start
-    centred = alpha if start is None else times_vector(problem.covariance, alpha)
-    point = _evaluate(problem, alpha, centred)
+    point = _begin(problem, start)
     size = problem.mean.shape[-1]
     rough = torch.zeros_like(point.objective, dtype=torch.long)
-    if size >= _WORTH_SINGLE["cold" if start is None else "warm"] and alpha.dtype == torch.float64:
+    if start is None and size >= _WORTH_SINGLE and point.alpha.dtype == torch.float64:
         point, rough = _approach(problem, point, tolerance * size, max_iterations)
 
     def step(problem: Problem, point: _Point) -> tuple[_Point, _Mode, Tensor, Tensor]:
         factor, ok = factor_of_b(problem.covariance, point.precision.sqrt())
         new, settled = _steps(problem, point, factor, tolerance * size)
-        close = (new.centred - point.centred).square().sum(-1) < far * size
+        close = (new.centred - point.curved_at).square().sum(-1) < far * size
         failed = ~ok | ~torch.isfinite(new.objective)
         return new, _Mode(new.alpha, new.centred, new.objective, point.precision, factor), settled & close, failed
 
     mode, converged, counts = iterate(problem, point, step, max_iterations)
     log_evidence = mode.objective - mode.factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     mean = problem.mean + mode.centred
-    return GaussianApproximation(mean, mode.alpha, mode.precision, mode.factor, log_evidence, converged, counts + rough, mode.alpha)
+    begin = torch.cat([mode.alpha, mode.centred], -1)
+    return GaussianApproximation(mean, mode.alpha, mode.precision, mode.factor, log_evidence, converged, counts + rough, begin)
+
+
+def _begin(problem: Problem, start: Tensor | None) -> _Point:
+    """f = mean, or a start's f, which is much nearer to the mode than K times the start's alpha, the two being of another K.
+
+    The point that comes back is K alpha, with the slope there that the expansion about f gives: the step from it ends where
+    Newton's step from f does. Its objective, of no one point, is lowered by so much that it stops none but wild steps.
+    """
+    if start is None:
+        nothing = torch.zeros_like(problem.mean)
+        return _evaluate(problem, nothing, nothing)
+    alpha, before = start.chunk(2, -1)
+    near = _evaluate(problem, alpha, before)
+    centred = times_vector(problem.covariance, alpha)
+    slope = near.slope + near.precision * (before - centred)
+    return near._replace(centred=centred, slope=slope, objective=near.objective - alpha.shape[-1])
 
 
 def _approach(problem: Problem, begin: _Point, enough: float, max_iterations: int) -> tuple[_Point, Tensor]:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from torchgpmc.approximations import Approximation
-from torchgpmc.approximations.base import check_model, covariance_factor, problem_of, without_graph
+from torchgpmc.approximations.base import covariance_factor, problem_of, without_graph
 from torchgpmc.diagnostics import pareto_khat
-from torchgpmc.evidence.importance_sampling import _log_likelihood, _or_prior, importance
+from torchgpmc.evidence.gaussian_draws import log_likelihoods, or_prior, quadratic, stacked_mean
+from torchgpmc.evidence.importance_sampling import importance
 from torchgpmc.models.base import GPModel
 from torchgpmc.random import normal_like
 from torchgpmc.samplers.elliptical_slice import EllipticalSliceState, elliptical_slice
@@ -53,17 +54,17 @@ class AnnealedEstimator:
         targets = self.model.train_y if self.targets is None else self.targets
         with torch.no_grad():
             prior = self.model.prior(theta)
-            found = _or_prior(self.approximation.importance_density(self.model, prior, targets), prior)
+            found = or_prior(self.model, self.approximation.importance_density(self.model, prior, targets), prior)
             problem = without_graph(problem_of(self.model, prior, targets))
             root = covariance_factor(prior, found)
-            alpha, precision = found.alpha.unsqueeze(1), found.precision.unsqueeze(1)
+            alpha = found.alpha.unsqueeze(-1)
             log_determinant = found.factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-            constant = -0.5 * (found.alpha * (found.mean - problem.mean)).sum(-1) - log_determinant
+            constant = -0.5 * (found.alpha * (found.mean - stacked_mean(self.model, prior))).sum(-1) - log_determinant
 
             def log_ratio(standard: Tensor) -> Tensor:
                 delta = standard.view(len(theta), self.num_importance, -1) @ root.mT
-                value = _log_likelihood(self.model, problem.values, found.mean.unsqueeze(1) + delta, targets)
-                value = value + (0.5 * precision * delta.square() - alpha * delta).sum(-1) + constant.unsqueeze(-1)
+                value = log_likelihoods(self.model, problem.values, found.mean.unsqueeze(1) + delta, targets)
+                value = value + 0.5 * quadratic(found.precision, delta) - (delta @ alpha).squeeze(-1) + constant.unsqueeze(-1)
                 return torch.nan_to_num(value, nan=-torch.inf, neginf=-torch.inf).flatten()
 
             standard = normal_like(theta.new_empty(len(theta) * self.num_importance, self.model.latent_size), generator)
@@ -101,8 +102,8 @@ def annealed(
     Dearer than :func:`importance` and worth it where the approximation is poor: no single step has to bridge all of the gap.
 
     Args:
-        model: a :class:`GP` with a factorised likelihood and one latent function.
-        approximation: where to begin: :class:`Laplace` (default) or :class:`EP`.
+        model: a :class:`GP` with a factorised likelihood.
+        approximation: where to begin: :class:`Laplace` (default), or :class:`EP` for one latent function.
         num_importance: latent vectors an estimate.
         num_temperatures: steps from the approximation to the posterior; 1 is plain importance sampling.
         num_steps: elliptical slice steps at each.
@@ -113,10 +114,19 @@ def annealed(
 
     Raises:
         ValueError: a count below 1, or a model that cannot be approximated so.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+        >>> estimator = tg.evidence.annealed(model, num_importance=4, num_temperatures=3)
+        >>> estimator(torch.zeros(3, 1, dtype=torch.float64), torch.Generator().manual_seed(0)).value.shape
+        torch.Size([3])
     """
     for name, count in (("num_temperatures", num_temperatures), ("num_steps", num_steps)):
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise ValueError(f"{name} is {count!r}. Expected a whole number of at least 1.")
     plain = importance(model, approximation, num_importance=num_importance, antithetic=False, targets=targets)
-    check_model(model, "evidence.annealed")
     return AnnealedEstimator(model, plain.approximation, num_importance, num_temperatures, num_steps, targets)

@@ -9,10 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.approximations import Approximation, GaussianApproximation, Laplace
-from torchgpmc.approximations.base import Problem, check_model, problem_of, without_graph
+from torchgpmc.approximations import Approximation, Laplace
+from torchgpmc.approximations.base import check_model, problem_of, without_graph
 from torchgpmc.diagnostics import pareto_khat
-from torchgpmc.linalg import apply_factor, times_vector
+from torchgpmc.evidence.gaussian_draws import draws_around, log_likelihoods, or_prior, quadratic, stacked_mean
+from torchgpmc.linalg import apply_factor, times_blocks
 from torchgpmc.models.base import GPModel, LatentPrior, likelihood_values
 from torchgpmc.random import normal_like
 from torchgpmc.samplers.elliptical_slice import EllipticalSliceState, elliptical_slice
@@ -32,10 +33,10 @@ class ImportanceEstimate(NamedTuple):
 
     value: Tensor  # (C,), log of the unbiased estimate of p(y | theta); -inf where K could not be factorised
     variance: Tensor  # (C,), relative variance of the estimate; NaN where it rests on a single weight
-    whitened: Tensor  # (C, N), the kept draw
+    whitened: Tensor  # (C, V), the kept draw
     log_likelihood: Tensor  # (C,), log p(y | f) of the kept draw
     log_rest: Tensor  # (C,), log of the sum of the weights that do not change when the kept draw moves
-    alpha: Tensor  # (C, N), of the importance density
+    alpha: Tensor  # (C, V), of the importance density
     precision: Tensor  # (C, N), the same
     log_constant: Tensor  # (C,), the part of every log weight that does not depend on f
     num_factorizations: Tensor  # (C,)
@@ -51,7 +52,8 @@ class ImportanceEstimator:
     .. math:: \log p(y | f) - \tfrac12 \alpha' K \alpha - \alpha' \delta + \tfrac12 \delta' W \delta - \tfrac12 \log |B|
 
     whatever alpha and W are, so the approximation need not be exact for the estimate to be unbiased. delta is drawn by Matheron's
-    rule, u - K R u - K W^1/2 B^-1 e with u ~ N(0, K), e ~ N(0, I): no factor of its covariance is needed.
+    rule, u - K R u - K W^1/2 B^-1 e with u ~ N(0, K), e ~ N(0, I): no factor of its covariance is needed. For several latents it is
+    L H^-T/2 e, H = I + L' W L.
 
     Made by :func:`importance`.
     """
@@ -69,8 +71,8 @@ class ImportanceEstimator:
 
     @property
     def auxiliary_size(self) -> int:
-        """Standard normals an estimate: two vectors a direction, and one number to choose the draw that is kept."""
-        return 2 * self.num_directions * self.model.latent_size + 1
+        """Standard normals an estimate: a vector or two a direction, and one number to choose the draw that is kept."""
+        return self._vectors_a_direction * self.num_directions * self.model.latent_size + 1
 
     def __call__(self, theta: Tensor, generator: torch.Generator) -> LogEstimate:
         """Log estimates at ``theta`` ``(C, P)`` with their relative variances; differentiable (once) if ``theta`` is.
@@ -96,14 +98,14 @@ class ImportanceEstimator:
             return self._at(rows)._evaluate(theta[rows], auxiliary[rows], begun)[0]
 
         with torch.no_grad():
-            parts = side_by_side(estimate, self._chunks(theta), theta.device)
+            parts = side_by_side(estimate, self.chunks(theta), theta.device)
         return ImportanceEstimate(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
     def log_weights(self, theta: Tensor, generator: torch.Generator) -> Tensor:
         """The log weights ``(C, num_importance)`` whose mean weight an estimate is."""
         auxiliary = self._normals(theta, generator)
         with torch.no_grad():
-            return torch.cat([self._at(rows)._evaluate(theta[rows], auxiliary[rows], None)[1] for rows in self._chunks(theta)])
+            return torch.cat([self._at(rows)._evaluate(theta[rows], auxiliary[rows], None)[1] for rows in self.chunks(theta)])
 
     def pareto_khat(self, theta: Tensor, generator: torch.Generator) -> Tensor:
         """Pareto k-hat of the weights at each theta ``(C,)``: above 0.7, the importance density misses a part of the posterior."""
@@ -118,7 +120,7 @@ class ImportanceEstimator:
             return self.approximation.importance_density(self.model, self.model.prior(theta[rows]), targets).start
 
         with torch.no_grad():
-            return torch.cat(side_by_side(start, self._chunks(theta), theta.device))
+            return torch.cat(side_by_side(start, self.chunks(theta), theta.device))
 
     def select(self, rows: Tensor | slice) -> ImportanceEstimator:
         """The same for some of the chains, each with targets of its own."""
@@ -130,17 +132,21 @@ class ImportanceEstimator:
     def _normals(self, theta: Tensor, generator: torch.Generator) -> Tensor:
         return normal_like(theta.new_empty(len(theta), self.auxiliary_size), generator)
 
-    def _chunks(self, theta: Tensor) -> list[slice]:
+    def chunks(self, theta: Tensor) -> list[slice]:
+        """Thetas that are worked out at once."""
         elements = _CHUNK_ELEMENTS.get(theta.device.type, _CHUNK_ELEMENTS["cuda"])
         least = _WORTH_A_THREAD // self.model.latent_size**2
         return even_slices(len(theta), max(1, elements // self.model.latent_size**2), theta.device, max(1, least))
 
     def _evaluate(self, theta: Tensor, auxiliary: Tensor, start: Tensor | None) -> tuple[ImportanceEstimate, Tensor]:
-        prior = self.model.prior(theta)
+        return self.at_prior(self.model.prior(theta), auxiliary, start)
+
+    def at_prior(self, prior: LatentPrior, auxiliary: Tensor, start: Tensor | None) -> tuple[ImportanceEstimate, Tensor]:
+        """Estimates of the integral of p(y | f) under C priors of f, and the log weights ``(C, draws)``."""
         problem = without_graph(problem_of(self.model, prior, self._targets()))
-        found = _or_prior(self.approximation.importance_density(self.model, prior, self._targets(), start), prior)
-        first, second = self._directions(auxiliary)
-        spread = _Spread(prior, problem, found, first, second)
+        found = self.approximation.importance_density(self.model, prior, self._targets(), start)
+        found = or_prior(self.model, found, prior)
+        spread = draws_around(prior, problem, found, self._directions(auxiliary))
         log_weight, log_likelihood = spread.weigh(self.antithetic)
         value, variance = self._average(log_weight)
         value = torch.where(prior.ok, value, -torch.inf)
@@ -163,9 +169,12 @@ class ImportanceEstimator:
     def _targets(self) -> Tensor:
         return self.model.train_y if self.targets is None else self.targets
 
-    def _directions(self, auxiliary: Tensor) -> tuple[Tensor, Tensor]:
-        shape = (len(auxiliary), 2, self.num_directions, self.model.latent_size)
-        return tuple(auxiliary[:, :-1].reshape(shape).unbind(1))  # type: ignore[return-value]
+    @property
+    def _vectors_a_direction(self) -> int:
+        return 2 if self.model.num_latents == 1 else 1  # Matheron's rule takes two
+
+    def _directions(self, auxiliary: Tensor) -> Tensor:
+        return auxiliary[:, :-1].reshape(len(auxiliary), self._vectors_a_direction, self.num_directions, self.model.latent_size)
 
     def _average(self, log_weight: Tensor) -> tuple[Tensor, Tensor]:
         """Log mean weight and its relative variance, from pair averages where draws come in pairs."""
@@ -185,17 +194,20 @@ class ImportanceEstimator:
     def _linearised(self, theta: Tensor, auxiliary: Tensor) -> Tensor:
         """A function of theta ``(C,)`` with the gradient of Fisher's identity, its expectation over the weighted draws."""
         parts = []
-        for rows in self._chunks(theta):
+        for rows in self.chunks(theta):
             part = self._at(rows)
             prior = part.model.prior(theta[rows])
             with torch.no_grad():
                 problem = without_graph(problem_of(part.model, prior, part._targets()))
-                found = _or_prior(part.approximation.importance_density(part.model, prior, part._targets()), prior)
-                spread = _Spread(prior, problem, found, *part._directions(auxiliary[rows]))
+                found = part.approximation.importance_density(part.model, prior, part._targets())
+                found = or_prior(part.model, found, prior)
+                spread = draws_around(prior, problem, found, part._directions(auxiliary[rows]))
                 weights = torch.softmax(spread.weigh(part.antithetic)[0], -1)
                 v = spread.whitened(part.antithetic)
-            f = prior.mean.unsqueeze(1) + apply_factor(prior.covariance, prior.factor, v)
-            parts.append((weights * _log_likelihood(part.model, likelihood_values(prior), f, part._targets())).sum(-1))
+            blocks = v.view(len(v), -1, prior.mean.shape[-1])  # a row a draw and latent
+            f = prior.mean.unsqueeze(1) + apply_factor(prior.covariance, prior.factor, blocks)
+            values = likelihood_values(prior)
+            parts.append((weights * log_likelihoods(part.model, values, f.view(v.shape), part._targets())).sum(-1))
         return torch.cat(parts)
 
     def move(self, theta: Tensor, estimate: ImportanceEstimate, num_steps: int, generator: torch.Generator) -> ImportanceEstimate:
@@ -215,94 +227,17 @@ class ImportanceEstimator:
             state = EllipticalSliceState(estimate.whitened, estimate.log_likelihood)
             for _ in range(num_steps):
                 state, _ = elliptical_slice(log_likelihood).step(state, generator)
-            centred = (prior.factor @ state.position.unsqueeze(-1)).squeeze(-1)
-            middle = times_vector(prior.covariance, estimate.alpha)
-            delta = centred - middle
+            middle = times_blocks(estimate.alpha, prior.covariance)
+            delta = times_blocks(state.position, prior.factor.mT) - middle
             linear = (estimate.alpha * delta).sum(-1)
-            common = estimate.log_constant + 0.5 * (estimate.precision * delta.square()).sum(-1)
+            common = estimate.log_constant + 0.5 * quadratic(estimate.precision, delta.unsqueeze(1)).squeeze(1)
             terms = [estimate.log_rest, state.log_density + common - linear]
             if self.antithetic:
-                twin = problem.mean + middle - delta
-                other = _log_likelihood(self.model, problem.values, twin.unsqueeze(1), self._targets()).squeeze(-1)
+                twin = stacked_mean(self.model, prior) + middle - delta
+                other = log_likelihoods(self.model, problem.values, twin.unsqueeze(1), self._targets()).squeeze(-1)
                 terms.append(other + common + linear)
             value = torch.logsumexp(torch.stack(terms), 0) - math.log(self.num_importance)
         return estimate._replace(value=value, whitened=state.position, log_likelihood=state.log_density)
-
-
-class _Spread:
-    """The draws of one chunk: u, and what Matheron's rule takes from it."""
-
-    def __init__(self, prior: LatentPrior, problem: Problem, found: GaussianApproximation, first: Tensor, second: Tensor):
-        self.prior, self.problem, self.found = prior, problem, found
-        root = found.precision.sqrt().unsqueeze(1)
-        # (C, directions, N) is, transposed, the column-major layout that triangular solves take without a copy.
-        self.normal = first
-        u = first @ prior.factor.mT
-        half = torch.linalg.solve_triangular(found.factor, torch.addcmul(second, root, u).mT, upper=False)
-        self.removed = torch.linalg.solve_triangular(found.factor.mT, half, upper=True).mT * root
-        self.delta = torch.baddbmm(u, self.removed, problem.covariance, alpha=-1)
-        centred = found.mean - problem.mean
-        log_determinant = found.factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        self.log_constant = -0.5 * (found.alpha * centred).sum(-1) - log_determinant
-
-    def weigh(self, antithetic: bool) -> tuple[Tensor, Tensor]:
-        """Log weights and log likelihoods ``(C, draws)``; with twins, those of m + K alpha - delta come second."""
-        alpha, precision = self.found.alpha.unsqueeze(-1), self.found.precision.unsqueeze(-1)
-        linear = (self.delta @ alpha).squeeze(-1)
-        common = self.log_constant.unsqueeze(-1) + 0.5 * (self.delta.square() @ precision).squeeze(-1)
-        mean = self.found.mean.unsqueeze(1)
-        log_likelihood = self._log_likelihood(mean + self.delta)
-        log_weight = log_likelihood + common - linear
-        if antithetic:
-            twin = self._log_likelihood(mean - self.delta)
-            log_likelihood = torch.cat([log_likelihood, twin], -1)
-            log_weight = torch.cat([log_weight, twin + common + linear], -1)
-        return torch.nan_to_num(log_weight, nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf), log_likelihood
-
-    def _log_likelihood(self, f: Tensor) -> Tensor:
-        return _log_likelihood(self.problem.model, self.problem.values, f, self.problem.targets)
-
-    def _middle(self) -> Tensor:
-        return self.found.alpha.unsqueeze(1) @ self.prior.factor
-
-    def whitened(self, antithetic: bool) -> Tensor:
-        """Every draw as v = L^-1 (f - m), ``(C, draws, N)``; no solve, as L^-1 K = L'."""
-        moved = self.normal - self.removed @ self.prior.factor
-        middle = self._middle()
-        return torch.cat([middle + moved, middle - moved], 1) if antithetic else middle + moved
-
-    def whitened_at(self, chosen: Tensor) -> Tensor:
-        """The draws ``chosen`` ``(C,)`` as v ``(C, N)``."""
-        count = self.normal.shape[1]
-        rows = torch.arange(len(chosen), device=chosen.device)
-        direction = chosen % count
-        moved = self.normal[rows, direction] - (self.removed[rows, direction].unsqueeze(1) @ self.prior.factor).squeeze(1)
-        sign = torch.where(chosen < count, 1.0, -1.0).to(moved).unsqueeze(-1)
-        return self._middle().squeeze(1) + sign * moved
-
-
-def _log_likelihood(model: GPModel, values: dict[str, Tensor], f: Tensor, targets: Tensor) -> Tensor:
-    """log p(y | f) of several latent vectors a theta, ``(C, draws, N)`` to ``(C, draws)``."""
-    spread = {name: value.unsqueeze(-1) for name, value in values.items()}
-    y = targets if targets.dim() == 1 else targets.unsqueeze(1)
-    return model.likelihood_function(spread, lambda likelihood: likelihood.pointwise_log_prob(f, y)).sum(-1)
-
-
-def _or_prior(found: GaussianApproximation, prior: LatentPrior) -> GaussianApproximation:
-    """The approximation, or the prior itself where it came out unusable: any density leaves the estimate unbiased."""
-    finite = torch.isfinite(found.alpha.sum(-1) + found.precision.sum(-1) + found.factor.sum((-2, -1)))
-    sound = finite & (found.factor.diagonal(dim1=-2, dim2=-1) > 0).all(-1)
-    if bool(sound.all()):
-        return found
-    good = sound.unsqueeze(-1)
-    identity = torch.eye(found.factor.shape[-1]).to(found.factor)
-    return found._replace(
-        mean=torch.where(good, found.mean, prior.mean),
-        alpha=torch.where(good, found.alpha, 0.0),
-        precision=torch.where(good, found.precision, 0.0),
-        factor=torch.where(good.unsqueeze(-1), found.factor, identity),
-        converged=found.converged & sound,
-    )
 
 
 def _choose(log_weight: Tensor, uniform: Tensor) -> Tensor:
@@ -324,8 +259,8 @@ def importance(
     """An unbiased estimator of p(y | theta) by importance sampling from a Gaussian approximation.
 
     Args:
-        model: a :class:`GP` with a factorised likelihood and one latent function.
-        approximation: :class:`Laplace` (default) or :class:`EP`.
+        model: a :class:`GP` with a factorised likelihood.
+        approximation: :class:`Laplace` (default), or :class:`EP` for one latent function.
         num_importance: latent vectors an estimate, N_imp.
         antithetic: draw them in pairs mirrored at the approximation's mean, which cancels the odd part of the error for free; by
             default where ``num_importance`` is even.
@@ -353,5 +288,5 @@ def importance(
     if pairs and num_importance % 2:
         raise ValueError(f"num_importance is {num_importance} with antithetic=True. Expected an even number: draws come in pairs.")
     approximation = Laplace() if approximation is None else approximation
-    check_model(model, f"evidence.importance with {type(approximation).__name__}")
+    check_model(model, f"evidence.importance with {type(approximation).__name__}", approximation)
     return ImportanceEstimator(model, approximation, num_importance, pairs, targets)

@@ -40,6 +40,14 @@ class Derivatives(NamedTuple):
     third: Tensor
 
 
+class Curvature(NamedTuple):
+    """log p(y_n | f_n) of K latents a datum, with gradient and Hessian in f_n."""
+
+    value: Tensor  # (C, N)
+    first: Tensor  # (C, N, K)
+    second: Tensor  # (C, N, K, K)
+
+
 class TiltedMoments(NamedTuple):
     """Of the density proportional to p(y_n | f) N(f | mean_n, variance_n), elementwise."""
 
@@ -98,6 +106,15 @@ class Factorised(LogLikelihood):
             for _ in range(3):
                 parts.append(_slope(parts[-1], f))
         return Derivatives(*parts)
+
+    def curvature(self, f: Tensor, targets: Tensor) -> Curvature:
+        """log p(y_n | f_n) of several latents ``(C, N, K)``, gradient and Hessian; differentiable in f and in the parameters."""
+        with torch.enable_grad():
+            f = f if f.requires_grad else f.detach().requires_grad_(True)
+            value = self.pointwise_log_prob(f, targets)
+            first = _slope(value, f)
+            second = torch.stack([_slope(column, f) for column in first.unbind(-1)], -2)
+        return Curvature(value, first, second)
 
     def tilted_moments(self, mean: Tensor, variance: Tensor, targets: Tensor) -> TiltedMoments:
         """Normaliser, mean and variance of p(y_n | f) N(f | mean_n, variance_n), elementwise; ``variance`` is a variance.

@@ -7,7 +7,7 @@ from gpytorch.likelihoods import SoftmaxLikelihood
 from torch import Tensor
 from torch.distributions import Categorical
 
-from torchgpmc.likelihoods.base import Factorised, Moments, require_targets
+from torchgpmc.likelihoods.base import Curvature, Factorised, Moments, require_targets
 from torchgpmc.quadrature import normal_points
 from torchgpmc.random import log_uniform
 
@@ -48,6 +48,18 @@ class Softmax(Factorised, SoftmaxLikelihood):
         logs = self._log_probabilities(f)
         index = targets.long().expand(logs.shape[:-1]).unsqueeze(-1)
         return logs.gather(-1, index).squeeze(-1)
+
+    def curvature(self, f: Tensor, targets: Tensor) -> Curvature:
+        """In closed form (Rasmussen & Williams 2006, eqs 3.33-3.38)."""
+        logs = self._log_probabilities(f)
+        probabilities = logs.exp()
+        index = targets.long().expand(logs.shape[:-1]).unsqueeze(-1)
+        first = torch.zeros_like(logs).scatter(-1, index, 1.0) - probabilities
+        second = probabilities.unsqueeze(-1) * probabilities.unsqueeze(-2) - torch.diag_embed(probabilities)
+        if self.mixing_weights is not None:
+            weights = self.mixing_weights
+            first, second = first @ weights, weights.mT.unsqueeze(-3) @ second @ weights.unsqueeze(-3)
+        return Curvature(logs.gather(-1, index).squeeze(-1), first, second)
 
     def _points(self, mean: Tensor, variance: Tensor) -> Tensor:
         points = normal_points(mean.shape[-1], mean.dtype, mean.device)

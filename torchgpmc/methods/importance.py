@@ -229,8 +229,18 @@ class AMIS(_Options):
         num_starts: of the search for modes, the best of eight times as many draws from the prior.
         effective_size: stop once Kish's effective size reaches this; ``num_samples`` is then a limit.
         smooth: Pareto-smooth the weights (Vehtari et al. 2024): less variance, a little bias.
-        evidence: another unbiased estimate, for instance ``torchgpmc.evidence.Orthant()``, in place of importance sampling.
+        evidence: another unbiased estimate in place of importance sampling: ``torchgpmc.evidence.SmoothProbit()`` or ``Orthant()``.
         switch_to_modified_after: batches after which to go on as :class:`MAMIS`; ``None``: never.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+        >>> posterior = tg.sample(model, tg.AMIS(), num_samples=4000, progress=False)
+        >>> posterior.info["log_evidence"] < 0, posterior.log_weights.shape
+        (True, torch.Size([1, 4000]))
     """
 
     growth: float = 1.2
@@ -263,7 +273,7 @@ class MAMIS(_Options):
 
 def _prepare(method: _Options, model: GPModel, settings: Settings, *, modified: bool, switch_after: int | None) -> ImportanceRun:
     name = type(method).__name__
-    check_model(model, name)
+    check_model(model, name, method.approximation)
     refuse_chain_options(name, settings)
     if model.train_y.dim() == 2:
         raise ValueError(f"the model has several data sets and {name} samples one posterior. Expected train_y of shape (N,).")
@@ -290,6 +300,8 @@ def _prepare(method: _Options, model: GPModel, settings: Settings, *, modified: 
         sizes = _given_sizes(settings.num_samples, method.batch_sizes)
     strength = 2.0 * size if method.prior_strength is None else method.prior_strength
     check_positive("prior_strength", strength)
+    if not isinstance(method.normal_scale, bool):
+        raise ValueError(f"normal_scale is {method.normal_scale!r}. Expected True or False.")
     if not (isinstance(method.defensive_share, int | float) and 0 <= method.defensive_share < 1):
         raise ValueError(f"defensive_share is {method.defensive_share!r}. Expected a number of at least 0 and below 1.")
     approximation = suited_approximation(model, method.approximation)

@@ -275,7 +275,7 @@ class PseudoMarginal:
         target_accept_prob: that tuning on the approximate evidence steers to.
         mass_matrix: which covariances of the proposal tuning estimates.
         thinning: keep one draw in this many.
-        evidence: another unbiased estimate, for instance ``torchgpmc.evidence.Orthant()``, in place of importance sampling; the
+        evidence: another unbiased estimate, ``torchgpmc.evidence.Orthant()`` or ``SmoothProbit()``, in place of this sampling; the
             approximation then serves tuning alone.
         from_mode: start at draws from the normal approximation at the mode of the approximate posterior, and keep its covariance
             for the proposal in place of learning one (PM-MH of paper E).

@@ -153,9 +153,9 @@ class GPModel(nn.Module):
         """:meth:`prior` from constrained values; ``inputs`` ``(N, D)``, if given, stand in for the model's own."""
         raise NotImplementedError(f"{type(self).__name__} must define this")
 
-    def _factorised(self, covariance: Tensor, jitter: Tensor, num_settings: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Covariances with jitter ``(C, N, N)``, their factors, and whether each succeeded."""
-        covariance = (covariance + jitter).expand(num_settings, -1, -1)
+    def _factorised(self, covariance: Tensor, jitter: Tensor | None, num_settings: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Covariances with jitter ``(C, N, N)``, unless they have it, their factors, and whether each succeeded."""
+        covariance = (covariance if jitter is None else covariance + jitter).expand(num_settings, -1, -1)
         factor, ok = cholesky(covariance.detach())
         return covariance, factor, ok
 

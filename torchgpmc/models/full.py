@@ -9,6 +9,7 @@ from gpytorch.kernels import Kernel
 from gpytorch.means import Mean
 from torch import Tensor
 
+from torchgpmc.covariance import BoundClosedForm
 from torchgpmc.linalg import apply_factor
 from torchgpmc.models.base import GPModel, LatentGaussian, LatentPrior, likelihood_values, predictive_marginals
 from torchgpmc.models.reverse import value_and_grad_by_parts
@@ -74,7 +75,12 @@ class GP(GPModel):
         x = self.train_x if inputs is None else inputs
         if inputs is not None:
             covariance_at = self.covariance.bind(inputs, inputs)
-        covariance, factor, ok = self._factorised(covariance_at(values["kernel"]), jitter, count)
+        covariance = covariance_at(values["kernel"])
+        if isinstance(covariance_at, BoundClosedForm) and not covariance.requires_grad:
+            # New memory, which nothing else holds, unlike what kernels by others may return.
+            covariance.diagonal(dim1=-2, dim2=-1).add_(self.jitter)
+            jitter = None
+        covariance, factor, ok = self._factorised(covariance, jitter, count)
         mean = self.mean_function(values["mean"], x, count)
         return LatentPrior(values, mean, covariance, factor, None, None, ok)
 
