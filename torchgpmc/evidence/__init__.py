@@ -4,6 +4,7 @@ from torchgpmc.evidence.annealing import AnnealedEstimator, annealed
 from torchgpmc.evidence.base import Evidence, LatentEstimate, LatentEstimator
 from torchgpmc.evidence.importance_sampling import ImportanceEstimate, ImportanceEstimator, importance
 from torchgpmc.evidence.orthants import Orthant, OrthantClassifier, OrthantEstimator, classify, exact_latents
+from torchgpmc.evidence.smooth_probit import SmoothProbit, SmoothProbitEstimator
 
 __all__ = [
     "AnnealedEstimator",
@@ -15,6 +16,8 @@ __all__ = [
     "Orthant",
     "OrthantClassifier",
     "OrthantEstimator",
+    "SmoothProbit",
+    "SmoothProbitEstimator",
     "annealed",
     "classify",
     "exact_latents",
