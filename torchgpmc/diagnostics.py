@@ -85,7 +85,13 @@ def nested_rhat(values: Tensor, superchain_ids: list[int]) -> float:
 
 
 def kish_effective_size(log_weights: Tensor) -> float:
-    """(sum w)^2 / sum w^2."""
+    """(sum w)^2 / sum w^2.
+
+    Example:
+        >>> import torch
+        >>> kish_effective_size(torch.tensor([0.0, 0.0, -torch.inf]))
+        2.0
+    """
     weights = torch.softmax(log_weights.double().flatten(), 0)
     return float(1 / weights.square().sum())
 
@@ -98,6 +104,12 @@ def pareto_khat(log_weights: Tensor) -> float:
     """Shape of the tail of importance weights; above 0.7 their means are not to be trusted (Vehtari et al. 2024).
 
     NaN for fewer than 25 weights, too few to have a tail.
+
+    Example:
+        >>> import torch
+        >>> normal = torch.randn(4000, generator=torch.Generator().manual_seed(0))
+        >>> pareto_khat(normal) < 0.7 < pareto_khat(5 * normal)
+        True
     """
     if log_weights.numel() < MIN_DRAWS_FOR_KHAT:
         return math.nan

@@ -28,7 +28,17 @@ def recommend(model: GPModel) -> Method:
 
 
 def explain(model: GPModel) -> str:
-    """Why :func:`recommend` says what it says, in words."""
+    """Why :func:`recommend` says what it says, in words.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+        >>> tg.explain(model)
+        'AMIS: the latents integrate out well and the hyperparameters are few: weighted draws, no warm-up.'
+    """
     method, reason = _choice(model)
     return f"{type(method).__name__}: {reason}"
 

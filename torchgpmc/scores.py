@@ -79,32 +79,62 @@ def _area(abstention: Tensor, score: Tensor) -> float:
 
 
 def capacity_accuracy(probs: Tensor, targets: Tensor) -> float:
-    """Area under accuracy against abstention, divided by the largest abstention (paper A, section 5.3); 1 is perfect."""
+    """Area under accuracy against abstention, divided by the largest abstention (paper A, section 5.3); 1 is perfect.
+
+    Example:
+        >>> import torch
+        >>> capacity_accuracy(torch.tensor([0.1, 0.9, 0.8]), torch.tensor([0, 1, 1]))
+        1.0
+    """
     curves = abstention_curves(probs, targets)
     return _area(curves.abstention, curves.accuracy)
 
 
 def capacity_auc(probs: Tensor, targets: Tensor) -> float:
-    """Area under AUC against abstention, divided by the largest abstention (paper A, section 5.3); 1 is perfect."""
+    """Area under AUC against abstention, divided by the largest abstention (paper A, section 5.3); 1 is perfect.
+
+    Example:
+        >>> import torch
+        >>> capacity_auc(torch.tensor([0.1, 0.9, 0.8]), torch.tensor([0, 1, 1]))
+        1.0
+    """
     curves = abstention_curves(probs, targets)
     return _area(curves.abstention, curves.auc)
 
 
 def brier(probs: Tensor, targets: Tensor) -> float:
-    """Mean squared error of the probabilities; smaller is better."""
+    """Mean squared error of the probabilities; smaller is better.
+
+    Example:
+        >>> import torch
+        >>> round(brier(torch.tensor([0.0, 1.0, 0.5]), torch.tensor([0, 1, 1])), 4)
+        0.0833
+    """
     p, y = _checked(probs, targets)
     return float(brier_score_loss(y, p))
 
 
 def log_predictive_density(probs: Tensor, targets: Tensor) -> float:
-    """Mean log probability of the labels, not floored; larger is better."""
+    """Mean log probability of the labels, not floored; larger is better.
+
+    Example:
+        >>> import torch
+        >>> round(log_predictive_density(torch.tensor([0.5, 0.5]), torch.tensor([0, 1])), 4)
+        -0.6931
+    """
     p, y = _checked(probs, targets)
     with np.errstate(divide="ignore"):
         return float(np.log(np.where(y == 1, p, 1 - p)).mean())
 
 
 def expected_calibration_error(probs: Tensor, targets: Tensor, num_bins: int = 10) -> float:
-    """Mean distance between the probability of class 1 and its frequency, over equal bins weighted by their counts."""
+    """Mean distance between the probability of class 1 and its frequency, over equal bins weighted by their counts.
+
+    Example:
+        >>> import torch
+        >>> round(expected_calibration_error(torch.tensor([0.25, 0.25, 0.25, 0.25]), torch.tensor([0, 0, 0, 1])), 6)
+        0.0
+    """
     if not isinstance(num_bins, int) or num_bins < 1:
         raise ValueError(f"num_bins is {num_bins!r}. Expected a whole number of at least 1.")
     p, y = _checked(probs, targets)

@@ -82,6 +82,17 @@ class EllipticalSlice:
 
     Args:
         thinning: keep one draw in this many.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+        >>> model.kernel.requires_grad_(False).lengthscale = 0.3
+        >>> posterior = tg.sample(model, tg.EllipticalSlice(), num_samples=1000, warmup_steps=50, num_chains=4, progress=False)
+        >>> posterior.latents.shape
+        torch.Size([4, 1000, 8])
     """
 
     thinning: int = 1

@@ -88,6 +88,16 @@ class OrthantGPC:
     Args:
         num_points: points an integral; at fixed hyperparameters of ``posterior.info["log_evidence"]`` alone.
         proposals: how hyperparameters are proposed.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+        >>> posterior = tg.sample(model, tg.OrthantGPC(num_points=16), num_samples=3000, progress=False)
+        >>> posterior.predict(torch.tensor([0.1, 0.9])).probs > 0.5
+        tensor([False,  True])
     """
 
     num_points: int = 256
