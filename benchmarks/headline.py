@@ -50,8 +50,15 @@ def main():
     methods = {"AMIS, Laplace (16)": tg.AMIS(), "AMIS, EP (16)": tg.AMIS(approximation=tg.EP())}
     reference = tg.AMIS(approximation=tg.EP())
     if options.columns > 2:  # the posterior's lobes of short lengthscales leave importance samples of f too noisy
-        reference = tg.AMIS(evidence=tg.evidence.Orthant(16), defensive_share=0.3)
-        methods = {"AMIS, Laplace (16)": tg.AMIS(), "AMIS, orthants (16 points)": tg.AMIS(evidence=tg.evidence.Orthant(16))}
+        smooth, smooth_ep = tg.evidence.SmoothProbit(), tg.evidence.SmoothProbit(tg.EP())
+        reference = tg.AMIS(evidence=tg.evidence.SmoothProbit(tg.EP(), num_importance=64), defensive_share=0.5)
+        methods = {
+            "AMIS, Laplace (16)": tg.AMIS(),
+            "AMIS, EP (16)": tg.AMIS(approximation=tg.EP()),
+            "AMIS, white noise out, Laplace (16)": tg.AMIS(evidence=smooth, defensive_share=0.5),
+            "AMIS, white noise out, EP (16)": tg.AMIS(evidence=smooth_ep, defensive_share=0.5),
+            "AMIS, orthants (16 points)": tg.AMIS(evidence=tg.evidence.Orthant(16), defensive_share=0.5),
+        }
     truth, variance = moments(tg.sample(model, reference, num_samples=options.long, seed=999, progress=False))
     for name, method in methods.items():
         if options.methods and name not in options.methods:

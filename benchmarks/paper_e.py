@@ -96,13 +96,18 @@ def draw(rows, file):
     from matplotlib.figure import Figure
 
     keys = list(dict.fromkeys(row[:2] for row in rows))
-    figure = Figure(figsize=(5 * len(keys), 4), layout="constrained")
-    for key, panel in zip(keys, figure.subplots(1, len(keys), squeeze=False)[0], strict=True):
+    columns = min(3, len(keys))
+    lines = -(-len(keys) // columns)
+    figure = Figure(figsize=(5 * columns, 4 * lines), layout="constrained")
+    panels = figure.subplots(lines, columns, squeeze=False).flatten()
+    for panel in panels[len(keys) :]:
+        panel.set_axis_off()
+    for key, panel in zip(keys, panels, strict=False):
         for *found, sampler, budgets, ranges in rows:
             if tuple(found) == key:
                 panel.loglog(budgets, ranges, marker="o", label=sampler)
         panel.set(title=", ".join(key), xlabel="n^3 operations", ylabel="IQR of E||theta||")
-        panel.legend(fontsize=6)
+        panel.legend(fontsize=5)
     figure.savefig(OUTPUT / file, dpi=110)
 
 
