@@ -88,7 +88,7 @@ def main():
     )
     posterior = tg.sample(
         model,
-        tg.NUTS(),
+        tg.NUTS(whitening=tg.Laplace()),
         num_samples=options.num_samples,
         warmup_steps=options.warmup_steps,
         num_chains=options.num_chains,
