@@ -87,12 +87,12 @@ class EllipticalSlice:
         >>> import torch, torchgpmc as tg
         >>> from gpytorch.kernels import RBFKernel
         >>> from gpytorch.priors import GammaPrior
-        >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> x, kernel = torch.linspace(0, 1, 4), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
         >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
         >>> model.kernel.requires_grad_(False).lengthscale = 0.3
-        >>> posterior = tg.sample(model, tg.EllipticalSlice(), num_samples=1000, warmup_steps=50, num_chains=4, progress=False)
+        >>> posterior = tg.sample(model, tg.EllipticalSlice(), num_samples=1000, warmup_steps=100, num_chains=8, progress=False)
         >>> posterior.latents.shape
-        torch.Size([4, 1000, 8])
+        torch.Size([8, 1000, 4])
     """
 
     thinning: int = 1
