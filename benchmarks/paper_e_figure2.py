@@ -46,6 +46,8 @@ def main():
     parser.add_argument("--operations", type=int, nargs="+", default=[4000, 8000, 16000, 32000])
     parser.add_argument("--replicates", type=int, default=20)
     parser.add_argument("--importance", type=int, default=64)
+    parser.add_argument("--approximations", nargs="+", choices=list(APPROXIMATIONS), default=list(APPROXIMATIONS))
+    parser.add_argument("--samplers", nargs="+", choices=["PM-AMIS", "PM-MH"], default=["PM-AMIS", "PM-MH"])
     parser.add_argument("--figure", default="paper_e_figure2.png")
     options = parser.parse_args()
     report = Report(options.operations)
@@ -55,7 +57,8 @@ def main():
             model = tg.GP(
                 torch.as_tensor(x), torch.as_tensor(y), kernel_of(x.shape[1], kernel == "ard"), tg.likelihoods.Bernoulli()
             )
-            for short, (approximation, cost) in APPROXIMATIONS.items():
+            for short in options.approximations:
+                approximation, cost = APPROXIMATIONS[short]
                 search = mode_search_cost(model, approximation, GRADIENT + cost * TYPICAL_ITERATIONS)
                 amis = tg.AMIS(approximation=approximation, num_importance=options.importance, batch_sizes=(400,))
 
@@ -68,8 +71,9 @@ def main():
                 def chains(model=model, approximation=approximation, cost=cost, search=search):
                     return metropolis(model, approximation, cost, search, options)
 
-                report.add(name, kernel, model, f"PM-AMIS ({short})", weighted)
-                report.add(name, kernel, model, f"PM-MH ({short})", chains)
+                makes = {"PM-AMIS": weighted, "PM-MH": chains}
+                for sampler in options.samplers:
+                    report.add(name, kernel, model, f"{sampler} ({short})", makes[sampler])
             draw(report.rows, options.figure)
 
 
