@@ -126,8 +126,12 @@ def needs_gradient(problem: Problem) -> bool:
 
 
 def factor_of_b(covariance: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
-    """Lower factor of B = I + W^1/2 K W^1/2, no graph, and whether each factorisation succeeded; ``root`` is W^1/2 ``(C, N)``."""
-    b = (covariance * root.unsqueeze(-1)).mul_(root.unsqueeze(-2))
+    """Lower factor of B = I + W^1/2 K W^1/2, no graph, and whether each factorisation succeeded; ``root`` is W^1/2 ``(C, N)``.
+
+    B and its factor have the precision of ``root``.
+    """
+    column = root.unsqueeze(-1)
+    b = (covariance * column if covariance.dtype == root.dtype else covariance.to(root.dtype).mul_(column)).mul_(root.unsqueeze(-2))
     b.diagonal(dim1=-2, dim2=-1).add_(1.0)
     return cholesky_in_place(b)
 

@@ -132,8 +132,10 @@ def stacked_mean(model: GPModel, prior: LatentPrior) -> Tensor:
 
 def or_prior(model: GPModel, found: GaussianApproximation, prior: LatentPrior) -> GaussianApproximation:
     """The approximation, or the prior itself where it came out unusable: any density leaves the estimate unbiased."""
-    finite = torch.isfinite(found.alpha.sum(-1) + found.precision.flatten(1).sum(-1) + found.factor.sum((-2, -1)))
-    sound = finite & (found.factor.diagonal(dim1=-2, dim2=-1) > 0).all(-1)
+    # What is wrong in a row of a Cholesky factor shows in its diagonal: not finite, or at a failed pivot not positive.
+    diagonal = found.factor.diagonal(dim1=-2, dim2=-1)
+    finite = torch.isfinite(found.alpha.sum(-1) + found.precision.flatten(1).sum(-1) + diagonal.sum(-1))
+    sound = finite & (diagonal > 0).all(-1)
     if bool(sound.all()):
         return found
     good = sound.unsqueeze(-1)

@@ -21,7 +21,7 @@ from torchgpmc.threads import even_slices, side_by_side
 from torchgpmc.types import LogEstimate
 
 # Elements of the matrices handled at once: a chunk's few matrices should stay in a core's cache on CPU.
-_CHUNK_ELEMENTS = {"cpu": 500_000, "cuda": 200_000_000}
+_CHUNK_ELEMENTS = {"cpu": 1_300_000, "cuda": 200_000_000}
 _WORTH_A_THREAD = 100_000
 
 
