@@ -49,7 +49,7 @@ def worker(num_data, case):
     import torchgpmc as tg
     from tests.evidence import simple
     from torchgpmc.density import keep_freed_memory
-    from torchgpmc.threads import even_slices, side_by_side
+    from torchgpmc.threads import side_by_side
 
     keep_freed_memory()
     kind, num_importance, warm = CASES[case]
@@ -82,10 +82,11 @@ def worker(num_data, case):
 
     def alone():
         with torch.no_grad():
-            slices = even_slices(BATCH, 10 if num_data < 400 else 2, theta.device)
-            return side_by_side(
-                lambda rows: approximation.importance_density(model, model.prior(theta[rows])), slices, theta.device
-            )
+
+            def density(rows):
+                return approximation.importance_density(model, model.prior(theta[rows]))
+
+            return side_by_side(density, estimator.chunks(theta), theta.device)
 
     def ours():
         return alone() if kind == "ep alone" else estimator.draw(theta, generator, start)

@@ -25,9 +25,10 @@ from torchgpmc.linalg import solve_lower, times_vector
 from torchgpmc.models.base import GPModel, LatentPrior
 
 _MAX_HALVINGS = 40
-_CHEAP_STEPS = 4
+_CHEAP_STEPS = 8
 _LEAST_PRECISION = 1e-10
 _FAR = 1e-2  # squared change of f, a datum
+_NEARLY = 1 / 16  # of what the curvature may be off: its last factorisation need then be no other's
 _ROUNDING = 1e-10
 # Data from which factorisations in single precision save more than another round of small operations costs; from a good start there
 # are none to save.
@@ -43,6 +44,13 @@ class _Point(NamedTuple):
     slope: Tensor  # (C, N), of log p(y_n | f_n)
     precision: Tensor  # (C, N), minus its second derivative, not below zero, at ...
     curved_at: Tensor  # (C, N), ... this centred f
+
+
+class _Step(NamedTuple):
+    """From one point to another."""
+
+    alpha: Tensor  # (C, N)
+    centred: Tensor  # (C, N), K alpha
 
 
 class _Mode(NamedTuple):
@@ -127,7 +135,7 @@ def _find_mode(problem: Problem, tolerance: float, far: float, max_iterations: i
     size = problem.mean.shape[-1]
     rough = torch.zeros_like(point.objective, dtype=torch.long)
     if start is None and size >= _WORTH_SINGLE and point.alpha.dtype == torch.float64:
-        point, rough = _approach(problem, point, tolerance * size, max_iterations)
+        point, rough = _approach(problem, point, max(tolerance, _NEARLY * far) * size, max_iterations)
 
     def step(problem: Problem, point: _Point) -> tuple[_Point, _Mode, Tensor, Tensor]:
         factor, ok = factor_of_b(problem.covariance, point.precision.sqrt())
@@ -146,12 +154,20 @@ def _find_mode(problem: Problem, tolerance: float, far: float, max_iterations: i
 def _begin(problem: Problem, start: Tensor | None) -> _Point:
     """f = mean, or a start's f, which is much nearer to the mode than K times the start's alpha, the two being of another K.
 
-    The point that comes back is K alpha, with the slope there that the expansion about f gives: the step from it ends where
-    Newton's step from f does. Its objective, of no one point, is lowered by so much that it stops none but wild steps.
+    From f = mean the first step has the curvature where each datum alone would take f, if less: so it mostly is at the mode.
+
+    From a start the point that comes back is K alpha, with the slope there that the expansion about f gives: the step from it ends
+    where Newton's step from f does. Its objective, of no one point, is lowered by so much that it stops none but wild steps.
     """
     if start is None:
         nothing = torch.zeros_like(problem.mean)
-        return _evaluate(problem, nothing, nothing)
+        begin = _evaluate(problem, nothing, nothing)
+        variance = problem.covariance.diagonal(dim1=-2, dim2=-1)
+        deviation = variance.sqrt()
+        alone = begin.slope / (begin.precision + variance.reciprocal())
+        alone = alone.minimum(deviation).maximum(-deviation)
+        precision = _evaluate(problem, nothing, alone).precision.minimum(begin.precision)
+        return begin._replace(precision=precision, curved_at=alone)
     alpha, before = start.chunk(2, -1)
     near = _evaluate(problem, alpha, before)
     centred = times_vector(problem.covariance, alpha)
@@ -180,31 +196,47 @@ def _steps(problem: Problem, begin: _Point, factor: Tensor, enough: float) -> tu
     """A Newton step from ``begin``, then a few with the same factor, and whether each theta came to rest ``(C,)``.
 
     Steps with an old factor cost N^2 operations in place of N^3 and still converge, the order of the whole rising by one with each
-    (Shamanskii 1967, "A modification of Newton's method"). One that would lower the objective is not taken.
+    (Shamanskii 1967, "A modification of Newton's method"), all the more when each makes use of the last. One that would lower the
+    objective is not taken.
     """
     root = begin.precision.sqrt()
     point, settled = begin, torch.zeros_like(begin.objective, dtype=torch.bool)
-    going = ~settled
-    for index in range(1 + _CHEAP_STEPS):
+    going, before = ~settled, None
+    for _ in range(1 + _CHEAP_STEPS):
         # (I + W K)^-1 = W^1/2 B^-1 W^-1/2, of what is left of the gradient.
         half = solve_lower(factor, ((point.slope - point.alpha) / root).unsqueeze(-1).to(factor))
         move = torch.linalg.solve_triangular(factor.mT, half, upper=True).squeeze(-1) * root
-        shift = times_vector(problem.covariance, move)
-        new = _evaluate(problem, point.alpha + move, point.centred + shift)
+        step = _Step(move, times_vector(problem.covariance, move))
+        taken, shift = step if before is None else _accelerate(point, step, *before), step.centred
+        new = _evaluate(problem, point.alpha + taken.alpha, point.centred + taken.centred)
         least = point.objective - _ROUNDING * (1 + point.objective.abs())
         better = new.objective >= least
-        if index == 0 and not bool(better.all()):
-            new = _shorten(problem, point, new, ~better, least)
-            shift = new.centred - point.centred
-        elif index:
+        if before is not None:
             going = going & better
             new = new if bool(going.all()) else _choose(going, new, point)
-        point = new
+        elif not bool(better.all()):
+            new = _shorten(problem, point, new, ~better, least)
+            shift = new.centred - point.centred
+        before, point = (point, step), new
         settled = settled | (going & (shift.square().sum(-1) < enough))
         going = going & ~settled
         if not bool(going.any()):
             break
     return point, settled
+
+
+def _accelerate(point: _Point, step: _Step, last_point: _Point, last_step: _Step) -> _Step:
+    """Anderson's acceleration, of depth one and in the metric of K: the combination of two steps that would leave the least.
+
+    Anderson 1965, "Iterative procedures for nonlinear integral equations"; K alpha being linear, it takes no product with K.
+    """
+    alpha, centred = step.alpha - last_step.alpha, step.centred - last_step.centred
+    square = (alpha * centred).sum(-1)
+    share = torch.where(square > 0, (step.alpha * centred).sum(-1) / square, 0.0).unsqueeze(-1)
+    return _Step(
+        step.alpha - share * (alpha + point.alpha - last_point.alpha),
+        step.centred - share * (centred + point.centred - last_point.centred),
+    )
 
 
 def _choose(mask: Tensor, first: _Point, second: _Point) -> _Point:
