@@ -71,8 +71,8 @@ class Laplace:
 
     Args:
         tolerance: Newton's iteration ends when the squared change of f falls under ``tolerance * N``, and so does the squared
-            distance to where the curvature was taken. ``None``: 1e-14 for both where the evidence or its gradient is wanted; to
-            draw from, 1e-4 as in paper A, and 1e-2 for the curvature.
+            distance to where the curvature was taken. ``None``: 1e-14 where the evidence or its gradient is wanted, 1e-18 for the
+            curvature; to draw from, 1e-4 as in paper A, and 1e-2 for the curvature.
         max_iterations: factorisations; a theta that takes more counts as not converged.
 
     With several latents a datum (Rasmussen & Williams 2006, section 3.5, for any likelihood) the curvature at the mode is the true
@@ -107,8 +107,9 @@ class Laplace:
         problem = problem_of(model, prior, targets)
         constant = without_graph(problem)
         with torch.no_grad():
-            tolerance = 1e-14 if self.tolerance is None else self.tolerance
-            found = self._find_mode(constant, prior, tolerance, tolerance, None)
+            # An error of the curvature is one of the evidence, where an error of the mode counts by its square.
+            near, far = (1e-14, 1e-18) if self.tolerance is None else (self.tolerance, self.tolerance)
+            found = self._find_mode(constant, prior, near, far, None)
         if not needs_gradient(problem):
             return found
         if model.num_latents > 1:
