@@ -252,3 +252,16 @@ def test_a_batch_too_large_for_memory_is_worked_out_in_parts(monkeypatch):
             patched.setattr(density, "_CHUNK_ELEMENTS", 2 * 6**2)
             parts = marginal.value_and_grad(theta)
         torch.testing.assert_close(parts, whole)
+
+
+def test_two_factorisations_are_enough_to_draw_from(monkeypatch):
+    model = gp("probit", 150)
+    theta = thetas(model)
+    theta[:, model.layout.names.index("kernel.outputscale")] += 2.0  # far from f = 0
+    prior = model.prior(theta)
+    found = tg.Laplace().importance_density(model, prior)
+    assert bool(found.converged.all()) and bool((found.num_iterations <= 2).all())
+    assert bool(((found.mean - tg.approximations.laplace(model, theta).mean).square().mean(-1) < 1e-4).all())
+    monkeypatch.setattr(laplace_mode, "_accelerate", lambda point, step, *before: step)
+    plain = tg.Laplace().importance_density(model, prior)
+    assert bool((plain.num_iterations > 2).any()), "steps are enough as they are, so this shows nothing"

@@ -208,7 +208,8 @@ def _steps(problem: Problem, begin: _Point, factor: Tensor, enough: float) -> tu
         half = solve_lower(factor, ((point.slope - point.alpha) / root).unsqueeze(-1).to(factor))
         move = torch.linalg.solve_triangular(factor.mT, half, upper=True).squeeze(-1) * root
         step = _Step(move, times_vector(problem.covariance, move))
-        taken, shift = step if before is None else _accelerate(point, step, *before), step.centred
+        taken = step if before is None else _accelerate(point, step, *before)
+        shift = torch.maximum(step.centred.abs(), taken.centred.abs())
         new = _evaluate(problem, point.alpha + taken.alpha, point.centred + taken.centred)
         least = point.objective - _ROUNDING * (1 + point.objective.abs())
         better = new.objective >= least
