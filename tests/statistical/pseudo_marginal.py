@@ -8,7 +8,7 @@ from torchgpmc.evidence import importance
 from torchgpmc.evidence.importance_sampling import _choose
 from torchgpmc.evidence.smooth_probit import smoothed
 from torchgpmc.linalg import times_blocks
-from torchgpmc.methods.marginal import Anchors, MarginalDensity
+from torchgpmc.methods.marginal_run import Anchors, MarginalDensity
 from torchgpmc.samplers import (
     IndependentProposal,
     Preconditioner,

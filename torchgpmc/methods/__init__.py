@@ -4,8 +4,8 @@ from torchgpmc.methods.base import Method, Run, Settings
 from torchgpmc.methods.importance import AMIS, MAMIS
 from torchgpmc.methods.joint import HMC, NUTS, AdaptiveMH, Slice
 from torchgpmc.methods.latent import EllipticalSlice
-from torchgpmc.methods.marginal import PseudoMarginal, PseudoMarginalSlice
 from torchgpmc.methods.orthant import OrthantGPC
+from torchgpmc.methods.pseudo_marginal import PseudoMarginal, PseudoMarginalSlice
 
 __all__ = [
     "AMIS",

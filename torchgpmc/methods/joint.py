@@ -4,109 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchgpmc.approximations import Approximation, Conjugate
-from torchgpmc.draws import Draw, Draws
 from torchgpmc.methods.base import Settings, chain_settings, check_count, check_positive
+from torchgpmc.methods.density_run import DensityRun
 from torchgpmc.methods.sites import posterior_sites
 from torchgpmc.methods.targets import Target, joint_target, marginal_target
 from torchgpmc.models.base import GPModel, JointLogDensity, joint_log_density
 from torchgpmc.models.regression import GPRegression
-from torchgpmc.samplers.adaptation import WarmUp, WarmUpPlan
-from torchgpmc.samplers.hmc import HMCState, hmc, reasonable_step_size
+from torchgpmc.samplers.adaptation import WarmUpPlan
+from torchgpmc.samplers.hmc import hmc
 from torchgpmc.samplers.metropolis import metropolis
 from torchgpmc.samplers.nuts import nuts
 from torchgpmc.samplers.preconditioner import MassMatrix, Preconditioner
 from torchgpmc.samplers.slice import Block, slice_sampler
 from torchgpmc.types import Sampler
-
-
-class JointState(NamedTuple):
-    """State of a run on a log density."""
-
-    iteration: int
-    chain: Any  # the sampler's own state
-    warm_up: WarmUp
-
-
-class JointRun(NamedTuple):
-    """Warm-up shared by all chains, then draws from a fixed kernel."""
-
-    target_: Target
-    kernel: Callable[[Tensor, Preconditioner], Sampler]  # from step size and preconditioner
-    plan: WarmUpPlan
-    num_samples: int
-    thinning: int
-    step_size: float
-    finds_step_size: bool  # whether to search for the scale of the step size by single leapfrog steps
-
-    @property
-    def target(self) -> str:
-        """What the draws are draws of."""
-        return self.target_.label
-
-    def _sampler(self, warm_up: WarmUp) -> Sampler:
-        return self.kernel(warm_up.step_size, warm_up.preconditioner)
-
-    def init(self, generator: torch.Generator) -> JointState:
-        position, covariance = self.target_.start(generator)
-        warm_up = self.plan.start(self.step_size, position, covariance)
-        chain = self._sampler(warm_up).init(position, generator)
-        return JointState(0, chain, self._search_step_size(warm_up, chain, generator))
-
-    def _search_step_size(self, warm_up: WarmUp, chain: Any, generator: torch.Generator) -> WarmUp:
-        step_size = warm_up.step_size
-        if self.finds_step_size and self.plan.adapt_step_size and self.plan.steps > 0:
-            assert isinstance(chain, HMCState)  # finds_step_size is set by the gradient methods alone
-            step_size = reasonable_step_size(self.target_.density, warm_up.preconditioner, chain, step_size, generator)
-        return self.plan.restart_step_size(warm_up, step_size)
-
-    def num_advances(self) -> int:
-        return self.plan.steps + self.num_samples
-
-    def advance(self, state: JointState, generator: torch.Generator) -> tuple[JointState, Draw | None, dict[str, Tensor]]:
-        iteration, chain, warm_up = state.iteration + 1, state.chain, state.warm_up
-        warming_up = iteration <= self.plan.steps
-        sampler = self._sampler(warm_up)
-        infos = []
-        for _ in range(1 if warming_up else self.thinning):
-            chain, info = sampler.step(chain, generator)
-            infos.append(info)
-        stats = {"lp": chain.log_density, **_combine(infos)}
-        if self.plan.adapt_step_size or self.finds_step_size:
-            stats["step_size"] = warm_up.step_size.expand(len(chain.position))
-        draw = None
-        if warming_up:
-            warm_up = self.plan.update(warm_up, iteration, chain.position, infos[-1].acceptance_rate)
-            if self.plan.renews_mass_matrix(state.warm_up, iteration) and iteration < self.plan.steps:
-                warm_up = self._search_step_size(warm_up, chain, generator)
-        else:
-            draw, known = self.target_.read(chain.position, chain.log_density, generator)
-            stats |= known
-        return JointState(iteration, chain, warm_up), draw, stats
-
-    def is_finished(self, state: JointState) -> bool:
-        """Runs its full length."""
-        return False
-
-    def finish(self, state: JointState, draw: Draw) -> Draws:
-        return Draws(draw.theta, draw.whitened, draw.log_weight)
-
-
-def _combine(infos: list[Any]) -> dict[str, Tensor]:
-    """Statistics of the transitions between two kept draws: counts add up, flags join, the rest is averaged."""
-    combined = {}
-    for name in infos[0]._fields:
-        values = torch.stack([getattr(info, name) for info in infos])
-        if values.dtype == torch.bool:
-            combined[name] = values.any(0)
-        else:
-            combined[name] = values.sum(0) if name in ("n_steps", "n_failures") else values.mean(0)
-    return combined
 
 
 def _run(
@@ -119,12 +35,12 @@ def _run(
     step_size: float,
     adapts_step_size: bool,
     finds_step_size: bool,
-) -> JointRun:
+) -> DensityRun:
     warmup, _ = chain_settings(settings)
     check_count("thinning", method.thinning)
     dense_size = method.mass_matrix.dense_size(target.num_hyperparameters, target.dimension)
     plan = WarmUpPlan(warmup, target_acceptance, method.mass_matrix, adapts_step_size, dense_size)
-    return JointRun(target, kernel, plan, settings.num_samples, method.thinning, step_size, finds_step_size)
+    return DensityRun(target, kernel, plan, settings.num_samples, method.thinning, step_size, finds_step_size)
 
 
 def _target(method: Any, model: GPModel, settings: Settings, whitening: Approximation | None = None) -> Target:
@@ -171,6 +87,16 @@ class NUTS:
             approximation's sites give (see :mod:`torchgpmc.models.whitening`): the same posterior from far fewer gradients, each at
             one and a half to three times the cost (Murray & Adams 2010). For one latent function; of a SparseGP, Laplace alone.
             ``None`` samples [theta, v], v being white under the prior.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> x, kernel = torch.linspace(0, 1, 4), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+        >>> posterior = tg.sample(model, tg.NUTS(), num_samples=500, warmup_steps=100, num_chains=8, progress=False)
+        >>> posterior.samples["kernel.lengthscale"].shape, posterior.info["target"]
+        (torch.Size([8, 500, 1, 1]), 'the exact posterior')
     """
 
     target_accept_prob: float = 0.8
@@ -184,7 +110,7 @@ class NUTS:
     from_mode: bool = False
     whitening: Approximation | None = None
 
-    def prepare(self, model: GPModel, settings: Settings) -> JointRun:
+    def prepare(self, model: GPModel, settings: Settings) -> DensityRun:
         """A run on [theta, v]."""
         check_positive("target_accept_prob", self.target_accept_prob, 0.0, 1.0)
         check_positive("step_size", self.step_size)
@@ -227,6 +153,18 @@ class HMC:
             approximation's sites give (see :mod:`torchgpmc.models.whitening`): the same posterior from far fewer gradients, each at
             one and a half to three times the cost (Murray & Adams 2010). For one latent function; of a SparseGP, Laplace alone.
             ``None`` samples [theta, v], v being white under the prior.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.likelihoods import GaussianLikelihood
+        >>> from gpytorch.priors import GammaPrior
+        >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> model = tg.GPRegression(x, torch.sin(6 * x), kernel, GaussianLikelihood().requires_grad_(False))
+        >>> method = tg.HMC(num_steps=3, from_mode=True)  # on theta alone, since p(y | theta) is known
+        >>> posterior = tg.sample(model, method, num_samples=500, warmup_steps=100, num_chains=8, progress=False)
+        >>> posterior.samples["kernel.lengthscale"].shape, posterior.latents.shape
+        (torch.Size([8, 500, 1, 1]), torch.Size([8, 500, 8]))
     """
 
     num_steps: int = 16
@@ -241,7 +179,7 @@ class HMC:
     from_mode: bool = False
     whitening: Approximation | None = None
 
-    def prepare(self, model: GPModel, settings: Settings) -> JointRun:
+    def prepare(self, model: GPModel, settings: Settings) -> DensityRun:
         """A run on [theta, v]."""
         check_positive("target_accept_prob", self.target_accept_prob, 0.0, 1.0)
         check_positive("step_size", self.step_size)
@@ -282,6 +220,17 @@ class AdaptiveMH:
         importance_weights: with ``marginal``, importance samples a draw for the weights that make the draws exact; 0 for none.
         from_mode: of methods on theta alone: start at draws from the normal approximation at the posterior mode, and keep its
             covariance for the proposal in place of learning one (paper E, section 4.3.1).
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.likelihoods import GaussianLikelihood
+        >>> from gpytorch.priors import GammaPrior
+        >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> model = tg.GPRegression(x, torch.sin(6 * x), kernel, GaussianLikelihood().requires_grad_(False))
+        >>> posterior = tg.sample(model, tg.AdaptiveMH(), num_samples=1500, warmup_steps=200, num_chains=16, progress=False)
+        >>> posterior.samples["kernel.lengthscale"].shape
+        torch.Size([16, 1500, 1, 1])
     """
 
     target_accept_prob: float = 0.25
@@ -291,7 +240,7 @@ class AdaptiveMH:
     importance_weights: int = 0
     from_mode: bool = False
 
-    def prepare(self, model: GPModel, settings: Settings) -> JointRun:
+    def prepare(self, model: GPModel, settings: Settings) -> DensityRun:
         """A run on [theta, v]."""
         check_positive("target_accept_prob", self.target_accept_prob, 0.0, 1.0)
 
@@ -323,6 +272,17 @@ class Slice:
         importance_weights: with ``marginal``, importance samples a draw for the weights that make the draws exact; 0 for none.
         from_mode: of methods on theta alone: start at draws from the normal approximation at the posterior mode, and keep its
             covariance for the widths in place of learning one (paper E, section 4.3.1).
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.likelihoods import GaussianLikelihood
+        >>> from gpytorch.priors import GammaPrior
+        >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> model = tg.GPRegression(x, torch.sin(6 * x), kernel, GaussianLikelihood().requires_grad_(False))
+        >>> posterior = tg.sample(model, tg.Slice(), num_samples=300, warmup_steps=50, num_chains=16, progress=False)
+        >>> posterior.samples["kernel.lengthscale"].shape
+        torch.Size([16, 300, 1, 1])
     """
 
     max_steps_out: int = 8
@@ -336,7 +296,7 @@ class Slice:
         """Warm-up learns each coordinate's scale, for the width of its bracket."""
         return MassMatrix.DIAGONAL
 
-    def prepare(self, model: GPModel, settings: Settings) -> JointRun:
+    def prepare(self, model: GPModel, settings: Settings) -> DensityRun:
         """A run on [theta, v]."""
         check_count("max_steps_out", self.max_steps_out)
         target = _target(self, model, settings)
