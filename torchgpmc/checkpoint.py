@@ -25,6 +25,20 @@ class Checkpoint(NamedTuple):
     Args:
         path: the state's file; segments of draws lie beside it as ``<path>.00000``, ``<path>.00001``, ...
         every: advances between two saves, warm-up included.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+        >>> import tempfile, pathlib
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     settings = {"num_samples": 4000, "seed": 1, "checkpoint": tg.Checkpoint(pathlib.Path(folder) / "run.ckpt", every=2)}
+        ...     first = tg.sample(model, tg.AMIS(), progress=False, **settings)
+        ...     again = tg.sample(model, tg.AMIS(), progress=False, **settings)  # goes on from the file
+        >>> torch.equal(first.theta, again.theta)
+        True
     """
 
     path: str | os.PathLike[str]

@@ -80,7 +80,16 @@ def effective_sizes(values: Tensor) -> tuple[float, float, float]:
 
 
 def nested_rhat(values: Tensor, superchain_ids: list[int]) -> float:
-    """R-hat of many short chains ``(C, S)`` in groups that share a start (Margossian et al. 2024)."""
+    """R-hat of many short chains ``(C, S)`` in groups that share a start (Margossian et al. 2024).
+
+    Example:
+        >>> import torch
+        >>> draws = torch.randn(8, 50, generator=torch.Generator().manual_seed(0))
+        >>> groups = [0, 0, 0, 0, 1, 1, 1, 1]
+        >>> apart = draws + torch.tensor(groups)[:, None]  # a group that has not come to where the other is
+        >>> nested_rhat(draws, groups) < 1.01, nested_rhat(apart, groups) > 1.1
+        (True, True)
+    """
     return chain_statistics.rhat_nested(values.double().numpy(), superchain_ids)
 
 
@@ -142,7 +151,15 @@ def is_heavy_tailed(log_weights: Tensor, khat: float) -> bool:
 
 
 def smoothed_log_weights(log_weights: Tensor) -> Tensor:
-    """Pareto-smoothed log weights (Vehtari et al. 2024); as they are for fewer than 25, too few to have a tail."""
+    """Pareto-smoothed log weights (Vehtari et al. 2024); as they are for fewer than 25, too few to have a tail.
+
+    Example:
+        >>> import torch
+        >>> weights = torch.randn(4000, generator=torch.Generator().manual_seed(0)) * 2
+        >>> smoothed = smoothed_log_weights(weights)
+        >>> kish_effective_size(smoothed) > kish_effective_size(weights)  # the largest have come down
+        True
+    """
     if log_weights.numel() < MIN_DRAWS_FOR_KHAT:
         return log_weights
     smoothed, _ = chain_statistics.psislw(log_weights.detach().double().cpu().numpy())
@@ -150,7 +167,14 @@ def smoothed_log_weights(log_weights: Tensor) -> Tensor:
 
 
 def weighted_effective_size(values: Tensor, log_weights: Tensor) -> float:
-    """Effective size of independent weighted draws for the mean of ``values``: its variance over that of the estimate."""
+    """Effective size of independent weighted draws for the mean of ``values``: its variance over that of the estimate.
+
+    Example:
+        >>> import torch
+        >>> values = torch.tensor([0.0, 1.0, 0.0, 1.0])
+        >>> weighted_effective_size(values, torch.zeros(4)), weighted_effective_size(values, torch.tensor([0.0, 0.0, -50.0, -50.0]))
+        (4.0, 2.0)
+    """
     weights = torch.softmax(log_weights.double().flatten(), 0)
     gap = values.double().flatten()
     gap = gap - (weights * gap).sum()

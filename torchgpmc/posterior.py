@@ -33,6 +33,21 @@ class Posterior:
         log_weights: ``(chains, draws)``, unnormalised; ``None`` for Markov chains, whose draws weigh the same.
         stats: per-draw statistics ``(chains, draws)``: ``lp``, ``acceptance_rate``, ``n_steps``, ``diverging``, ...
         info: what was run: method, seed, steps, seconds, gradient evaluations; plain numbers and strings.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+        >>> posterior = tg.sample(model, tg.AMIS(), num_samples=4000, progress=False)
+        >>> posterior.samples["kernel.lengthscale"].shape, posterior.latents.shape, posterior.log_weights.shape
+        (torch.Size([1, 4000, 1, 1]), torch.Size([1, 4000, 8]), torch.Size([1, 4000]))
+        >>> posterior.complaints()
+        []
+        >>> equal = posterior.resampled(1000)  # draws of equal weight, some of which repeat
+        >>> equal.log_weights is None, equal.num_draws
+        (True, 1000)
     """
 
     def __init__(self, model: GPModel, draws: Draws, stats: dict[str, Tensor], info: dict[str, Any]):

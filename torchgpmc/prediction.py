@@ -24,6 +24,21 @@ class Prediction:
         latent_variance: of f given each draw ``(S, K, T)``; a variance.
         likelihood_values: the likelihood's parameters at each draw.
         log_weights: of the draws ``(S,)``, normalised.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+        >>> posterior = tg.sample(model, tg.AMIS(), num_samples=4000, progress=False)
+        >>> prediction = posterior.predict(torch.tensor([0.0, 0.5, 1.0]))
+        >>> bool(prediction.probs[0] < prediction.probs[1] < prediction.probs[2])
+        True
+        >>> torch.allclose(prediction.log_prob(torch.tensor([1, 1, 1])), prediction.probs.log())
+        True
+        >>> prediction.sample(100).shape
+        torch.Size([100, 3])
     """
 
     def __init__(

@@ -79,6 +79,16 @@ class Orthant:
 
     Args:
         num_points: points an estimate.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+        >>> posterior = tg.sample(model, tg.AMIS(evidence=tg.evidence.Orthant()), num_samples=4000, progress=False)
+        >>> posterior.info["log_evidence_error"] < 0.02
+        True
     """
 
     num_points: int = 256
@@ -205,6 +215,17 @@ def exact_latents(model: GPModel, theta: Tensor, num_samples: int, generator: to
 
     Raises:
         ValueError: not a probit GP, or a covariance that cannot be factorised.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+        >>> theta = torch.zeros(1, model.layout.size).double()
+        >>> draws = tg.evidence.exact_latents(model, theta, 500, torch.Generator().manual_seed(0))
+        >>> draws.whitened.shape, bool(draws.exact)
+        (torch.Size([500, 8]), True)
     """
     check_probit(model, "exact_latents")
     with torch.no_grad():

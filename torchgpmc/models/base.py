@@ -292,7 +292,19 @@ def likelihood_values(prior: LatentPrior) -> dict[str, Tensor]:
 
 
 def joint_log_density(model: GPModel, targets: Tensor | None = None) -> JointLogDensity:
-    """The log density of [theta, v] given the data; see :class:`JointLogDensity`."""
+    """The log density of [theta, v] given the data; see :class:`JointLogDensity`.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+        >>> density = tg.joint_log_density(model)
+        >>> value, gradient = density.value_and_grad(torch.zeros(3, 9).double())  # three chains; one hyperparameter, eight latents
+        >>> value.shape, gradient.shape
+        (torch.Size([3]), torch.Size([3, 9]))
+    """
     return JointLogDensity(model, targets)
 
 

@@ -41,6 +41,17 @@ def elliptical_slice(log_likelihood: Callable[[Tensor], Tensor]) -> Sampler:
 
     Returns:
         A sampler with :class:`EllipticalSliceState` and :class:`EllipticalSliceInfo`.
+
+    Example:
+        >>> import torch
+        >>> from torchgpmc.samplers import elliptical_slice
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> sampler = elliptical_slice(lambda v: -0.5 * (v - 1).square().sum(-1))  # the posterior is N(1/2, 1/2)
+        >>> state = sampler.init(torch.zeros(1000, 1), generator)
+        >>> for _ in range(20):
+        ...     state, info = sampler.step(state, generator)
+        >>> abs(state.position.mean() - 0.5) < 0.11, abs(state.position.var() - 0.5) < 0.11  # five standard errors
+        (tensor(True), tensor(True))
     """
 
     def init(position: Tensor, generator: torch.Generator) -> EllipticalSliceState:

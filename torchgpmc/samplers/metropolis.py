@@ -39,6 +39,17 @@ def metropolis(density: LogDensity, *, step_size: Tensor, preconditioner: Precon
 
     Returns:
         A sampler with :class:`MetropolisState` and :class:`MetropolisInfo`.
+
+    Example:
+        >>> import torch
+        >>> from torchgpmc.samplers import Preconditioner, metropolis
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> unit = Preconditioner(torch.zeros(0, 0), torch.ones(2))  # S = I
+        >>> sampler = metropolis(lambda x: -x.exp().sum(-1), step_size=torch.tensor(1.0), preconditioner=unit)
+        >>> state = sampler.init(torch.zeros(5, 2), generator)  # five chains
+        >>> state, info = sampler.step(state, generator)
+        >>> state.position.shape, info.n_steps
+        (torch.Size([5, 2]), tensor([1., 1., 1., 1., 1.]))
     """
 
     def init(position: Tensor, generator: torch.Generator) -> MetropolisState:

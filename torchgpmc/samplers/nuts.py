@@ -107,6 +107,19 @@ def nuts(density: LogDensity, *, step_size: Tensor, preconditioner: Precondition
 
     Returns:
         A sampler with :class:`HMCState` and :class:`HMCInfo`.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+        >>> density, generator = tg.joint_log_density(model), torch.Generator().manual_seed(0)
+        >>> unit = tg.samplers.Preconditioner(torch.zeros(0, 0), torch.ones(9))  # one hyperparameter, eight latents
+        >>> sampler = tg.samplers.nuts(density, step_size=torch.tensor(0.2), preconditioner=unit, max_tree_depth=6)
+        >>> state, info = sampler.step(sampler.init(torch.zeros(4, 9).double(), generator), generator)
+        >>> state.position.shape, bool(info.diverging.any())
+        (torch.Size([4, 9]), False)
     """
 
     def init(position: Tensor, generator: torch.Generator) -> HMCState:

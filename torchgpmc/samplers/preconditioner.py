@@ -29,6 +29,12 @@ class Preconditioner(NamedTuple):
 
     Working with the standard normal rho = S' p throughout, Hamilton's equations are x' = S rho, rho' = S' grad log p(x), and the
     kinetic energy is |rho|^2 / 2.
+
+    Example:
+        >>> import torch
+        >>> preconditioner = Preconditioner(torch.tensor([[2.0, 0.0], [1.0, 1.0]]), torch.tensor([3.0]))  # 2 + 1
+        >>> preconditioner.apply(torch.ones(1, 3)), preconditioner.solve(torch.tensor([[2.0, 2.0, 3.0]]))
+        (tensor([[2., 2., 3.]]), tensor([[1., 1., 1.]]))
     """
 
     factor: Tensor  # (B, B), lower Cholesky factor of the covariance of the leading B coordinates; B may be 0

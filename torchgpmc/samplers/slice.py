@@ -54,6 +54,17 @@ def slice_sampler(
 
     Returns:
         A sampler with :class:`SliceState` and :class:`SliceInfo`.
+
+    Example:
+        >>> import torch
+        >>> from torchgpmc.samplers import slice_sampler
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> sampler = slice_sampler(lambda x: (x - x.exp()).sum(-1), width=torch.full((1,), 4.0))  # logs of exponential variables
+        >>> state = sampler.init(torch.zeros(1000, 1), generator)
+        >>> for _ in range(20):
+        ...     state, info = sampler.step(state, generator)
+        >>> abs(state.position.exp().mean() - 1) < 0.15  # five standard errors
+        tensor(True)
     """
 
     def init(position: Tensor, generator: torch.Generator) -> SliceState:
