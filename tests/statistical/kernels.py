@@ -131,3 +131,15 @@ class NoVolume(HalvedLogDensity):
     def _evaluate(self, position):
         theta, white = position.split([self.model.layout.size, self.model.latent_size], -1)
         return 2 * super()._evaluate(position) - self._v_and_volume(self._prior(theta)[0], white)[1]
+
+
+class NoLikelihood(HalvedLogDensity):
+    """Planted error: the prior, whatever the data."""
+
+    scale = 0.0
+
+    def _evaluate(self, position):
+        theta, white = position.split([self.model.layout.size, self.model.latent_size], -1)
+        prior, log_prior = self._prior(theta)
+        v, log_volume = self._v_and_volume(prior, white)
+        return log_prior - 0.5 * v.square().sum(-1) + log_volume
