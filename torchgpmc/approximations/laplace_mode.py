@@ -183,7 +183,7 @@ def _approach(problem: Problem, begin: _Point, enough: float, max_iterations: in
     """
 
     def step(problem: Problem, point: _Point) -> tuple[_Point, _Point, Tensor, Tensor]:
-        factor, ok = factor_of_b(problem.covariance.float(), point.precision.sqrt().float())
+        factor, ok = factor_of_b(problem.covariance, point.precision.sqrt().float())
         new, settled = _steps(problem, point, factor, enough)
         good = ok & torch.isfinite(new.objective)
         new = new if bool(good.all()) else _choose(good, new, point)
