@@ -265,3 +265,24 @@ def test_two_factorisations_are_enough_to_draw_from(monkeypatch):
     monkeypatch.setattr(laplace_mode, "_accelerate", lambda point, step, *before: step)
     plain = tg.Laplace().importance_density(model, prior)
     assert bool((plain.num_iterations > 2).any()), "steps are enough as they are, so this shows nothing"
+
+
+@pytest.mark.parametrize(("least", "shares"), [(0.0, {1.0}), (1.0, {0.0})])
+def test_steps_without_products_with_the_covariance_end_at_the_same_mode(least, shares, monkeypatch):
+    model = gp("probit", 150)
+    theta = thetas(model)
+    prior = model.prior(theta)
+    took = set()
+    original = laplace_mode._times_covariance
+
+    def noting(problem, precision, move, rest, firm):
+        took.update([] if firm is None else firm.double().flatten().tolist())
+        return original(problem, precision, move, rest, firm)
+
+    monkeypatch.setattr(laplace_mode, "_FIRM", least)
+    monkeypatch.setattr(laplace_mode, "_times_covariance", noting)
+    found = tg.Laplace().importance_density(model, prior)
+    assert took == shares
+    centred = (prior.covariance @ found.alpha.unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(found.mean - prior.mean, centred, rtol=1e-9, atol=1e-9)  # no rounding is left in f
+    assert bool(((found.mean - tg.approximations.laplace(model, theta).mean).square().mean(-1) < 1e-4).all())

@@ -29,6 +29,8 @@ _CHEAP_STEPS = 8
 _LEAST_PRECISION = 1e-10
 _FAR = 1e-2  # squared change of f, a datum
 _NEARLY = 1 / 16  # of what the curvature may be off: its last factorisation need then be no other's
+# Where single precision comes near enough (squared change of f, a datum), and the least curvature that does not swell its rounding.
+_LOOSE, _FIRM = 1e-5, 1e-3
 _ROUNDING = 1e-10
 # Data from which factorisations in single precision save more than another round of small operations costs; from a good start there
 # are none to save.
@@ -179,21 +181,32 @@ def _begin(problem: Problem, start: Tensor | None) -> _Point:
 def _approach(problem: Problem, begin: _Point, enough: float, max_iterations: int) -> tuple[_Point, Tensor]:
     """Towards the mode with factors in single precision, which cost half, and the factorisations that each theta took.
 
-    Gradients stay in double precision, so that the steps end at the same mode; where a factorisation fails, they end early.
+    Gradients stay in double precision, so that the steps end at the same mode; where a factorisation fails, they end early. Where
+    that is near enough, the steps go without products with K, all but one at the end, which makes up for what rounding did to f.
     """
+    loose = enough >= _LOOSE * problem.mean.shape[-1]
 
     def step(problem: Problem, point: _Point) -> tuple[_Point, _Point, Tensor, Tensor]:
         factor, ok = factor_of_b(problem.covariance, point.precision.sqrt().float())
-        new, settled = _steps(problem, point, factor, enough)
+        firm = point.precision.amin(-1, keepdim=True) > _FIRM if loose else None
+        new, settled = _steps(problem, point, factor, enough, firm)
         good = ok & torch.isfinite(new.objective)
         new = new if bool(good.all()) else _choose(good, new, point)
         return new, new, settled, ~good
 
     point, _, counts = iterate(problem, begin, step, max_iterations)
-    return point, counts
+    return _evaluate(problem, point.alpha, times_vector(problem.covariance, point.alpha)) if loose else point, counts
 
 
-def _steps(problem: Problem, begin: _Point, factor: Tensor, enough: float) -> tuple[_Point, Tensor]:
+def _times_covariance(problem: Problem, precision: Tensor, move: Tensor, rest: Tensor, firm: Tensor | None) -> Tensor:
+    """K move, which is (rest - move) / W as (I + W K) move = rest; so it is worked out for thetas that are ``firm`` ``(C, 1)``."""
+    if firm is None:
+        return times_vector(problem.covariance, move)
+    short = (rest - move) / precision
+    return short if bool(firm.all()) else torch.where(firm, short, times_vector(problem.covariance, move))
+
+
+def _steps(problem: Problem, begin: _Point, factor: Tensor, enough: float, firm: Tensor | None = None) -> tuple[_Point, Tensor]:
     """A Newton step from ``begin``, then a few with the same factor, and whether each theta came to rest ``(C,)``.
 
     Steps with an old factor cost N^2 operations in place of N^3 and still converge, the order of the whole rising by one with each
@@ -205,9 +218,10 @@ def _steps(problem: Problem, begin: _Point, factor: Tensor, enough: float) -> tu
     going, before = ~settled, None
     for _ in range(1 + _CHEAP_STEPS):
         # (I + W K)^-1 = W^1/2 B^-1 W^-1/2, of what is left of the gradient.
-        half = solve_lower(factor, ((point.slope - point.alpha) / root).unsqueeze(-1).to(factor))
+        rest = point.slope - point.alpha
+        half = solve_lower(factor, (rest / root).unsqueeze(-1).to(factor))
         move = torch.linalg.solve_triangular(factor.mT, half, upper=True).squeeze(-1) * root
-        step = _Step(move, times_vector(problem.covariance, move))
+        step = _Step(move, _times_covariance(problem, begin.precision, move, rest, firm))
         taken = step if before is None else _accelerate(point, step, *before)
         shift = torch.maximum(step.centred.abs(), taken.centred.abs())
         new = _evaluate(problem, point.alpha + taken.alpha, point.centred + taken.centred)
