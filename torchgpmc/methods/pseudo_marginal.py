@@ -194,9 +194,9 @@ class PseudoMarginalSlice:
         >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
         >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
         >>> method = tg.PseudoMarginalSlice(num_importance=4)
-        >>> posterior = tg.sample(model, method, num_samples=250, warmup_steps=30, num_chains=16, progress=False)
+        >>> posterior = tg.sample(model, method, num_samples=400, warmup_steps=30, num_chains=8, progress=False)
         >>> posterior.samples["kernel.lengthscale"].shape, posterior.info["target"]
-        (torch.Size([16, 250, 1, 1]), 'the exact posterior')
+        (torch.Size([8, 400, 1, 1]), 'the exact posterior')
     """
 
     approximation: Approximation = Laplace()  # noqa: RUF009  (frozen, so it may be shared)
