@@ -28,7 +28,7 @@ check: $(VENV)/installed
 	$(BIN)/ruff check torchgpmc tests examples benchmarks
 	$(BIN)/ruff format --check torchgpmc tests examples benchmarks
 	$(BIN)/mypy
-	$(BIN)/python -m pytest tests/test_import_floors.py torchgpmc
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/test_import_floors.py torchgpmc
 
 format: $(VENV)/installed
 	$(BIN)/ruff check --fix torchgpmc tests examples benchmarks
