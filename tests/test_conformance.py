@@ -185,5 +185,5 @@ def test_no_factorisation_in_the_likelihood(monkeypatch):
     for made in (gp("probit"), sparse_gp("probit")):
         prior = made.prior(torch.zeros(2, made.layout.size, dtype=torch.float64))
         before = len(counts)
-        made.log_likelihood(prior, torch.zeros(2, made.latent_size, dtype=torch.float64))
+        made.log_likelihood(made.at(prior), torch.zeros(2, made.latent_size, dtype=torch.float64))
         assert len(counts) == before

@@ -21,6 +21,7 @@ FLOORS = [
         "draws",
         "scores",
         "stationary",
+        "targets",
         "threads",
         "chain_statistics",
     },

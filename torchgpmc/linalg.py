@@ -50,6 +50,24 @@ def cholesky_in_place(matrix: Tensor) -> Cholesky:
     return Cholesky(matrix if upper else transposed, info == 0)
 
 
+class _FactorWithGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, covariance: Tensor, factor: Tensor) -> Tensor:
+        ctx.save_for_backward(factor)
+        return factor.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (factor,) = ctx.saved_tensors
+        return factor_adjoint(factor, factor.mT @ gradient.tril()), None
+
+
+def factor_with_gradient(covariance: Tensor, factor: Tensor) -> Tensor:
+    """The Cholesky factor of ``covariance`` ``(C, N, N)`` that is at hand, differentiable (once); nothing is factorised here."""
+    return _FactorWithGradient.apply(covariance, factor) if covariance.requires_grad else factor
+
+
 def _halved_lower(matrix: Tensor) -> Tensor:
     """The lower triangle with half the diagonal, in place."""
     matrix = matrix.tril_()
@@ -141,6 +159,10 @@ def whiten(covariance: Tensor, factor: Tensor, right: Tensor) -> tuple[Tensor, T
     Returns:
         A ``(C, M, N)`` and ``(C, N)``.
     """
+    constant = not (torch.is_grad_enabled() and (covariance.requires_grad or right.requires_grad))
+    if constant and right.shape[-1] <= factor.shape[-1]:  # the inverse would cost more than it saves
+        white = solve_lower(factor, right)
+        return white, white.square().sum(-2)
     return _Whiten.apply(covariance, factor.detach(), right)
 
 

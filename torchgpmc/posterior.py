@@ -186,7 +186,7 @@ class Posterior:
         groups["posterior"]["latents"] = self.latents.numpy()
         if self.log_weights is not None:
             groups["sample_stats"]["log_weight"] = self.log_weights.numpy()
-        if self.model.train_y.dim() == 1:
+        if not self.model.targets.one_a_chain:
             groups["observed_data"] = {"y": self.model.train_y.cpu().numpy()}
         return from_dict(groups)
 

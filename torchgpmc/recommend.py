@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from torchgpmc.likelihoods.base import Factorised
-from torchgpmc.likelihoods.conversion import as_likelihood
 from torchgpmc.methods import AMIS, NUTS, EllipticalSlice, Method
-from torchgpmc.models import GP, GPModel, GPRegression
+from torchgpmc.models import GPModel
 
 # Importance weights collapse as hyperparameters multiply; `docs/results/theta_engines.md` has the table behind this limit.
 MANY_HYPERPARAMETERS = 8
@@ -47,11 +45,11 @@ def _choice(model: GPModel) -> tuple[Method, str]:
     size = model.layout.size
     if size == 0:
         return EllipticalSlice(), "every hyperparameter is fixed, and one factorisation serves all draws of the latents."
-    integrates_out = isinstance(model, GP) and model.num_latents == 1 and isinstance(as_likelihood(model.likelihood), Factorised)
+    integrates_out = model.has_latents_at_data and model.factorises and model.num_latents == 1
     if not integrates_out:
         return NUTS(), "the latents cannot be integrated out one site a datum, so hyperparameters and latents are sampled together."
-    if size > (MANY_WITH_EXACT_EVIDENCE if isinstance(model, GPRegression) else MANY_HYPERPARAMETERS):
+    if size > (MANY_WITH_EXACT_EVIDENCE if model.is_conjugate else MANY_HYPERPARAMETERS):
         return NUTS(), f"{size} hyperparameters are more than importance weights survive."
-    if isinstance(model, GPRegression):
+    if model.is_conjugate:
         return AMIS(), "the evidence is exact and the hyperparameters are few: weighted draws, no warm-up."
     return AMIS(), "the latents integrate out well and the hyperparameters are few: weighted draws, no warm-up."

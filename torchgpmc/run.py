@@ -101,7 +101,7 @@ def sample(
 
 def _default_method(model: GPModel, chains_wanted: bool) -> Method:
     method = recommend(model)
-    return NUTS() if isinstance(method, AMIS) and (chains_wanted or model.train_y.dim() == 2) else method
+    return NUTS() if isinstance(method, AMIS) and (chains_wanted or model.targets.one_a_chain) else method
 
 
 def _check_settings(
@@ -115,10 +115,10 @@ def _check_settings(
     if chain_chunk is not None:
         check_count("chain_chunk", chain_chunk)
     settings = Settings(num_samples, warmup_steps, num_chains, chain_chunk)
-    if model.train_y.dim() == 2 and len(model.train_y) != chain_settings(settings)[1]:
+    if model.targets.one_a_chain and model.targets.num_data_sets != chain_settings(settings)[1]:
         raise ValueError(
-            f"the model has targets for {len(model.train_y)} chains and num_chains is {num_chains}. "
-            f"Expected num_chains={len(model.train_y)}: one data set a chain."
+            f"the model has targets for {model.targets.num_data_sets} chains and num_chains is {num_chains}. "
+            f"Expected num_chains={model.targets.num_data_sets}: one data set a chain."
         )
     return settings
 

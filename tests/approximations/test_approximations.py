@@ -175,7 +175,7 @@ def plain_mode_by_lbfgs(model):
 
     def objective(v):
         v = torch.tensor(v, requires_grad=True)
-        value = 0.5 * (v**2).sum() - model.log_likelihood(prior, v[None])[0]
+        value = 0.5 * (v**2).sum() - model.log_likelihood(model.at(prior), v[None])[0]
         return value.item(), torch.autograd.grad(value, v)[0].numpy()
 
     best = scipy.optimize.minimize(

@@ -36,7 +36,7 @@ def quadrature(model, function):
     v = torch.as_tensor(np.stack(np.meshgrid(nodes, nodes, indexing="ij"), -1)).reshape(-1, 2)
     mass = torch.as_tensor(np.outer(weights, weights).ravel() / (2 * math.pi))
     prior = model.prior(NO_THETA.expand(len(v), 0))
-    mass = mass * model.log_likelihood(prior, v).exp()
+    mass = mass * model.log_likelihood(model.at(prior), v).exp()
     return float(mass.sum()), (mass.unsqueeze(-1) * function(v)).sum(0)
 
 

@@ -63,7 +63,7 @@ def test_with_inducing_points_at_the_data_sparse_sites_are_the_full_models(likel
     sparse = tg.SparseGP(full.train_x, full.train_y, full.kernel, full.likelihood, inducing_points=full.train_x, jitter=1e-8)
     theta = 0.5 * torch.randn(4, full.layout.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     expected = tg.approximations.laplace(full, theta)
-    found = inducing_laplace(sparse, sparse.prior(theta), sparse.train_y)
+    found = inducing_laplace(sparse, sparse.at(sparse.prior(theta)), sparse.targets)
     assert bool(found.converged.all())
     torch.testing.assert_close(found.log_evidence, expected.log_evidence, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found.precision, expected.precision, rtol=1e-3, atol=1e-3)
@@ -82,7 +82,7 @@ def test_sites_of_a_sparse_model_are_near_the_mode():
     best = _sparse_evidence(model, theta) - 0.5 * z[near].square().sum()
     assert float(value.max()) < float(best) + 0.3
     sites = posterior_sites(model, tg.Laplace())
-    torch.testing.assert_close(sites.precision, inducing_laplace(model, model.prior(theta), model.train_y).precision[0])
+    torch.testing.assert_close(sites.precision, inducing_laplace(model, model.at(model.prior(theta)), model.targets).precision[0])
 
 
 @pytest.mark.parametrize("make", [gp, sparse_gp])

@@ -9,7 +9,7 @@ from gpytorch.priors import GammaPrior, HalfCauchyPrior, LogNormalPrior, NormalP
 import torchgpmc as tg
 from tests.problems import LIKELIHOODS, Halved, fixed_kernel, gp, inputs, kernel, targets
 from torchgpmc.density import AutogradDensity
-from torchgpmc.models.base import JointLogDensity, joint_log_density
+from torchgpmc.models import JointLogDensity, joint_log_density
 
 
 def scaled(base):

@@ -81,11 +81,11 @@ def test_white_coordinates_are_those_of_the_posterior_given_the_sites(name):
     size = model.layout.size
     for row in position:
         centre, matrix, log_volume = map_of(density, row[:size])
-        prior = model.prior(row[None, :size])
-        factor = (prior.factor if prior.projection is None else prior.projection.mT)[0].detach().numpy()
+        at = model.at(model.prior(row[None, :size]))
+        factor = at.projection.mT[0].detach().numpy()
         precision, shift = (part.numpy() for part in sites)
         covariance = np.linalg.inv(np.eye(factor.shape[1]) + factor.T @ np.diag(precision) @ factor)
-        mean = covariance @ factor.T @ (shift - precision * prior.mean[0].detach().numpy())
+        mean = covariance @ factor.T @ (shift - precision * at.mean[0].detach().numpy())
         np.testing.assert_allclose(matrix @ matrix.mT, covariance, rtol=1e-9, atol=1e-12)
         np.testing.assert_allclose(centre, mean, rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(log_volume[0], matrix.slogdet().logabsdet)

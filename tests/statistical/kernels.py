@@ -42,12 +42,12 @@ def _elliptical_slice(model, density, like):
     size = model.layout.size
 
     def likelihood_given(theta):
-        prior = model.prior(theta)
+        at = model.at(model.prior(theta))
 
         def log_likelihood(v):
             targets = getattr(density, "targets", None)
             scale = getattr(density, "scale", 1.0)
-            return scale * model.log_likelihood(prior, v, targets).detach()
+            return scale * model.log_likelihood(at, v, model.as_targets(targets)).detach()
 
         return elliptical_slice(log_likelihood)
 
@@ -72,7 +72,7 @@ def _white_under_sites(model, density, like):
     size = model.layout.size
     with torch.no_grad():
         targets = density.targets
-        prior = model.prior(like.new_zeros(len(targets), size))
+        prior = model.prior(like.new_zeros(targets.num_data_sets, size))
         found = Laplace().evidence(model, prior, targets)
         sites = GaussianSites(found.precision, found.alpha + found.precision * found.mean)
     white = type(density)(model, targets, sites=sites)
@@ -119,10 +119,10 @@ class HalvedLogDensity(JointLogDensity):
         return 0.5 * super()._evaluate(position)
 
     def select(self, rows):
-        if self.targets.dim() == 1:
+        if not self.targets.one_a_chain:
             return self
         sites = None if self.sites is None else self.sites.select(rows)
-        return type(self)(self.model, self.targets[rows], sites=sites)
+        return type(self)(self.model, self.targets.select(rows), sites=sites)
 
 
 class NoVolume(HalvedLogDensity):

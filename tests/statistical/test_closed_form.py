@@ -136,7 +136,7 @@ def sparse_excess(name="NUTS"):
     z = inputs(4, seed=7)
     model = tg.SparseGP(x, y, fixed_kernel(), noisy_likelihood(), inducing_points=z)
     prior = model.prior(torch.zeros(1, 0, dtype=torch.float64))
-    projection = prior.projection[0]  # A: mean of f is A' v, so q(v) has precision I + A A' / noise
+    projection = model.at(prior).projection[0]  # A: mean of f is A' v, so q(v) has precision I + A A' / noise
     covariance = torch.linalg.inv(torch.eye(4, dtype=torch.float64) + projection @ projection.T / NOISE)
     mean = covariance @ projection @ y / NOISE
     v = run(model, name).whitened

@@ -8,11 +8,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from torchgpmc.likelihoods.base import Derivatives, Factorised, TiltedMoments
-from torchgpmc.likelihoods.conversion import as_likelihood
+from torchgpmc.likelihoods.base import Derivatives, TiltedMoments
 from torchgpmc.linalg import cholesky, cholesky_in_place, solve_lower, times_blocks
 from torchgpmc.models.base import GPModel, LatentPrior, likelihood_values
-from torchgpmc.models.full import GP
+from torchgpmc.targets import Targets
 
 
 class GaussianApproximation(NamedTuple):
@@ -47,24 +46,24 @@ class Approximation(Protocol):
     """Options of one kind of approximation; :class:`Laplace` and :class:`EP` are such."""
 
     def importance_density(
-        self, model: GPModel, prior: LatentPrior, targets: Tensor | None = None, start: Tensor | None = None
+        self, model: GPModel, prior: LatentPrior, targets: Targets | None = None, start: Tensor | None = None
     ) -> GaussianApproximation:
         """An approximation good enough to draw from, without derivatives."""
         ...
 
-    def evidence(self, model: GPModel, prior: LatentPrior, targets: Tensor | None = None) -> GaussianApproximation:
+    def evidence(self, model: GPModel, prior: LatentPrior, targets: Targets | None = None) -> GaussianApproximation:
         """An approximation so converged that ``log_evidence`` is smooth, and differentiable once in what made ``prior``."""
         ...
 
 
 def check_model(model: GPModel, method: str, approximation: Approximation | None = None) -> None:
     """Raises a ``ValueError`` unless p(f | y, theta) can be approximated: one latent a datum, or several by Laplace."""
-    if not isinstance(model, GP):
+    if not model.has_latents_at_data:
         raise ValueError(
-            f"{method} integrates out f at the data, which {type(model).__name__} does not have. Expected a torchgpmc.GP; "
-            f"sample a SparseGP with NUTS()."
+            f"{method} integrates out f at the data, which is not a latent of {type(model).__name__}. Expected a model of "
+            f"f at the data, such as torchgpmc.GP; sample this one with NUTS()."
         )
-    if not isinstance(as_likelihood(model.likelihood), Factorised):
+    if not model.factorises:
         raise ValueError(
             f"{method} needs a likelihood that factorises over data, and {type(model.likelihood).__name__} has only log_prob. "
             f"Expected a subclass of torchgpmc.likelihoods.Factorised; or sample with NUTS()."
@@ -84,33 +83,31 @@ class Problem(NamedTuple):
     covariance: Tensor  # (C, N, N)
     mean: Tensor  # (C, N), of the prior
     values: dict[str, Tensor]  # of the likelihood's parameters, (C, 1)
-    targets: Tensor  # (N,) or (C, N)
+    targets: Targets
 
     def select(self, rows: Tensor) -> Problem:
         """The same for some of the thetas."""
         values = {name: value[rows] for name, value in self.values.items()}
-        targets = self.targets if self.targets.dim() == 1 else self.targets[rows]
-        return Problem(self.model, self.covariance[rows], self.mean[rows], values, targets)
+        return Problem(self.model, self.covariance[rows], self.mean[rows], values, self.targets.select(rows))
 
     def derivatives(self, centred: Tensor) -> Derivatives:
         """Of log p(y_n | f_n) at f = mean + ``centred`` ``(C, N)``."""
         f = torch.nan_to_num(self.mean + centred)  # torch's distributions refuse NaN; the iterations see it elsewhere
-        return self.model.likelihood_function(self.values, lambda likelihood: likelihood.derivatives(f, self.targets))
+        return self.model.likelihood_function(self.values, lambda likelihood: likelihood.derivatives(f, self.targets.values))
 
     def tilted_moments(self, centred: Tensor, variance: Tensor) -> TiltedMoments:
         """Of p(y_n | f) N(f | mean + centred, variance); the mean that comes back is centred too."""
         mean = torch.nan_to_num(self.mean + centred)
         variance = torch.where((variance > 0) & torch.isfinite(variance), variance, 1.0)
         found = self.model.likelihood_function(
-            self.values, lambda likelihood: likelihood.tilted_moments(mean, variance, self.targets)
+            self.values, lambda likelihood: likelihood.tilted_moments(mean, variance, self.targets.values)
         )
         return found._replace(mean=found.mean - self.mean)
 
 
-def problem_of(model: GPModel, prior: LatentPrior, targets: Tensor | None) -> Problem:
+def problem_of(model: GPModel, prior: LatentPrior, targets: Tensor | Targets | None) -> Problem:
     """The problem at the thetas of ``prior``, with its graph."""
-    y = model.train_y if targets is None else targets
-    return Problem(model, prior.covariance, prior.mean, likelihood_values(prior), y)
+    return Problem(model, prior.covariance, prior.mean, likelihood_values(prior), model.as_targets(targets))
 
 
 def without_graph(problem: Problem) -> Problem:

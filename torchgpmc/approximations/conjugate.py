@@ -20,6 +20,7 @@ from torchgpmc.approximations.base import (
 )
 from torchgpmc.linalg import times_vector
 from torchgpmc.models.base import GPModel, LatentPrior
+from torchgpmc.targets import Targets
 
 _LOG_2PI = 1.8378770664093453
 
@@ -29,13 +30,13 @@ class Conjugate:
     """p(f | y, theta) and p(y | theta) under Gaussian noise, exact, from one factorisation (Rasmussen & Williams, eq. 2.30)."""
 
     def importance_density(
-        self, model: GPModel, prior: LatentPrior, targets: Tensor | None = None, start: Tensor | None = None
+        self, model: GPModel, prior: LatentPrior, targets: Targets | None = None, start: Tensor | None = None
     ) -> GaussianApproximation:
         """The posterior; ``start`` is not needed."""
         with torch.no_grad():
             return _posterior(without_graph(problem_of(model, prior, targets)))
 
-    def evidence(self, model: GPModel, prior: LatentPrior, targets: Tensor | None = None) -> GaussianApproximation:
+    def evidence(self, model: GPModel, prior: LatentPrior, targets: Targets | None = None) -> GaussianApproximation:
         """The posterior with a differentiable ``log_evidence``."""
         problem = problem_of(model, prior, targets)
         with torch.no_grad():
@@ -60,7 +61,7 @@ def _posterior(problem: Problem) -> GaussianApproximation:
     precision = (1 / _noise(problem)).expand_as(problem.mean)
     root = precision.sqrt()
     factor, ok = factor_of_b(problem.covariance, root)
-    residual = (problem.targets - problem.mean).expand_as(problem.mean)
+    residual = (problem.targets.values - problem.mean).expand_as(problem.mean)
     alpha = apply_r(factor, root, residual.unsqueeze(-1)).squeeze(-1)
     log_determinant = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) - precision.log().sum(-1)
     log_evidence = -0.5 * ((residual * alpha).sum(-1) + log_determinant + problem.mean.shape[-1] * _LOG_2PI)

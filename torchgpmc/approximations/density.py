@@ -8,6 +8,7 @@ from torch import Tensor
 from torchgpmc.approximations.base import Approximation, check_model
 from torchgpmc.density import AutogradDensity, keep_freed_memory
 from torchgpmc.models.base import GPModel
+from torchgpmc.targets import Targets
 
 _CHUNK_ELEMENTS = 16_000_000  # of covariance matrices, of which an evaluation with its gradient holds about ten
 
@@ -20,18 +21,18 @@ class ApproximateMarginal(AutogradDensity):
     Args:
         model: a :class:`GP` with a factorised likelihood.
         approximation: :class:`Laplace`, or :class:`EP` for one latent function.
-        targets: ``(N,)``, or ``(C, N)`` for one data set a chain; the model's own by default.
+        targets: the model's own by default.
         loose: evaluate no closer than importance sampling needs, which is cheaper and leaves small jumps; without gradient.
 
     Raises:
         ValueError: a model that cannot be approximated so.
     """
 
-    def __init__(self, model: GPModel, approximation: Approximation, targets: Tensor | None = None, *, loose: bool = False):
+    def __init__(self, model: GPModel, approximation: Approximation, targets: Targets | None = None, *, loose: bool = False):
         check_model(model, f"the marginal density by {type(approximation).__name__}", approximation)
         self.model = model
         self.approximation = approximation
-        self.targets = model.train_y if targets is None else targets
+        self.targets = model.targets if targets is None else targets
         self.loose = loose
         super().__init__(self._evaluate)
         keep_freed_memory()
@@ -56,6 +57,6 @@ class ApproximateMarginal(AutogradDensity):
         return torch.cat(values), torch.cat(gradients)
 
     def select(self, rows: Tensor) -> ApproximateMarginal:
-        if self.targets.dim() == 1:
+        if not self.targets.one_a_chain:
             return self
-        return ApproximateMarginal(self.model, self.approximation, self.targets[rows], loose=self.loose)
+        return ApproximateMarginal(self.model, self.approximation, self.targets.select(rows), loose=self.loose)

@@ -23,6 +23,7 @@ from torchgpmc.approximations.base import (
 )
 from torchgpmc.linalg import times_vector
 from torchgpmc.models.base import GPModel, LatentPrior
+from torchgpmc.targets import Targets
 
 # Sites of likelihoods that are not log-concave may want a negative precision; they get this one.
 _LEAST_PRECISION = 1e-10
@@ -82,14 +83,14 @@ class EP:
     max_iterations: int = 200
 
     def importance_density(
-        self, model: GPModel, prior: LatentPrior, targets: Tensor | None = None, start: Tensor | None = None
+        self, model: GPModel, prior: LatentPrior, targets: Targets | None = None, start: Tensor | None = None
     ) -> GaussianApproximation:
         """The approximation at the thetas of ``prior``; ``start``, earlier sites ``(C, 2 N)``, saves iterations."""
         problem = without_graph(problem_of(model, prior, targets))
         with torch.no_grad():
             return self._run(problem, 1e-3, start)[0]
 
-    def evidence(self, model: GPModel, prior: LatentPrior, targets: Tensor | None = None) -> GaussianApproximation:
+    def evidence(self, model: GPModel, prior: LatentPrior, targets: Targets | None = None) -> GaussianApproximation:
         """The approximation with a differentiable ``log_evidence``: at a fixed point the sites may be held (Seeger 2005)."""
         problem = problem_of(model, prior, targets)
         with torch.no_grad():

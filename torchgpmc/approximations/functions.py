@@ -145,8 +145,7 @@ def predict(model: GPModel, theta: Tensor, approximation: Approximation, x: Tens
 
 def _latent_marginals(model: GPModel, prior: LatentPrior, found: GaussianApproximation, x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance of f* ``(C, T)``: k*' alpha and k** - k*' R k*."""
-    cross = model.covariance.bind(model.train_x, x)(prior.values["kernel"]).expand(len(found.mean), -1, -1)
-    diagonal = model.covariance.diagonal(prior.values["kernel"], x)
-    mean = model.mean_function(prior.values["mean"], x, len(found.mean)) + (cross * found.alpha.unsqueeze(-1)).sum(-2)
-    half = solve_lower(found.factor, cross * found.precision.sqrt().unsqueeze(-1))
-    return mean, conditional_variance(diagonal, half.square().sum(-2))
+    cross = model.cross(prior, x)
+    mean = cross.mean + (cross.covariance * found.alpha.unsqueeze(-1)).sum(-2)
+    half = solve_lower(found.factor, cross.covariance * found.precision.sqrt().unsqueeze(-1))
+    return mean, conditional_variance(cross.variance, half.square().sum(-2))

@@ -10,8 +10,8 @@ from torch import Tensor
 from torchgpmc import quadrature
 from torchgpmc.likelihoods.base import Factorised
 from torchgpmc.linalg import cholesky
-from torchgpmc.models.base import LatentPrior, likelihood_values
-from torchgpmc.models.sparse import SparseGP
+from torchgpmc.models.base import GPModel, LatentsAt, likelihood_values
+from torchgpmc.targets import Targets
 
 _HALVINGS = 8
 _TOLERANCE = 1e-8  # of Newton's decrement
@@ -26,15 +26,15 @@ class InducingLaplace(NamedTuple):
     converged: Tensor  # (C,)
 
 
-def inducing_laplace(model: SparseGP, prior: LatentPrior, targets: Tensor, max_iterations: int = 50) -> InducingLaplace:
+def inducing_laplace(model: GPModel, at: LatentsAt, targets: Targets, max_iterations: int = 50) -> InducingLaplace:
     r"""A normal density at the mode of v under :math:`\sum_n E[\log p(y_n | f_n)] + \log N(v | 0, I)` (Hensman et al. 2015, eq. 7).
 
     Newton's method with halved steps; derivatives of the expectations by quadrature of the likelihood's own (Bonnet, Price).
 
     Args:
         model: with a factorised likelihood and one latent function.
-        prior: of C thetas.
-        targets: ``(N,)`` or ``(C, N)``.
+        at: f at the data given v, of C thetas.
+        targets: of one data set, or one a theta.
         max_iterations: of Newton's method.
 
     Example:
@@ -43,28 +43,25 @@ def inducing_laplace(model: SparseGP, prior: LatentPrior, targets: Tensor, max_i
         >>> from gpytorch.priors import GammaPrior
         >>> x, kernel = torch.rand(9, 2), RBFKernel(lengthscale_prior=GammaPrior(2.0, 1.0))
         >>> model = tg.SparseGP(x, (x[:, 0] > 0.5).int(), kernel, tg.likelihoods.Bernoulli(), inducing_points=x[:3])
-        >>> found = inducing_laplace(model, model.prior(torch.zeros(4, 1, dtype=torch.float64)), model.train_y)
+        >>> found = inducing_laplace(model, model.at(model.prior(torch.zeros(4, 1, dtype=torch.float64))), model.targets)
         >>> tuple(found.precision.shape), bool(found.converged.all())
         ((4, 9), True)
     """
-    assert prior.projection is not None and prior.variance is not None  # made by SparseGP
-    values, projection, variance = likelihood_values(prior), prior.projection, prior.variance
+    values, projection, variance, y = likelihood_values(at.prior), at.projection, at.variance, targets.values
 
     def latents(v: Tensor) -> Tensor:
-        return prior.mean + (v.unsqueeze(-2) @ projection).squeeze(-2)
+        return at.mean + (v.unsqueeze(-2) @ projection).squeeze(-2)
 
     def objective(v: Tensor) -> Tensor:
-        expected = model.likelihood_function(
-            values, lambda likelihood: likelihood.expected_log_likelihood(latents(v), variance, targets)
-        )
+        expected = model.likelihood_function(values, lambda likelihood: likelihood.expected_log_likelihood(latents(v), variance, y))
         return torch.nan_to_num(expected.sum(-1) - 0.5 * v.square().sum(-1), nan=-torch.inf)
 
     def slopes(f: Tensor) -> tuple[Tensor, Tensor]:
         """Expectations of the first and second derivative."""
 
         def expected(likelihood: Factorised) -> tuple[Tensor, Tensor]:
-            first = quadrature.expectation(lambda at: likelihood.derivatives(at, targets).first, f, variance)
-            return first, quadrature.expectation(lambda at: likelihood.derivatives(at, targets).second, f, variance)
+            first = quadrature.expectation(lambda point: likelihood.derivatives(point, y).first, f, variance)
+            return first, quadrature.expectation(lambda point: likelihood.derivatives(point, y).second, f, variance)
 
         return model.likelihood_function(values, expected)
 

@@ -23,6 +23,7 @@ from torchgpmc.approximations.base import (
 )
 from torchgpmc.linalg import solve_lower, times_vector
 from torchgpmc.models.base import GPModel, LatentPrior
+from torchgpmc.targets import Targets
 
 _MAX_HALVINGS = 40
 _CHEAP_STEPS = 8
@@ -96,7 +97,7 @@ class Laplace:
     serves_several_latents: ClassVar[bool] = True
 
     def importance_density(
-        self, model: GPModel, prior: LatentPrior, targets: Tensor | None = None, start: Tensor | None = None
+        self, model: GPModel, prior: LatentPrior, targets: Targets | None = None, start: Tensor | None = None
     ) -> GaussianApproximation:
         """The approximation at the thetas of ``prior``; ``start`` ``(C, 2 N)``, of an earlier one, saves iterations."""
         problem = without_graph(problem_of(model, prior, targets))
@@ -104,7 +105,7 @@ class Laplace:
             near, far = (1e-4, _FAR) if self.tolerance is None else (self.tolerance, self.tolerance)
             return self._find_mode(problem, prior, near, far, start)
 
-    def evidence(self, model: GPModel, prior: LatentPrior, targets: Tensor | None = None) -> GaussianApproximation:
+    def evidence(self, model: GPModel, prior: LatentPrior, targets: Targets | None = None) -> GaussianApproximation:
         """The approximation with a differentiable ``log_evidence`` (implicit differentiation of the mode)."""
         problem = problem_of(model, prior, targets)
         constant = without_graph(problem)

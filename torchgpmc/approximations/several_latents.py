@@ -101,7 +101,9 @@ def find_mode(
 def curvature(problem: Problem, f: Tensor) -> Curvature:
     """Of log p(y_n | f_n) at stacked f ``(C, V)``: a latent after the other, and not one by datum, as likelihoods have it."""
     by_datum = torch.nan_to_num(f).view(len(f), problem.model.num_latents, -1).mT
-    return problem.model.likelihood_function(problem.values, lambda likelihood: likelihood.curvature(by_datum, problem.targets))
+    return problem.model.likelihood_function(
+        problem.values, lambda likelihood: likelihood.curvature(by_datum, problem.targets.values)
+    )
 
 
 def times_precision(precision: Tensor, stacked: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torchgpmc.evidence.importance_sampling import importance
 from torchgpmc.models.base import GPModel
 from torchgpmc.random import normal_like
 from torchgpmc.samplers.elliptical_slice import EllipticalSliceState, elliptical_slice
+from torchgpmc.targets import Targets
 from torchgpmc.types import LogEstimate
 
 
@@ -33,7 +34,7 @@ class AnnealedEstimator:
     num_importance: int
     num_temperatures: int
     num_steps: int
-    targets: Tensor | None = None
+    targets: Targets
 
     def __call__(self, theta: Tensor, generator: torch.Generator) -> LogEstimate:
         """Log estimates at ``theta`` ``(C, P)`` with their relative variances."""
@@ -51,7 +52,7 @@ class AnnealedEstimator:
 
     def log_weights(self, theta: Tensor, generator: torch.Generator) -> Tensor:
         """The log weights ``(C, num_importance)`` whose mean weight an estimate is."""
-        targets = self.model.train_y if self.targets is None else self.targets
+        targets = self.targets
         with torch.no_grad():
             prior = self.model.prior(theta)
             found = or_prior(self.model, self.approximation.importance_density(self.model, prior, targets), prior)
@@ -95,7 +96,7 @@ def annealed(
     num_importance: int = 16,
     num_temperatures: int = 10,
     num_steps: int = 1,
-    targets: Tensor | None = None,
+    targets: Tensor | Targets | None = None,
 ) -> AnnealedEstimator:
     """An unbiased estimator of p(y | theta) by annealing from a Gaussian approximation to the posterior.
 
@@ -129,4 +130,4 @@ def annealed(
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise ValueError(f"{name} is {count!r}. Expected a whole number of at least 1.")
     plain = importance(model, approximation, num_importance=num_importance, antithetic=False, targets=targets)
-    return AnnealedEstimator(model, plain.approximation, num_importance, num_temperatures, num_steps, targets)
+    return AnnealedEstimator(model, plain.approximation, num_importance, num_temperatures, num_steps, plain.targets)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.models.base import GPModel
+from torchgpmc.targets import Targets
 
 
 class LatentEstimate(NamedTuple):
@@ -53,8 +54,8 @@ class LatentEstimator(Protocol):
 class Evidence(Protocol):
     """Options of one kind of unbiased estimate, in place of an engine's own importance sampling."""
 
-    def estimator(self, model: GPModel, targets: Tensor | None = None) -> LatentEstimator:
-        """The estimator for a model, with targets ``(C, N)`` if every chain has data of its own.
+    def estimator(self, model: GPModel, targets: Targets | None = None) -> LatentEstimator:
+        """The estimator for a model; its own targets by default.
 
         Raises:
             ValueError: a model that cannot be served.

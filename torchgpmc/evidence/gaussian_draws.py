@@ -9,6 +9,7 @@ from torchgpmc.approximations import GaussianApproximation
 from torchgpmc.approximations.base import Problem
 from torchgpmc.linalg import times_blocks
 from torchgpmc.models.base import GPModel, LatentPrior
+from torchgpmc.targets import Targets
 
 
 def draws_around(prior: LatentPrior, problem: Problem, found: GaussianApproximation, directions: Tensor) -> GaussianDraws:
@@ -111,10 +112,10 @@ def quadratic(precision: Tensor, delta: Tensor) -> Tensor:
     return torch.einsum("csnk,cnkl,csnl->cs", by_datum, precision, by_datum)
 
 
-def log_likelihoods(model: GPModel, values: dict[str, Tensor], f: Tensor, targets: Tensor) -> Tensor:
+def log_likelihoods(model: GPModel, values: dict[str, Tensor], f: Tensor, targets: Targets) -> Tensor:
     """log p(y | f) of several latent vectors a theta, ``(C, draws, V)`` to ``(C, draws)``."""
     spread = {name: value.unsqueeze(1) for name, value in values.items()}
-    y = targets if targets.dim() == 1 else targets.unsqueeze(1)
+    y = targets.for_draws()
     if model.num_latents > 1:
         f = _by_datum(f, model.num_latents)
     return model.likelihood_function(spread, lambda likelihood: likelihood.pointwise_log_prob(f, y)).sum(-1)

@@ -17,6 +17,7 @@ from torchgpmc.linalg import apply_factor, times_blocks
 from torchgpmc.models.base import GPModel, LatentPrior, likelihood_values
 from torchgpmc.random import normal_like
 from torchgpmc.samplers.elliptical_slice import EllipticalSliceState, elliptical_slice
+from torchgpmc.targets import Targets
 from torchgpmc.threads import even_slices, side_by_side
 from torchgpmc.types import LogEstimate
 
@@ -62,7 +63,7 @@ class ImportanceEstimator:
     approximation: Approximation
     num_importance: int
     antithetic: bool
-    targets: Tensor | None = None
+    targets: Targets
 
     @property
     def num_directions(self) -> int:
@@ -124,7 +125,7 @@ class ImportanceEstimator:
 
     def select(self, rows: Tensor | slice) -> ImportanceEstimator:
         """The same for some of the chains, each with targets of its own."""
-        return self if self.targets is None or self.targets.dim() == 1 else replace(self, targets=self.targets[rows])
+        return replace(self, targets=self.targets.select(rows)) if self.targets.one_a_chain else self
 
     def _at(self, rows: slice) -> ImportanceEstimator:
         return self.select(rows)
@@ -143,8 +144,8 @@ class ImportanceEstimator:
 
     def at_prior(self, prior: LatentPrior, auxiliary: Tensor, start: Tensor | None) -> tuple[ImportanceEstimate, Tensor]:
         """Estimates of the integral of p(y | f) under C priors of f, and the log weights ``(C, draws)``."""
-        problem = without_graph(problem_of(self.model, prior, self._targets()))
-        found = self.approximation.importance_density(self.model, prior, self._targets(), start)
+        problem = without_graph(problem_of(self.model, prior, self.targets))
+        found = self.approximation.importance_density(self.model, prior, self.targets, start)
         found = or_prior(self.model, found, prior)
         spread = draws_around(prior, problem, found, self._directions(auxiliary))
         log_weight, log_likelihood = spread.weigh(self.antithetic)
@@ -165,9 +166,6 @@ class ImportanceEstimator:
             found.converged,
         )
         return estimate, log_weight
-
-    def _targets(self) -> Tensor:
-        return self.model.train_y if self.targets is None else self.targets
 
     @property
     def _vectors_a_direction(self) -> int:
@@ -198,8 +196,8 @@ class ImportanceEstimator:
             part = self._at(rows)
             prior = part.model.prior(theta[rows])
             with torch.no_grad():
-                problem = without_graph(problem_of(part.model, prior, part._targets()))
-                found = part.approximation.importance_density(part.model, prior, part._targets())
+                problem = without_graph(problem_of(part.model, prior, part.targets))
+                found = part.approximation.importance_density(part.model, prior, part.targets)
                 found = or_prior(part.model, found, prior)
                 spread = draws_around(prior, problem, found, part._directions(auxiliary[rows]))
                 weights = torch.softmax(spread.weigh(part.antithetic)[0], -1)
@@ -207,7 +205,7 @@ class ImportanceEstimator:
             blocks = v.view(len(v), -1, prior.mean.shape[-1])  # a row a draw and latent
             f = prior.mean.unsqueeze(1) + apply_factor(prior.covariance, prior.factor, blocks)
             values = likelihood_values(prior)
-            parts.append((weights * log_likelihoods(part.model, values, f.view(v.shape), part._targets())).sum(-1))
+            parts.append((weights * log_likelihoods(part.model, values, f.view(v.shape), part.targets)).sum(-1))
         return torch.cat(parts)
 
     def move(self, theta: Tensor, estimate: ImportanceEstimate, num_steps: int, generator: torch.Generator) -> ImportanceEstimate:
@@ -218,10 +216,11 @@ class ImportanceEstimator:
         """
         with torch.no_grad():
             prior = self.model.prior(theta)
-            problem = without_graph(problem_of(self.model, prior, self._targets()))
+            at = self.model.at(prior)
+            problem = without_graph(problem_of(self.model, prior, self.targets))
 
             def log_likelihood(v: Tensor) -> Tensor:
-                value = self.model.log_likelihood(prior, v, self._targets())
+                value = self.model.log_likelihood(at, v, self.targets)
                 return torch.where(torch.isfinite(value), value, -torch.inf)
 
             state = EllipticalSliceState(estimate.whitened, estimate.log_likelihood)
@@ -234,7 +233,7 @@ class ImportanceEstimator:
             terms = [estimate.log_rest, state.log_density + common - linear]
             if self.antithetic:
                 twin = stacked_mean(self.model, prior) + middle - delta
-                other = log_likelihoods(self.model, problem.values, twin.unsqueeze(1), self._targets()).squeeze(-1)
+                other = log_likelihoods(self.model, problem.values, twin.unsqueeze(1), self.targets).squeeze(-1)
                 terms.append(other + common + linear)
             value = torch.logsumexp(torch.stack(terms), 0) - math.log(self.num_importance)
         return estimate._replace(value=value, whitened=state.position, log_likelihood=state.log_density)
@@ -254,7 +253,7 @@ def importance(
     *,
     num_importance: int = 16,
     antithetic: bool | None = None,
-    targets: Tensor | None = None,
+    targets: Tensor | Targets | None = None,
 ) -> ImportanceEstimator:
     """An unbiased estimator of p(y | theta) by importance sampling from a Gaussian approximation.
 
@@ -289,4 +288,4 @@ def importance(
         raise ValueError(f"num_importance is {num_importance} with antithetic=True. Expected an even number: draws come in pairs.")
     approximation = Laplace() if approximation is None else approximation
     check_model(model, f"evidence.importance with {type(approximation).__name__}", approximation)
-    return ImportanceEstimator(model, approximation, num_importance, pairs, targets)
+    return ImportanceEstimator(model, approximation, num_importance, pairs, model.as_targets(targets))

@@ -28,6 +28,7 @@ from torchgpmc.orthant.problem import Problem
 from torchgpmc.orthant.truncated import truncated_draws
 from torchgpmc.random import make_generator, normal_like
 from torchgpmc.special import ndtr
+from torchgpmc.targets import Targets
 from torchgpmc.threads import even_slices, side_by_side
 
 # Numbers in the largest array of a chunk of thetas.
@@ -54,10 +55,10 @@ class ProbitProblem(NamedTuple):
     ok: Tensor  # (C,), whether K and K + I were factorised; the rest holds a harmless stand-in
 
 
-def probit_problem(model: GPModel, prior: LatentPrior, targets: Tensor | None = None) -> ProbitProblem:
+def probit_problem(model: GPModel, prior: LatentPrior, targets: Targets | None = None) -> ProbitProblem:
     """Eq. 30 at the thetas of ``prior``, with its graph."""
-    y = model.train_y if targets is None else targets
-    sign = (2 * y - 1).expand(prior.mean.shape)
+    y = model.targets if targets is None else targets
+    sign = (2 * y.values - 1).expand(prior.mean.shape)
     eye = torch.eye(sign.shape[-1], dtype=sign.dtype, device=sign.device)
     covariance = (prior.covariance + eye) * (sign.unsqueeze(-1) * sign.unsqueeze(-2))
     covariance = torch.where(prior.ok.view(-1, 1, 1), covariance, eye)
@@ -93,14 +94,14 @@ class Orthant:
 
     num_points: int = 256
 
-    def estimator(self, model: GPModel, targets: Tensor | None = None) -> OrthantEstimator:
+    def estimator(self, model: GPModel, targets: Targets | None = None) -> OrthantEstimator:
         """See :class:`torchgpmc.evidence.Evidence`."""
         check_probit(model, "Orthant")
         if not isinstance(self.num_points, int) or self.num_points < 2:
             raise ValueError(f"num_points is {self.num_points!r}. Expected a whole number of at least 2, for instance 256.")
-        return OrthantEstimator(model, _net(self.num_points, model.latent_size, model.train_x), targets)
+        return OrthantEstimator(model, _net(self.num_points, model.latent_size, model.train_x), model.as_targets(targets))
 
-    def evidence(self, model: GPModel, prior: LatentPrior, targets: Tensor | None = None) -> OrthantEvidence:
+    def evidence(self, model: GPModel, prior: LatentPrior, targets: Targets | None = None) -> OrthantEvidence:
         """The estimate at fixed random numbers, smooth in theta: what :func:`torchgpmc.fit` maximises (paper B, section 6.5)."""
         check_probit(model, "Orthant")
         found = probit_problem(model, prior, targets)
@@ -121,7 +122,7 @@ class OrthantEstimator:
 
     model: GPModel
     net: Tensor  # (N, P), the points before they are shifted; scrambling them anew would cost more than a small estimate
-    targets: Tensor | None = None
+    targets: Targets
 
     @property
     def num_points(self) -> int:
@@ -155,7 +156,7 @@ class OrthantEstimator:
 
     def select(self, rows: Tensor | slice) -> OrthantEstimator:
         """The same for some of the chains, each with targets of its own."""
-        return self if self.targets is None or self.targets.dim() == 1 else replace(self, targets=self.targets[rows])
+        return replace(self, targets=self.targets.select(rows)) if self.targets.one_a_chain else self
 
     def _evaluate(self, theta: Tensor, auxiliary: Tensor) -> LatentEstimate:
         size = self.model.latent_size
@@ -171,8 +172,7 @@ class OrthantEstimator:
         chosen = torch.searchsorted(cumulative, level).clamp_max(self.num_points - 1)
         kept = t.gather(1, chosen.unsqueeze(-1).expand(-1, 1, size)).squeeze(1)
         whitened = _latents_given(prior, found, kept, *auxiliary[:, size + 1 :].split(size, -1))
-        targets = self.model.train_y if self.targets is None else self.targets
-        log_likelihood = self.model.log_likelihood(prior, whitened, targets)
+        log_likelihood = self.model.log_likelihood(self.model.at(prior), whitened, self.targets)
         value = torch.where(found.ok, value, -torch.inf)
         return LatentEstimate(value, variance, whitened, log_likelihood, torch.full_like(value, 3.0), found.ok)
 
@@ -264,12 +264,11 @@ class OrthantClassifier:
         model, prior = self._model, self._prior
         x = check_inputs("x", x, model.train_x.dtype, model.train_x.shape[1]).to(model.train_x.device)
         with torch.no_grad():
-            cross = model.covariance.bind(model.train_x, x)(prior.values["kernel"]).expand(len(self._weights), -1, -1)
-            diagonal = model.covariance.diagonal(prior.values["kernel"], x)
-            signed = cross * self._found.sign.unsqueeze(-1)
+            cross = model.cross(prior, x)
+            signed = cross.covariance * self._found.sign.unsqueeze(-1)
             b = torch.cholesky_solve(signed, self._found.problem.factor)
-            sd = (1 + diagonal - (signed * b).sum(-2)).clamp_min(1.0).sqrt()
-            mean = model.mean_function(prior.values["mean"], x, len(b)).unsqueeze(1) + self._t @ b
+            sd = (1 + cross.variance - (signed * b).sum(-2)).clamp_min(1.0).sqrt()
+            mean = cross.mean.unsqueeze(1) + self._t @ b
             return (self._weights.unsqueeze(1) @ ndtr(mean / sd.unsqueeze(1))).squeeze(1)
 
 

@@ -25,6 +25,7 @@ from torchgpmc.linalg import cholesky, solve_lower, times_blocks, times_vector
 from torchgpmc.models.base import GPModel, LatentPrior
 from torchgpmc.random import normal_like
 from torchgpmc.special import interval_quantile, ndtr
+from torchgpmc.targets import Targets
 from torchgpmc.threads import side_by_side
 
 _LEAST = 1e-2  # a variance beside the probit's own of 1
@@ -66,7 +67,7 @@ class SmoothProbit:
     approximation: Approximation = Laplace()  # noqa: RUF009  (frozen, so it may be shared)
     num_importance: int = 16
 
-    def estimator(self, model: GPModel, targets: Tensor | None = None) -> SmoothProbitEstimator:
+    def estimator(self, model: GPModel, targets: Targets | None = None) -> SmoothProbitEstimator:
         """See :class:`torchgpmc.evidence.Evidence`."""
         check_probit(model, "SmoothProbit")
         return SmoothProbitEstimator(importance(model, self.approximation, num_importance=self.num_importance, targets=targets))
@@ -118,15 +119,15 @@ class SmoothProbitEstimator:
 
     def _evaluate(self, theta: Tensor, auxiliary: Tensor, start: Tensor | None) -> LatentEstimate:
         model, size = self.inner.model, self.inner.model.latent_size
-        targets = model.train_y if self.inner.targets is None else self.inner.targets
+        targets = self.inner.targets
         prior = model.prior(theta)
         of_h = smoothed(prior)
         found, _ = self.inner.at_prior(of_h.prior, auxiliary[:, : -2 * size], start)
         whitened, log_likelihood = found.whitened, found.log_likelihood
         if bool((of_h.noise > 0).any()):
             first, second = auxiliary[:, -2 * size :].split(size, -1)
-            whitened = _latents_given(prior, of_h, whitened, 2 * targets - 1, first, second)
-            log_likelihood = model.log_likelihood(prior, whitened, targets)
+            whitened = _latents_given(prior, of_h, whitened, 2 * targets.values - 1, first, second)
+            log_likelihood = model.log_likelihood(model.at(prior), whitened, targets)
         value = torch.where(prior.ok, found.value, -torch.inf)
         return LatentEstimate(value, found.variance, whitened, log_likelihood, found.num_factorizations, found.converged)
 

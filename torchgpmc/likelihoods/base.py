@@ -61,6 +61,10 @@ class LogLikelihood:
 
     num_latents = 1
 
+    def target_shape(self, num_inputs: int) -> tuple[int, ...]:
+        """The shape of the targets that go with N inputs: ``(N,)``, unless the likelihood says otherwise."""
+        return (num_inputs,)
+
     def validate_targets(self, targets: Tensor) -> Tensor:
         """The targets in the form ``log_prob`` takes.
 

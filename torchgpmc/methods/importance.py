@@ -285,7 +285,7 @@ def _prepare(method: _Options, model: GPModel, settings: Settings, *, modified: 
     name = type(method).__name__
     check_model(model, name, method.approximation)
     refuse_chain_options(name, settings)
-    if model.train_y.dim() == 2:
+    if model.targets.one_a_chain:
         raise ValueError(f"the model has several data sets and {name} samples one posterior. Expected train_y of shape (N,).")
     check_has_hyperparameters(model, name)
     check_count("num_starts", method.num_starts)

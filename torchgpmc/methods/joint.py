@@ -14,8 +14,8 @@ from torchgpmc.methods.base import Settings, chain_settings, check_count, check_
 from torchgpmc.methods.density_run import DensityRun
 from torchgpmc.methods.sites import posterior_sites
 from torchgpmc.methods.targets import Target, joint_target, marginal_target
-from torchgpmc.models.base import GPModel, JointLogDensity, joint_log_density
-from torchgpmc.models.regression import GPRegression
+from torchgpmc.models.base import GPModel
+from torchgpmc.models.joint import JointLogDensity, joint_log_density
 from torchgpmc.samplers.adaptation import WarmUpPlan
 from torchgpmc.samplers.hmc import hmc
 from torchgpmc.samplers.metropolis import metropolis
@@ -44,7 +44,7 @@ def _run(
 
 
 def _target(method: Any, model: GPModel, settings: Settings, whitening: Approximation | None = None) -> Target:
-    if whitening is not None and (method.marginal is not None or isinstance(model, GPRegression)):
+    if whitening is not None and (method.marginal is not None or model.is_conjugate):
         raise ValueError(
             f"whitening is {whitening!r}, and this samples theta alone, which has no latents to whiten. Expected whitening=None, "
             f"or a GP without marginal."
@@ -55,7 +55,7 @@ def _target(method: Any, model: GPModel, settings: Settings, whitening: Approxim
                 f"importance_weights is {method.importance_weights} without a marginal: draws of [theta, v] are exact and need no "
                 f"weights. Expected 0, or marginal=torchgpmc.Laplace()."
             )
-        if isinstance(model, GPRegression):
+        if model.is_conjugate:
             return marginal_target(model, settings, Conjugate(), 0, method.from_mode)
         if method.from_mode:
             raise ValueError(
@@ -332,12 +332,12 @@ def _latents_given_theta(joint: JointLogDensity) -> Callable[[Tensor], Callable[
 
     def conditional(position: Tensor) -> Callable[[Tensor], Tensor]:
         with torch.no_grad():
-            prior = model.prior(position[:, :size])
+            at = model.at_data(model.layout.raw_values(position[:, :size]))
 
         def log_density(moved: Tensor) -> Tensor:
             v = moved[:, size:]
             with torch.no_grad():
-                value = model.log_likelihood(prior, v, joint.targets) - 0.5 * v.square().sum(-1)
+                value = model.log_likelihood(at, v, joint.targets) - 0.5 * v.square().sum(-1)
             return torch.where(torch.isfinite(value), value, -torch.inf)
 
         return log_density

@@ -107,8 +107,8 @@ class EllipticalSlice:
             )
         warmup, chains = chain_settings(settings)
         with torch.no_grad():
-            prior = model.prior(torch.zeros(1, 0, dtype=model.train_x.dtype, device=model.train_x.device))
-        if not bool(prior.ok.all()):
+            at = model.at_data(model.layout.raw_values(model.train_x.new_zeros(1, 0)))
+        if not bool(at.prior.ok.all()):
             raise ValueError(
                 f"the covariance at the fixed hyperparameters could not be factorised. Expected it to be positive definite; "
                 f"raise jitter (now {model.jitter:g})."
@@ -119,8 +119,7 @@ class EllipticalSlice:
             parts = []
             for start in range(0, len(v), chunk):
                 rows = slice(start, start + chunk)
-                targets = model.train_y if model.train_y.dim() == 1 else model.train_y[rows]
-                parts.append(model.log_likelihood(prior, v[rows], targets))
+                parts.append(model.log_likelihood(at, v[rows], model.targets.select(rows)))
             value = torch.cat(parts)
             return torch.where(torch.isfinite(value), value, -torch.inf)
 

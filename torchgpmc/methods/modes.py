@@ -66,7 +66,7 @@ def start_at_mode(marginal: ApproximateMarginal, num_chains: int, generator: tor
 
 def check_one_data_set(model: GPModel, from_mode: bool) -> None:
     """Raises a ``ValueError`` if every chain has a posterior of its own, and so no common mode to start from."""
-    if from_mode and model.train_y.dim() == 2:
+    if from_mode and model.targets.one_a_chain:
         raise ValueError(
             "from_mode=True starts all chains from one mode, and the model has several data sets, each with its own posterior. "
             "Expected from_mode=False."

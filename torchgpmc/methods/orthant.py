@@ -62,7 +62,7 @@ class LatentsRun(NamedTuple):
             )
         with torch.no_grad():
             prior = self.model.prior(theta.expand(len(found.whitened), -1))
-            log_likelihood = self.model.log_likelihood(prior, found.whitened)
+            log_likelihood = self.model.log_likelihood(self.model.at(prior), found.whitened)
         stats = {
             "lp": (log_likelihood + log_standard_normal(found.whitened))[None],
             "acceptance_rate": torch.full_like(log_likelihood, rate)[None],
@@ -114,7 +114,7 @@ class OrthantGPC:
         if model.layout.size:
             return replace(self.proposals, evidence=Orthant(self.num_points)).prepare(model, settings)
         refuse_chain_options("OrthantGPC", settings)
-        if model.train_y.dim() == 2:
+        if model.targets.one_a_chain:
             raise ValueError(
                 "the model has several data sets and OrthantGPC samples one posterior. Expected train_y of shape (N,)."
             )

@@ -50,15 +50,13 @@ def _marginal_run(
     approximation = suited_approximation(model, approximation)
     check_one_data_set(model, from_mode)
     warmup, chains = chain_settings(settings)
-    own_data = model.train_y.dim() == 2
-    targets = model.train_y if own_data else None
-    estimator = estimator_for(model, approximation, num_importance, antithetic, evidence, targets)
+    estimator = estimator_for(model, approximation, num_importance, antithetic, evidence)
     approximate = in_chunks(ApproximateMarginal(model, approximation, loose=True), chains, settings.chain_chunk)
     size = model.layout.size
     plan = WarmUpPlan(int(_TUNING_SHARE * warmup), target_acceptance, mass_matrix, True, mass_matrix.dense_size(size, size))
     like = torch.zeros(0, dtype=model.train_x.dtype, device=model.train_x.device)
     empty = Anchors(like, like, torch.tensor(False, device=like.device))
-    density = MarginalDensity(model.layout, estimator, empty, own_data, latent_steps)
+    density = MarginalDensity(model.layout, estimator, empty, model.targets.one_a_chain, latent_steps)
     modes_of = ApproximateMarginal(model, approximation) if from_mode else None
     return MarginalRun(
         model, approximate, density, kernel(approximate), plan, warmup, settings.num_samples, chains, thinning, modes_of

@@ -11,11 +11,8 @@ from torchgpmc.approximations import ApproximateMarginal, Approximation, Laplace
 from torchgpmc.approximations.base import check_model
 from torchgpmc.approximations.inducing import InducingLaplace, inducing_laplace
 from torchgpmc.diagnostics import SamplingWarning
-from torchgpmc.likelihoods.base import Factorised
-from torchgpmc.likelihoods.conversion import as_likelihood
 from torchgpmc.methods.modes import posterior_modes
 from torchgpmc.models.base import GPModel
-from torchgpmc.models.sparse import SparseGP
 from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.normal_scale import normal_scale
 from torchgpmc.random import make_generator, normal_like
@@ -39,12 +36,13 @@ def posterior_sites(model: GPModel, approximation: Approximation) -> GaussianSit
     """
     if not hasattr(approximation, "evidence"):
         raise TypeError(f"whitening is {approximation!r}. Expected torchgpmc.Laplace(), torchgpmc.EP() or None.")
-    count = len(model.train_y) if model.train_y.dim() == 2 else 1
+    count = model.targets.num_data_sets
     with torch.no_grad():
-        if isinstance(model, SparseGP):
+        if not model.has_latents_at_data:
             _check_sparse(model, approximation)
-            prior = model.prior(_sparse_theta(model).expand(count, -1))
-            at_mode = inducing_laplace(model, prior, model.train_y)
+            at = model.at_data(model.layout.raw_values(_sparse_theta(model).expand(count, -1)))
+            prior = at.prior
+            at_mode = inducing_laplace(model, at, model.targets)
             precision, shift, converged = at_mode.precision, at_mode.shift, at_mode.converged
         else:
             check_model(model, f"whitening={type(approximation).__name__}()")
@@ -60,16 +58,17 @@ def posterior_sites(model: GPModel, approximation: Approximation) -> GaussianSit
             stacklevel=5,
         )
     sites = GaussianSites(torch.where(ok[:, None], precision, 0.0), torch.where(ok[:, None], shift, 0.0))
-    return sites if model.train_y.dim() == 2 else GaussianSites(*(part.squeeze(0) for part in sites))
+    return sites if model.targets.one_a_chain else GaussianSites(*(part.squeeze(0) for part in sites))
 
 
-def _check_sparse(model: SparseGP, approximation: Approximation) -> None:
+def _check_sparse(model: GPModel, approximation: Approximation) -> None:
     if not isinstance(approximation, Laplace):
         raise ValueError(
-            f"whitening is {approximation!r}, whose sites need f at the data, which a SparseGP does not have. "
+            f"whitening is {approximation!r}, whose sites need f at the data, which {type(model).__name__} does not have among its "
+            f"latents. "
             f"Expected whitening=torchgpmc.Laplace()."
         )
-    if model.num_latents != 1 or not isinstance(as_likelihood(model.likelihood), Factorised):
+    if model.num_latents != 1 or not model.factorises:
         raise ValueError(
             f"whitening needs a likelihood with one latent function that factorises over data, and has "
             f"{type(model.likelihood).__name__}. Expected whitening=None."
@@ -85,7 +84,7 @@ def _median(model: GPModel) -> Tensor:
 
 def _full_theta(model: GPModel, approximation: Approximation) -> Tensor:
     """A theta near the posterior's mode ``(1, P)``."""
-    if not model.layout.size or model.train_y.dim() == 2:
+    if not model.layout.size or model.targets.one_a_chain:
         return _median(model)
     generator = make_generator(_SEED, model.train_x.device)
     with torch.enable_grad():
@@ -93,9 +92,9 @@ def _full_theta(model: GPModel, approximation: Approximation) -> Tensor:
     return modes[0].position[None] if modes else _median(model)
 
 
-def _sparse_theta(model: SparseGP) -> Tensor:
+def _sparse_theta(model: GPModel) -> Tensor:
     """The best of some draws, on the scale on which the prior is standard normal: roughly the posterior's mode ``(1, P)``."""
-    if not model.layout.size or model.train_y.dim() == 2:
+    if not model.layout.size or model.targets.one_a_chain:
         return _median(model)
     scale, generator = normal_scale(model.layout), make_generator(_SEED, model.train_x.device)
     best = model.train_x.new_zeros(1, model.layout.size)
@@ -108,7 +107,7 @@ def _sparse_theta(model: SparseGP) -> Tensor:
     return scale.theta(best)[0]
 
 
-def _sparse_evidence(model: SparseGP, theta: Tensor) -> Tensor:
-    prior = model.prior(theta)
-    found: InducingLaplace = inducing_laplace(model, prior, model.train_y)
-    return torch.where(found.converged & prior.ok, found.log_evidence, -torch.inf)
+def _sparse_evidence(model: GPModel, theta: Tensor) -> Tensor:
+    at = model.at_data(model.layout.raw_values(theta))
+    found: InducingLaplace = inducing_laplace(model, at, model.targets)
+    return torch.where(found.converged & at.prior.ok, found.log_evidence, -torch.inf)

@@ -14,8 +14,8 @@ from torchgpmc.draws import Draw
 from torchgpmc.evidence import Evidence, LatentEstimator, importance
 from torchgpmc.methods.base import Settings, chain_settings, check_count, in_chunks, starting_positions
 from torchgpmc.methods.modes import check_one_data_set, start_at_mode
-from torchgpmc.models.base import GPModel, JointLogDensity
-from torchgpmc.models.regression import GPRegression
+from torchgpmc.models.base import GPModel
+from torchgpmc.models.joint import JointLogDensity
 from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.types import LogDensity
 
@@ -67,8 +67,7 @@ def marginal_target(
     check_one_data_set(model, from_mode)
     _, chains = chain_settings(settings)
     density = in_chunks(ApproximateMarginal(model, approximation), chains, settings.chain_chunk)
-    targets = model.train_y if model.train_y.dim() == 2 else None
-    estimator = importance(model, approximation, num_importance=max(1, num_importance), targets=targets)
+    estimator = importance(model, approximation, num_importance=max(1, num_importance))
 
     def read(theta: Tensor, log_density: Tensor, generator: torch.Generator) -> tuple[Draw, dict[str, Tensor]]:
         estimate = estimator.draw(theta, generator)
@@ -95,8 +94,8 @@ def marginal_target(
 
 
 def suited_approximation(model: GPModel, approximation: Approximation) -> Approximation:
-    """The exact conditional of a :class:`GPRegression`, the given approximation for other models."""
-    return Conjugate() if isinstance(model, GPRegression) else approximation
+    """The exact conditional where the model has one, else the given approximation."""
+    return Conjugate() if model.is_conjugate else approximation
 
 
 def estimator_for(
@@ -105,14 +104,13 @@ def estimator_for(
     num_importance: int,
     antithetic: bool | None,
     evidence: Evidence | None,
-    targets: Tensor | None = None,
 ) -> LatentEstimator:
     """The estimator of p(y | theta) that a method's options ask for."""
     if evidence is None:
-        return importance(model, approximation, num_importance=num_importance, antithetic=antithetic, targets=targets)
+        return importance(model, approximation, num_importance=num_importance, antithetic=antithetic)
     if not hasattr(evidence, "estimator"):
         raise TypeError(f"evidence is {evidence!r}. Expected options such as torchgpmc.evidence.Orthant(), or None.")
-    return evidence.estimator(model, targets)
+    return evidence.estimator(model)
 
 
 def log_standard_normal(v: Tensor) -> Tensor:

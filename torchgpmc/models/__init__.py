@@ -1,8 +1,9 @@
 """Gaussian process models whose posterior is to be sampled."""
 
-from torchgpmc.models.base import GPModel, JointLogDensity, LatentGaussian, LatentPrior, joint_log_density
+from torchgpmc.models.base import GPModel, LatentGaussian, LatentPrior, LatentsAt
 from torchgpmc.models.full import GP
 from torchgpmc.models.inducing import kmeans_inducing_points
+from torchgpmc.models.joint import JointLogDensity, joint_log_density
 from torchgpmc.models.regression import GPRegression
 from torchgpmc.models.sparse import SparseGP
 
@@ -13,6 +14,7 @@ __all__ = [
     "JointLogDensity",
     "LatentGaussian",
     "LatentPrior",
+    "LatentsAt",
     "SparseGP",
     "joint_log_density",
     "kmeans_inducing_points",

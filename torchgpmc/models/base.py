@@ -1,4 +1,4 @@
-"""What GP and SparseGP share: checked data, gpytorch modules, the layout of theta, and the joint density on [theta, v]."""
+"""What all models share: checked data, gpytorch modules, the layout of theta, the prior of the latents and f given them."""
 
 from __future__ import annotations
 
@@ -11,34 +11,49 @@ from gpytorch.kernels import Kernel
 from gpytorch.means import Mean, ZeroMean
 from torch import Tensor, nn
 
-from torchgpmc.covariance import CovarianceFunction, covariance_function
-from torchgpmc.density import AutogradDensity, keep_freed_memory, mask_failures
+from torchgpmc.covariance import BoundClosedForm, CovarianceFunction, covariance_function
 from torchgpmc.functional import PureModule
+from torchgpmc.likelihoods.base import Factorised
 from torchgpmc.likelihoods.conversion import as_likelihood, check_forward, convert_likelihood
-from torchgpmc.linalg import cholesky, solve_lower
+from torchgpmc.linalg import apply_factor, cholesky, solve_lower, whiten
 from torchgpmc.mean_function import MeanFunction
 from torchgpmc.models.validation import check_devices, check_inputs, check_targets
-from torchgpmc.models.whitening import GaussianSites, undo_whitening
+from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.parameters import Hyperparameters, Layout, build_layout
+from torchgpmc.targets import Targets
 
 _DERIVED = ("layout", "covariance", "mean_function", "_pure_likelihood", "_bound")
-_LOG_2PI = math.log(2 * math.pi)
 
 
 class LatentPrior(NamedTuple):
-    """p(f | theta) at C settings, with everything in it that depends on theta alone."""
+    """p(u | theta) at C settings, u being f at the model's M latent inputs: everything that depends on theta alone."""
 
     values: dict[str, dict[str, Tensor]]  # module -> raw parameter name -> constrained (C, *shape)
-    mean: Tensor  # (C, N), prior mean at the data
-    covariance: Tensor  # (C, N, N) or (C, M, M), K(X, X) or K(Z, Z), jitter included; derivatives in theta flow through it
-    factor: Tensor  # its lower Cholesky factor, a constant to autograd
-    projection: Tensor | None  # (C, M, N), factor^-1 K(Z, X); None for the full GP
-    variance: Tensor | None  # (C, N), of f given u; None for the full GP
+    mean: Tensor  # (C, M)
+    covariance: Tensor  # (C, M, M), jitter included; derivatives in theta flow through it
+    factor: Tensor  # its lower Cholesky factor L, a constant to autograd; u = mean + L v
     ok: Tensor  # (C,), whether the factorisation succeeded
 
 
+class Cross(NamedTuple):
+    """How f at N inputs varies together with the latents u, a priori."""
+
+    mean: Tensor  # (C, N), of f
+    covariance: Tensor  # (C, M, N), of u and f
+    variance: Tensor  # (C, N), of f
+
+
+class LatentsAt(NamedTuple):
+    """f at N inputs given the whitened latents: N(mean + projection' v, variance), inputs independent of one another."""
+
+    prior: LatentPrior
+    mean: Tensor  # (C, N)
+    projection: Tensor  # (C, M, N), L^-1 cov(u, f)
+    variance: Tensor  # (C, N); zero where f is a function of v
+
+
 class LatentGaussian(NamedTuple):
-    """Marginals of f at T test points given theta and v: mean and variance ``(C, K, T)``."""
+    """Marginals of f at N inputs given theta and v: mean and variance ``(C, K, N)``."""
 
     mean: Tensor
     variance: Tensor
@@ -49,6 +64,9 @@ class GPModel(nn.Module):
 
     Holds copies of data, kernel, mean and likelihood in one dtype. What is derived from them (the layout, private evaluation
     copies, distances) is rebuilt after ``.to()``, ``deepcopy`` and unpickling, and never saved.
+
+    A model with another prior on f overrides :meth:`prior_at` and :meth:`cross`; engines ask for what it can do
+    (``has_latents_at_data``, ``is_conjugate``, ``num_latents``), never for its class.
     """
 
     train_x: Tensor
@@ -56,6 +74,9 @@ class GPModel(nn.Module):
     layout: Layout
     covariance: CovarianceFunction
     mean_function: MeanFunction
+
+    has_latents_at_data = True  # whether f at the data is u, a function of v
+    is_conjugate = False  # whether u given y and theta is normal, so that every method integrates it out
 
     def __init__(
         self,
@@ -83,7 +104,7 @@ class GPModel(nn.Module):
         x = check_inputs("train_x", train_x, dtype)
         self.jitter = float(jitter)
         self.register_buffer("train_x", x)
-        self.register_buffer("train_y", check_targets(train_y, x, as_likelihood(likelihood), dtype))
+        self.register_buffer("train_y", check_targets(train_y, x, as_likelihood(likelihood), dtype).values)
         for name, value in (extra_inputs or {}).items():
             self.register_buffer(name, check_inputs(name, value, dtype, x.shape[1]))
         self.kernel = copy.deepcopy(kernel).to(dtype)
@@ -105,8 +126,9 @@ class GPModel(nn.Module):
         self._bound = self._bind()
 
     def _bind(self) -> Any:
-        """Covariances at the model's own inputs, ready for theta."""
-        raise NotImplementedError(f"{type(self).__name__} must define this")
+        """Covariances at the model's own inputs, ready for theta, and the matrix that holds the jitter."""
+        u = self.latent_inputs
+        return self.covariance.bind(u, u), self.jitter * torch.eye(len(u), dtype=u.dtype, device=u.device)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in _DERIVED}
@@ -131,60 +153,127 @@ class GPModel(nn.Module):
         self.refresh()  # also when this model is a part of a larger module
 
     @property
+    def latent_inputs(self) -> Tensor:
+        """Where u = f, ``(M, D)``: the data, or inducing points."""
+        return self.train_x
+
+    @property
     def num_latents(self) -> int:
         """K, the number of latent functions, which the likelihood decides."""
         return int(getattr(self.likelihood, "num_latents", getattr(self.likelihood, "num_features", 1)))
 
     @property
+    def factorises(self) -> bool:
+        """Whether the likelihood is a product over data: p(y | f) = prod_n p(y_n | f_n)."""
+        return isinstance(as_likelihood(self.likelihood), Factorised)
+
+    @property
     def latent_shape(self) -> tuple[int, int]:
-        """(K, N) or (K, M): the whitened latents v are ``(C, K * N)`` or ``(C, K * M)``."""
-        raise NotImplementedError(f"{type(self).__name__} must define this")
+        """(K, M): the whitened latents v are ``(C, K * M)``."""
+        return self.num_latents, len(self.latent_inputs)
 
     @property
     def latent_size(self) -> int:
         """V, the number of whitened latents."""
         return math.prod(self.latent_shape)
 
+    @property
+    def targets(self) -> Targets:
+        """The training targets."""
+        return self.as_targets(self.train_y)
+
+    def as_targets(self, targets: Tensor | Targets | None) -> Targets:
+        """Targets as they are, from a tensor of the likelihood's shape (or with chains first), or the model's own for ``None``."""
+        if targets is None:
+            return self.targets
+        if isinstance(targets, Targets):
+            return targets
+        shape = as_likelihood(self.likelihood).target_shape(len(self.train_x))
+        return Targets(targets, targets.dim() > len(shape))
+
+    def with_targets(self, targets: Tensor) -> GPModel:
+        """A copy of the model with other targets: ``(N,)``, or ``(C, N)`` for one data set a chain (calibration tests)."""
+        model = copy.deepcopy(self)
+        model.train_y = check_targets(targets, model.train_x, as_likelihood(model.likelihood), model.train_x.dtype).values
+        return model
+
     def prior(self, theta: Tensor) -> LatentPrior:
-        """p(f | theta) at C settings: all work that depends on theta ``(C, P)`` alone."""
+        """p(u | theta) at C settings ``(C, P)``: the one factorisation, and all work that depends on theta alone."""
         return self.prior_at(self.layout.raw_values(theta))
 
     def prior_at(self, hyperparameters: Hyperparameters, inputs: Tensor | None = None) -> LatentPrior:
-        """:meth:`prior` from constrained values; ``inputs`` ``(N, D)``, if given, stand in for the model's own."""
-        raise NotImplementedError(f"{type(self).__name__} must define this")
+        """:meth:`prior` from constrained values; ``inputs`` ``(M, D)``, if given, stand in for the latent inputs."""
+        values, count = hyperparameters
+        covariance_at, jitter, *_ = self._bound
+        u = self.latent_inputs if inputs is None else inputs
+        if inputs is not None:
+            covariance_at = self.covariance.bind(inputs, inputs)
+        covariance = covariance_at(values["kernel"])
+        if isinstance(covariance_at, BoundClosedForm) and not covariance.requires_grad:
+            # New memory, which nothing else holds, unlike what kernels by others may return.
+            covariance.diagonal(dim1=-2, dim2=-1).add_(self.jitter)
+        else:
+            covariance = covariance + jitter
+        return self._factorised(values, self.mean_function(values["mean"], u, count), covariance.expand(count, -1, -1))
 
-    def _factorised(self, covariance: Tensor, jitter: Tensor | None, num_settings: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Covariances with jitter ``(C, N, N)``, unless they have it, their factors, and whether each succeeded."""
-        covariance = (covariance if jitter is None else covariance + jitter).expand(num_settings, -1, -1)
+    def _factorised(self, values: dict[str, dict[str, Tensor]], mean: Tensor, covariance: Tensor) -> LatentPrior:
+        """The prior with a covariance ``(C, M, M)`` that holds the jitter already."""
         factor, ok = cholesky(covariance.detach())
-        return covariance, factor, ok
+        return LatentPrior(values, mean, covariance, factor, ok)
 
-    def _jitter_matrix(self, size: int) -> Tensor:
-        return self.jitter * torch.eye(size, dtype=self.train_x.dtype, device=self.train_x.device)
+    def cross(self, prior: LatentPrior, inputs: Tensor) -> Cross:
+        """What the prior says of f at ``inputs`` ``(N, D)`` together with u; nothing is factorised."""
+        kernel = prior.values["kernel"]
+        count = len(prior.ok)
+        covariance = self.covariance.bind(self.latent_inputs, inputs)(kernel).expand(count, -1, -1)
+        mean = self.mean_function(prior.values["mean"], inputs, count)
+        return Cross(mean, covariance, self.covariance.diagonal(kernel, inputs).expand(count, -1))
 
-    def log_likelihood(self, prior: LatentPrior, v: Tensor, targets: Tensor | None = None) -> Tensor:
+    def at(self, prior: LatentPrior, inputs: Tensor | None = None) -> LatentsAt:
+        """f at ``inputs`` ``(N, D)``, or at the data, given v: nothing is factorised, and the cost is that of N alone."""
+        return self._projected(prior, self.cross(prior, self.train_x if inputs is None else inputs))
+
+    def _projected(self, prior: LatentPrior, cross: Cross) -> LatentsAt:
+        projection, explained = whiten(prior.covariance, prior.factor, cross.covariance)
+        return LatentsAt(prior, cross.mean, projection, conditional_variance(cross.variance, explained))
+
+    def at_data(self, hyperparameters: Hyperparameters) -> LatentsAt:
+        """:meth:`at` the data from constrained values, prior included."""
+        return self.at(self.prior_at(hyperparameters))
+
+    def whiten(self, prior: LatentPrior, u: Tensor) -> Tensor:
+        """v = L^-1 (u - m) ``(C, V)`` of latents as :meth:`latents` gives them; nothing is factorised."""
+        centred = (u.unsqueeze(1) if self.num_latents == 1 else u.mT) - prior.mean.unsqueeze(1)
+        return solve_lower(prior.factor, centred.mT).mT.flatten(1)
+
+    def latents(self, prior: LatentPrior, v: Tensor) -> Tensor:
+        """u, function values at the latent inputs: ``(C, M)``, ``(C, M, K)`` for several latents."""
+        return self._at_boundary(prior.mean.unsqueeze(1) + apply_factor(prior.covariance, prior.factor, self._whitened(v)))
+
+    def log_likelihood(self, at: LatentsAt, v: Tensor, targets: Targets | None = None) -> Tensor:
         """Log of p(y | theta, v) ``(C,)`` (for the sparse model its expectation); nothing is factorised here.
 
         Args:
-            prior: of ``theta``, C settings.
+            at: f at the targets' inputs, of C settings.
             v: whitened latents ``(C, V)``.
-            targets: ``(N,)``, or ``(C, N)`` for one data set a chain; the training targets by default.
+            targets: the training targets by default.
         """
         raise NotImplementedError(f"{type(self).__name__} must define this")
 
     def value_and_grad(
-        self, theta: Tensor, white: Tensor, targets: Tensor, sites: GaussianSites | None = None
+        self, theta: Tensor, white: Tensor, targets: Targets, sites: GaussianSites | None = None
     ) -> tuple[Tensor, Tensor] | None:
         """The joint log density ``(C,)`` and its gradient ``(C, P + V)``, if the model knows a way faster than autograd."""
         return None
 
-    def latents(self, prior: LatentPrior, v: Tensor) -> Tensor:
-        """Function values at the data (full GP) or the inducing points: ``(C, N)``, ``(C, N, K)`` for several latents."""
-        raise NotImplementedError(f"{type(self).__name__} must define this")
-
     def predict(self, prior: LatentPrior, v: Tensor, x: Tensor) -> LatentGaussian:
         """Marginals of f at test inputs ``(T, D)`` given theta and v."""
-        raise NotImplementedError(f"{type(self).__name__} must define this")
+        return self.marginals(self.at(prior, x), v)
+
+    def marginals(self, at: LatentsAt, v: Tensor) -> LatentGaussian:
+        """Marginals of f given theta and v ``(C, V)``."""
+        mean = at.mean.unsqueeze(1) + self._whitened(v) @ at.projection
+        return LatentGaussian(mean, at.variance.unsqueeze(1).expand_as(mean))
 
     def _whitened(self, v: Tensor) -> Tensor:
         return v.view(len(v), *self.latent_shape)
@@ -193,92 +282,9 @@ class GPModel(nn.Module):
         """(C, K, N) to what likelihoods take: ``(C, N)``, or ``(C, N, K)``."""
         return f.squeeze(1) if self.num_latents == 1 else f.mT
 
-    def with_targets(self, targets: Tensor) -> GPModel:
-        """A copy of the model with other targets: ``(N,)``, or ``(C, N)`` for one data set a chain (calibration tests)."""
-        model = copy.deepcopy(self)
-        model.train_y = check_targets(targets, model.train_x, as_likelihood(model.likelihood), model.train_x.dtype)
-        return model
-
     def likelihood_function(self, values: dict[str, Tensor], function: Any) -> Any:
         """``function(likelihood)`` with the likelihood's parameters at C settings; see :class:`Factorised` for its methods."""
         return self._pure_likelihood(values, lambda module: function(as_likelihood(module)))
-
-
-class JointLogDensity(AutogradDensity):
-    r"""The posterior density of position = [theta, v], up to a constant: what HMC and its kin sample.
-
-    .. math:: \log p(\theta) + \log |dx / d\theta| + \log N(v | 0, I) + \log p(y | f(\theta, v))
-
-    For the sparse model the last term is its expectation under p(f | u), so the density is that of the optimal q(v, theta)
-    (Hensman et al. 2015, eq. 7). With ``sites``, of position = [theta, w], w being white under the posterior that they give:
-    log \|dv / dw\| more; see :mod:`torchgpmc.models.whitening`.
-
-    Args:
-        model: a GP or SparseGP.
-        targets: ``(N,)``, or ``(C, N)`` for one data set a chain; the model's own by default.
-        fixed: p(f) of a model whose hyperparameters are all fixed, if it is at hand; else worked out here, once for all positions.
-        sites: Gaussian sites at the data, constants; for one latent function.
-    """
-
-    def __init__(
-        self,
-        model: GPModel,
-        targets: Tensor | None = None,
-        fixed: LatentPrior | None = None,
-        sites: GaussianSites | None = None,
-    ):
-        self.model = model
-        self.targets = model.train_y if targets is None else targets
-        self.fixed = fixed
-        self.sites = sites
-        if fixed is None and not model.layout.size:
-            with torch.no_grad():
-                self.fixed = model.prior(model.train_x.new_zeros(1, 0))
-        super().__init__(self._evaluate)
-        keep_freed_memory()
-
-    def _prior(self, theta: Tensor) -> tuple[LatentPrior, Tensor]:
-        if self.fixed is not None:
-            return self.fixed, theta.new_zeros(len(theta))
-        hyperparameters, log_prior = self.model.layout.raw_values_and_log_prior(theta)
-        return self.model.prior_at(hyperparameters), log_prior
-
-    def _v_and_volume(self, prior: LatentPrior, white: Tensor) -> tuple[Tensor, Tensor | float]:
-        """v and log |dv / dw|."""
-        if self.sites is None:
-            return white, 0.0
-        if prior.projection is not None:
-            return undo_whitening(prior.projection.mT, prior.mean, self.sites, white)
-        factor = torch.linalg.cholesky_ex(prior.covariance)[0] if prior.covariance.requires_grad else prior.factor
-        return undo_whitening(factor, prior.mean, self.sites, white)
-
-    def whitened(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        """v ``(C, V)`` at ``position``, and log |dv / dw| ``(C,)``: without sites its latent part, and zeros."""
-        theta, white = position.split([self.model.layout.size, self.model.latent_size], -1)
-        with torch.no_grad():
-            v, log_volume = (white, 0.0) if self.sites is None else self._v_and_volume(self._prior(theta)[0], white)
-        return v, white.new_zeros(len(white)) + log_volume
-
-    def _evaluate(self, position: Tensor) -> Tensor:
-        theta, white = position.split([self.model.layout.size, self.model.latent_size], -1)
-        prior, log_prior = self._prior(theta)
-        v, log_volume = self._v_and_volume(prior, white)
-        log_normal = -0.5 * ((v * v).sum(-1) + _LOG_2PI * v.shape[-1])
-        value = log_prior + log_normal + log_volume + self.model.log_likelihood(prior, v, self.targets)
-        return torch.where(prior.ok, value, torch.nan)
-
-    def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        if self.fixed is None and type(self)._evaluate is JointLogDensity._evaluate:  # not a subclass's density
-            theta, white = position.detach().split([self.model.layout.size, self.model.latent_size], -1)
-            found = self.model.value_and_grad(theta, white, self.targets, self.sites)
-            if found is not None:
-                return mask_failures(*found)
-        return super().value_and_grad(position)
-
-    def select(self, rows: Tensor) -> JointLogDensity:
-        if self.targets.dim() == 1:
-            return self
-        return JointLogDensity(self.model, self.targets[rows], self.fixed, None if self.sites is None else self.sites.select(rows))
 
 
 def likelihood_parameters(values: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -289,39 +295,6 @@ def likelihood_parameters(values: dict[str, Tensor]) -> dict[str, Tensor]:
 def likelihood_values(prior: LatentPrior) -> dict[str, Tensor]:
     """:func:`likelihood_parameters` of a prior."""
     return likelihood_parameters(prior.values["likelihood"])
-
-
-def joint_log_density(model: GPModel, targets: Tensor | None = None) -> JointLogDensity:
-    """The log density of [theta, v] given the data; see :class:`JointLogDensity`.
-
-    Example:
-        >>> import torch, torchgpmc as tg
-        >>> from gpytorch.kernels import RBFKernel
-        >>> from gpytorch.priors import GammaPrior
-        >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
-        >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
-        >>> density = tg.joint_log_density(model)
-        >>> value, gradient = density.value_and_grad(torch.zeros(3, 9).double())  # three chains; one hyperparameter, eight latents
-        >>> value.shape, gradient.shape
-        (torch.Size([3]), torch.Size([3, 9]))
-    """
-    return JointLogDensity(model, targets)
-
-
-def predictive_marginals(mean: Tensor, covariance: Tensor, diagonal: Tensor, factor: Tensor, v: Tensor) -> LatentGaussian:
-    """Marginals of f* given whitened v: mean + A'v and k** - |A|^2 columnwise, A = factor^-1 K(., x*).
-
-    Args:
-        mean: prior mean at the test points ``(C, T)``.
-        covariance: K(X or Z, x*) ``(C, V, T)``.
-        diagonal: k(x*, x*) ``(C, T)``.
-        factor: lower Cholesky factor ``(C, V, V)``.
-        v: whitened latents ``(C, K, V)``.
-    """
-    projection = solve_lower(factor, covariance)
-    variance = conditional_variance(diagonal, projection.square().sum(-2))
-    latent_mean = mean.unsqueeze(1) + v @ projection
-    return LatentGaussian(latent_mean, variance.unsqueeze(1).expand_as(latent_mean))
 
 
 def conditional_variance(diagonal: Tensor, explained: Tensor) -> Tensor:

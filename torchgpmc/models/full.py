@@ -9,12 +9,11 @@ from gpytorch.kernels import Kernel
 from gpytorch.means import Mean
 from torch import Tensor
 
-from torchgpmc.covariance import BoundClosedForm
-from torchgpmc.linalg import apply_factor
-from torchgpmc.models.base import GPModel, LatentGaussian, LatentPrior, likelihood_values, predictive_marginals
+from torchgpmc.linalg import factor_with_gradient
+from torchgpmc.models.base import GPModel, LatentPrior, LatentsAt, likelihood_values
 from torchgpmc.models.reverse import value_and_grad_by_parts
 from torchgpmc.models.whitening import GaussianSites
-from torchgpmc.parameters import Hyperparameters
+from torchgpmc.targets import Targets
 
 
 class GP(GPModel):
@@ -62,51 +61,26 @@ class GP(GPModel):
     ):
         super().__init__(train_x, train_y, kernel, likelihood, mean=mean, jitter=jitter, dtype=dtype)
 
-    def _bind(self) -> Any:
-        return self.covariance.bind(self.train_x, self.train_x), self._jitter_matrix(len(self.train_x))
-
-    @property
-    def latent_shape(self) -> tuple[int, int]:
-        return self.num_latents, len(self.train_x)
-
-    def prior_at(self, hyperparameters: Hyperparameters, inputs: Tensor | None = None) -> LatentPrior:
-        values, count = hyperparameters
-        covariance_at, jitter = self._bound
-        x = self.train_x if inputs is None else inputs
+    def at(self, prior: LatentPrior, inputs: Tensor | None = None) -> LatentsAt:
         if inputs is not None:
-            covariance_at = self.covariance.bind(inputs, inputs)
-        covariance = covariance_at(values["kernel"])
-        if isinstance(covariance_at, BoundClosedForm) and not covariance.requires_grad:
-            # New memory, which nothing else holds, unlike what kernels by others may return.
-            covariance.diagonal(dim1=-2, dim2=-1).add_(self.jitter)
-            jitter = None
-        covariance, factor, ok = self._factorised(covariance, jitter, count)
-        mean = self.mean_function(values["mean"], x, count)
-        return LatentPrior(values, mean, covariance, factor, None, None, ok)
+            return super().at(prior, inputs)
+        projection = factor_with_gradient(prior.covariance, prior.factor).mT  # u is f: L^-1 K = L'
+        return LatentsAt(prior, prior.mean, projection, torch.zeros_like(prior.mean))
 
-    def latents(self, prior: LatentPrior, v: Tensor) -> Tensor:
-        return self._at_boundary(prior.mean.unsqueeze(1) + apply_factor(prior.covariance, prior.factor, self._whitened(v)))
-
-    def log_likelihood(self, prior: LatentPrior, v: Tensor, targets: Tensor | None = None) -> Tensor:
-        f = self.latents(prior, v)
-        y = self.train_y if targets is None else targets
-        return self.likelihood_function(likelihood_values(prior), lambda likelihood: likelihood.log_prob(f, y))
+    def log_likelihood(self, at: LatentsAt, v: Tensor, targets: Targets | None = None) -> Tensor:
+        y = self.targets if targets is None else targets
+        f = self.latents(at.prior, v)
+        return self.likelihood_function(likelihood_values(at.prior), lambda likelihood: likelihood.log_prob(f, y.values))
 
     def value_and_grad(
-        self, theta: Tensor, white: Tensor, targets: Tensor, sites: GaussianSites | None = None
+        self, theta: Tensor, white: Tensor, targets: Targets, sites: GaussianSites | None = None
     ) -> tuple[Tensor, Tensor] | None:
         kind = type(self)
-        if (kind.prior_at, kind.latents, kind.log_likelihood) != _WRITTEN_OUT:
+        if (kind.prior_at, kind.at, kind.latents, kind.log_likelihood) != _WRITTEN_OUT:
             return None  # a subclass's own density
         covariance_at, jitter = self._bound
         return value_and_grad_by_parts(self, covariance_at, jitter, theta, white, targets, sites)
 
-    def predict(self, prior: LatentPrior, v: Tensor, x: Tensor) -> LatentGaussian:
-        covariance = self.covariance.bind(self.train_x, x)(prior.values["kernel"])
-        diagonal = self.covariance.diagonal(prior.values["kernel"], x)
-        mean = self.mean_function(prior.values["mean"], x, len(v))
-        return predictive_marginals(mean, covariance, diagonal, prior.factor, self._whitened(v))
-
 
 # What the gradient by parts is the gradient of.
-_WRITTEN_OUT = GP.prior_at, GP.latents, GP.log_likelihood
+_WRITTEN_OUT = GP.prior_at, GP.at, GP.latents, GP.log_likelihood

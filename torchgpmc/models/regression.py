@@ -46,6 +46,8 @@ class GPRegression(GP):
         ['kernel.lengthscale', 'likelihood.noise_covar.noise']
     """
 
+    is_conjugate = True
+
     def __init__(
         self,
         train_x: Tensor,

@@ -18,6 +18,7 @@ from torchgpmc.likelihoods.conversion import as_likelihood
 from torchgpmc.linalg import cholesky
 from torchgpmc.models.base import GPModel, likelihood_parameters
 from torchgpmc.models.whitening import GaussianSites, white_under_prior, white_under_sites
+from torchgpmc.targets import Targets
 
 _LOG_2PI = math.log(2 * math.pi)
 
@@ -67,17 +68,17 @@ class _Likelihood(NamedTuple):
     slopes: dict[str, Tensor]
 
 
-def _likelihood(model: GPModel, values: dict[str, Tensor], sampled: list[str], f: Tensor, targets: Tensor) -> _Likelihood:
+def _likelihood(model: GPModel, values: dict[str, Tensor], sampled: list[str], f: Tensor, targets: Targets) -> _Likelihood:
     if not sampled and isinstance(likelihood := as_likelihood(model.likelihood), LogLikelihood) and _has_slope(likelihood):
         log_prob, slope = model.likelihood_function(
-            likelihood_parameters(values), lambda module: module.log_prob_and_slope(f, targets)
+            likelihood_parameters(values), lambda module: module.log_prob_and_slope(f, targets.values)
         )
         return _Likelihood(log_prob, slope, {})
     leaves = {name: values[name].detach().requires_grad_(True) for name in sampled}
     leaf = f.detach().requires_grad_(True)
     with torch.enable_grad():
         parameters = likelihood_parameters({**values, **leaves})
-        log_prob = model.likelihood_function(parameters, lambda module: module.log_prob(leaf, targets))
+        log_prob = model.likelihood_function(parameters, lambda module: module.log_prob(leaf, targets.values))
         slope, *others = torch.autograd.grad(log_prob.sum(), [leaf, *leaves.values()], allow_unused=True)
     slopes = {name: other for name, other in zip(leaves, others, strict=True) if other is not None}
     return _Likelihood(log_prob.detach(), torch.zeros_like(f) if slope is None else slope, slopes)
@@ -89,7 +90,7 @@ def value_and_grad_by_parts(
     jitter: Tensor,
     theta: Tensor,
     white: Tensor,
-    targets: Tensor,
+    targets: Targets,
     sites: GaussianSites | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log density of [theta, w] for the full GP ``(C,)`` and its gradient ``(C, P + V)``; NaN where K does not factorise.
@@ -100,7 +101,7 @@ def value_and_grad_by_parts(
         jitter: added to it, ``(N, N)``.
         theta: ``(C, P)``.
         white: w ``(C, V)``, white under the prior (then w = v) or under the sites.
-        targets: ``(N,)`` or ``(C, N)``.
+        targets: of one data set, or one a chain.
         sites: see :mod:`torchgpmc.models.whitening`.
     """
     layout = model.layout

@@ -9,16 +9,9 @@ from gpytorch.kernels import Kernel
 from gpytorch.means import Mean
 from torch import Tensor
 
-from torchgpmc.linalg import apply_factor, whiten
-from torchgpmc.models.base import (
-    GPModel,
-    LatentGaussian,
-    LatentPrior,
-    conditional_variance,
-    likelihood_values,
-    predictive_marginals,
-)
+from torchgpmc.models.base import Cross, GPModel, LatentsAt, likelihood_values
 from torchgpmc.parameters import Hyperparameters
+from torchgpmc.targets import Targets
 
 
 class SparseGP(GPModel):
@@ -57,6 +50,7 @@ class SparseGP(GPModel):
     """
 
     inducing_points: Tensor
+    has_latents_at_data = False
 
     def __init__(
         self,
@@ -82,41 +76,25 @@ class SparseGP(GPModel):
 
     def _bind(self) -> Any:
         z = self.inducing_points
-        # One evaluation of K(Z, [Z, X]): at these sizes the calls cost as much as the arithmetic.
-        return self.covariance.bind(z, torch.cat([z, self.train_x])), self._jitter_matrix(len(z))
+        return *super()._bind(), self.covariance.bind(z, torch.cat([z, self.train_x]))
 
     @property
-    def latent_shape(self) -> tuple[int, int]:
-        return self.num_latents, len(self.inducing_points)
+    def latent_inputs(self) -> Tensor:
+        """Z, where u = f, ``(M, D)``."""
+        return self.inducing_points
 
-    def prior_at(self, hyperparameters: Hyperparameters, inputs: Tensor | None = None) -> LatentPrior:
+    def at_data(self, hyperparameters: Hyperparameters) -> LatentsAt:
         values, count = hyperparameters
-        covariance_at, jitter = self._bound
-        x = self.train_x if inputs is None else inputs
-        if inputs is not None:
-            covariance_at = self.covariance.bind(self.inducing_points, torch.cat([self.inducing_points, inputs]))
-        inner, cross = covariance_at(values["kernel"]).expand(count, -1, -1).split([len(jitter), len(x)], -1)
-        covariance, factor, ok = self._factorised(inner, jitter, count)
-        projection, explained = whiten(covariance, factor, cross)
-        variance = conditional_variance(self.covariance.diagonal(values["kernel"], x), explained)
-        mean = self.mean_function(values["mean"], x, count)
-        return LatentPrior(values, mean, covariance, factor, projection, variance, ok)
+        _, jitter, covariance_at = self._bound
+        # One evaluation of K(Z, [Z, X]): at these sizes the calls cost as much as the arithmetic.
+        inner, outer = covariance_at(values["kernel"]).expand(count, -1, -1).split([len(jitter), len(self.train_x)], -1)
+        prior = self._factorised(values, self.mean_function(values["mean"], self.inducing_points, count), inner + jitter)
+        mean = self.mean_function(values["mean"], self.train_x, count)
+        return self._projected(prior, Cross(mean, outer, self.covariance.diagonal(values["kernel"], self.train_x)))
 
-    def latents(self, prior: LatentPrior, v: Tensor) -> Tensor:
-        mean = self.mean_function(prior.values["mean"], self.inducing_points, len(v))
-        return self._at_boundary(mean.unsqueeze(1) + apply_factor(prior.covariance, prior.factor, self._whitened(v)))
-
-    def log_likelihood(self, prior: LatentPrior, v: Tensor, targets: Tensor | None = None) -> Tensor:
-        assert prior.projection is not None and prior.variance is not None  # made by this class's prior()
-        mean = self._at_boundary(prior.mean.unsqueeze(1) + self._whitened(v) @ prior.projection)
-        variance = prior.variance if self.num_latents == 1 else prior.variance.unsqueeze(-1).expand_as(mean)
-        y = self.train_y if targets is None else targets
+    def log_likelihood(self, at: LatentsAt, v: Tensor, targets: Targets | None = None) -> Tensor:
+        y = self.targets if targets is None else targets
+        mean, variance = (self._at_boundary(moment) for moment in self.marginals(at, v))
         return self.likelihood_function(
-            likelihood_values(prior), lambda likelihood: likelihood.expected_log_likelihood(mean, variance, y).sum(-1)
+            likelihood_values(at.prior), lambda likelihood: likelihood.expected_log_likelihood(mean, variance, y.values).sum(-1)
         )
-
-    def predict(self, prior: LatentPrior, v: Tensor, x: Tensor) -> LatentGaussian:
-        covariance = self.covariance.bind(self.inducing_points, x)(prior.values["kernel"])
-        diagonal = self.covariance.diagonal(prior.values["kernel"], x)
-        mean = self.mean_function(prior.values["mean"], x, len(v))
-        return predictive_marginals(mean, covariance, diagonal, prior.factor, self._whitened(v))

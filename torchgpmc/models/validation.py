@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchgpmc.targets import Targets
+
 
 def check_inputs(name: str, x: Any, dtype: torch.dtype, num_columns: int | None = None) -> Tensor:
     """Inputs as an ``(N, D)`` copy in ``dtype``; 1-D inputs become ``(N, 1)``.
@@ -31,8 +33,8 @@ def check_inputs(name: str, x: Any, dtype: torch.dtype, num_columns: int | None 
     return x.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
-def check_targets(y: Any, x: Tensor, likelihood: Any, dtype: torch.dtype) -> Tensor:
-    """Targets as an ``(N,)`` copy (or ``(C, N)``, one data set a chain) in ``dtype``, labels as the likelihood wants them.
+def check_targets(y: Any, x: Tensor, likelihood: Any, dtype: torch.dtype) -> Targets:
+    """A copy of the targets in ``dtype``: of the likelihood's shape, or with chains first, and values as it wants them.
 
     Raises:
         TypeError: not a tensor.
@@ -40,11 +42,13 @@ def check_targets(y: Any, x: Tensor, likelihood: Any, dtype: torch.dtype) -> Ten
     """
     if not isinstance(y, Tensor):
         raise TypeError(f"train_y is {type(y).__name__}. Expected a torch tensor of shape (N,); use torch.as_tensor(train_y).")
-    if y.dim() not in (1, 2) or y.shape[-1] != len(x):
-        remedy = " Use train_y.squeeze(-1)." if y.dim() == 2 and tuple(y.shape) == (len(x), 1) else ""
-        raise ValueError(f"train_y has shape {tuple(y.shape)} but train_x has {len(x)} rows. Expected ({len(x)},).{remedy}")
+    shape = tuple(likelihood.target_shape(len(x)))
+    one_a_chain = y.dim() == len(shape) + 1
+    if tuple(y.shape[one_a_chain:]) != shape:
+        remedy = " Use train_y.squeeze(-1)." if tuple(y.shape) == (*shape, 1) else ""
+        raise ValueError(f"train_y has shape {tuple(y.shape)} but train_x has {len(x)} rows. Expected {shape}.{remedy}")
     _check_finite("train_y", y)
-    return likelihood.validate_targets(y.detach().to(dtype, copy=True))
+    return Targets(likelihood.validate_targets(y.detach().to(dtype, copy=True)), one_a_chain)
 
 
 def _check_finite(name: str, tensor: Tensor) -> None:

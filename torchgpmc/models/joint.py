@@ -1,0 +1,112 @@
+"""The posterior density of hyperparameters and whitened latents together: what HMC and its kin sample."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from torchgpmc.density import AutogradDensity, keep_freed_memory, mask_failures
+from torchgpmc.models.base import GPModel, LatentsAt
+from torchgpmc.models.whitening import GaussianSites, undo_whitening
+from torchgpmc.targets import Targets
+
+_LOG_2PI = math.log(2 * math.pi)
+
+
+class JointLogDensity(AutogradDensity):
+    r"""The posterior density of position = [theta, v], up to a constant: what HMC and its kin sample.
+
+    .. math:: \log p(\theta) + \log |dx / d\theta| + \log N(v | 0, I) + \log p(y | f(\theta, v))
+
+    For the sparse model the last term is its expectation under p(f | u), so the density is that of the optimal q(v, theta)
+    (Hensman et al. 2015, eq. 7). With ``sites``, of position = [theta, w], w being white under the posterior that they give:
+    log \|dv / dw\| more; see :mod:`torchgpmc.models.whitening`.
+
+    Args:
+        model: a GP or SparseGP.
+        targets: ``(N,)``, or ``(C, N)`` for one data set a chain; the model's own by default.
+        fixed: f at the data for a model whose hyperparameters are all fixed, if it is at hand; else worked out here, once for all
+            positions.
+        sites: Gaussian sites at the data, constants; for one latent function.
+    """
+
+    def __init__(
+        self,
+        model: GPModel,
+        targets: Tensor | Targets | None = None,
+        fixed: LatentsAt | None = None,
+        sites: GaussianSites | None = None,
+    ):
+        self.model = model
+        self.targets = model.as_targets(targets)
+        self.fixed = fixed
+        self.sites = sites
+        if fixed is None and not model.layout.size:
+            with torch.no_grad():
+                self.fixed = model.at_data(model.layout.raw_values(model.train_x.new_zeros(1, 0)))
+        super().__init__(self._evaluate)
+        keep_freed_memory()
+
+    def _at(self, theta: Tensor) -> tuple[LatentsAt, Tensor]:
+        if self.fixed is not None:
+            return self.fixed, theta.new_zeros(len(theta))
+        hyperparameters, log_prior = self.model.layout.raw_values_and_log_prior(theta)
+        return self.model.at_data(hyperparameters), log_prior
+
+    def _v_and_volume(self, at: LatentsAt, white: Tensor) -> tuple[Tensor, Tensor | float]:
+        """v and log |dv / dw|."""
+        if self.sites is None:
+            return white, 0.0
+        return undo_whitening(at.projection.mT, at.mean, self.sites, white)
+
+    def whitened(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        """v ``(C, V)`` at ``position``, and log |dv / dw| ``(C,)``: without sites its latent part, and zeros."""
+        theta, white = position.split([self.model.layout.size, self.model.latent_size], -1)
+        with torch.no_grad():
+            v, log_volume = (white, 0.0) if self.sites is None else self._v_and_volume(self._at(theta)[0], white)
+        return v, white.new_zeros(len(white)) + log_volume
+
+    def _evaluate(self, position: Tensor) -> Tensor:
+        theta, white = position.split([self.model.layout.size, self.model.latent_size], -1)
+        at, log_prior = self._at(theta)
+        v, log_volume = self._v_and_volume(at, white)
+        log_normal = -0.5 * ((v * v).sum(-1) + _LOG_2PI * v.shape[-1])
+        value = log_prior + log_normal + log_volume + self.model.log_likelihood(at, v, self.targets)
+        return torch.where(at.prior.ok, value, torch.nan)
+
+    def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        if self.fixed is None and type(self)._evaluate is JointLogDensity._evaluate:  # not a subclass's density
+            theta, white = position.detach().split([self.model.layout.size, self.model.latent_size], -1)
+            found = self.model.value_and_grad(theta, white, self.targets, self.sites)
+            if found is not None:
+                return mask_failures(*found)
+        return super().value_and_grad(position)
+
+    def select(self, rows: Tensor) -> JointLogDensity:
+        if not self.targets.one_a_chain:
+            return self
+        sites = None if self.sites is None else self.sites.select(rows)
+        return JointLogDensity(self.model, self.targets.select(rows), self.fixed, sites)
+
+
+def joint_log_density(model: GPModel, targets: Tensor | Targets | None = None) -> JointLogDensity:
+    """The log density of [theta, v] given the data; see :class:`JointLogDensity`.
+
+    Args:
+        model: a GP or SparseGP.
+        targets: ``(N,)``, or ``(C, N)`` for one data set a chain; the model's own by default.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+        >>> density = tg.joint_log_density(model)
+        >>> value, gradient = density.value_and_grad(torch.zeros(3, 9).double())  # three chains; one hyperparameter, eight latents
+        >>> value.shape, gradient.shape
+        (torch.Size([3]), torch.Size([3, 9]))
+    """
+    return JointLogDensity(model, targets)
