@@ -60,7 +60,9 @@ def test_weights_equal_dense_densities(approximation, name):
     torch.testing.assert_close(log_weight, simple_log_weights(model, theta, found, f), rtol=1e-6, atol=1e-6)
     chosen = (v - estimate.whitened.unsqueeze(1)).abs().amax(-1).argmin(-1)
     torch.testing.assert_close(v[torch.arange(3), chosen], estimate.whitened)
-    torch.testing.assert_close(model.log_likelihood(model.at(prior), estimate.whitened), estimate.log_likelihood, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(
+        model.log_likelihood(model.at(prior), estimate.whitened), estimate.log_likelihood, rtol=1e-8, atol=1e-8
+    )
 
 
 def test_draws_have_the_covariance_of_the_approximation():

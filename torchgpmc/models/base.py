@@ -15,7 +15,7 @@ from torchgpmc.covariance import BoundClosedForm, CovarianceFunction, covariance
 from torchgpmc.functional import PureModule
 from torchgpmc.likelihoods.base import Factorised
 from torchgpmc.likelihoods.conversion import as_likelihood, check_forward, convert_likelihood
-from torchgpmc.linalg import apply_factor, cholesky, solve_lower, whiten
+from torchgpmc.linalg import apply_factor, cholesky, factor_with_gradient, solve_lower, whiten
 from torchgpmc.mean_function import MeanFunction
 from torchgpmc.models.validation import check_devices, check_inputs, check_targets
 from torchgpmc.models.whitening import GaussianSites
@@ -231,6 +231,9 @@ class GPModel(nn.Module):
 
     def at(self, prior: LatentPrior, inputs: Tensor | None = None) -> LatentsAt:
         """f at ``inputs`` ``(N, D)``, or at the data, given v: nothing is factorised, and the cost is that of N alone."""
+        if inputs is None and self.has_latents_at_data:
+            projection = factor_with_gradient(prior.covariance, prior.factor).mT  # u is f, and L^-1 K = L'
+            return LatentsAt(prior, prior.mean, projection, torch.zeros_like(prior.mean))
         return self._projected(prior, self.cross(prior, self.train_x if inputs is None else inputs))
 
     def _projected(self, prior: LatentPrior, cross: Cross) -> LatentsAt:
@@ -251,14 +254,16 @@ class GPModel(nn.Module):
         return self._at_boundary(prior.mean.unsqueeze(1) + apply_factor(prior.covariance, prior.factor, self._whitened(v)))
 
     def log_likelihood(self, at: LatentsAt, v: Tensor, targets: Targets | None = None) -> Tensor:
-        """Log of p(y | theta, v) ``(C,)`` (for the sparse model its expectation); nothing is factorised here.
+        """Log of p(y | theta, v) ``(C,)``, for the sparse model its expectation; nothing is factorised here.
 
         Args:
-            at: f at the targets' inputs, of C settings.
+            at: f at the data, of C settings.
             v: whitened latents ``(C, V)``.
             targets: the training targets by default.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define this")
+        y = self.targets if targets is None else targets
+        f = self.latents(at.prior, v)
+        return self.likelihood_function(likelihood_values(at.prior), lambda likelihood: likelihood.log_prob(f, y.values))
 
     def value_and_grad(
         self, theta: Tensor, white: Tensor, targets: Targets, sites: GaussianSites | None = None

@@ -9,8 +9,7 @@ from gpytorch.kernels import Kernel
 from gpytorch.means import Mean
 from torch import Tensor
 
-from torchgpmc.linalg import factor_with_gradient
-from torchgpmc.models.base import GPModel, LatentPrior, LatentsAt, likelihood_values
+from torchgpmc.models.base import GPModel
 from torchgpmc.models.reverse import value_and_grad_by_parts
 from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.targets import Targets
@@ -61,26 +60,15 @@ class GP(GPModel):
     ):
         super().__init__(train_x, train_y, kernel, likelihood, mean=mean, jitter=jitter, dtype=dtype)
 
-    def at(self, prior: LatentPrior, inputs: Tensor | None = None) -> LatentsAt:
-        if inputs is not None:
-            return super().at(prior, inputs)
-        projection = factor_with_gradient(prior.covariance, prior.factor).mT  # u is f: L^-1 K = L'
-        return LatentsAt(prior, prior.mean, projection, torch.zeros_like(prior.mean))
-
-    def log_likelihood(self, at: LatentsAt, v: Tensor, targets: Targets | None = None) -> Tensor:
-        y = self.targets if targets is None else targets
-        f = self.latents(at.prior, v)
-        return self.likelihood_function(likelihood_values(at.prior), lambda likelihood: likelihood.log_prob(f, y.values))
-
     def value_and_grad(
         self, theta: Tensor, white: Tensor, targets: Targets, sites: GaussianSites | None = None
     ) -> tuple[Tensor, Tensor] | None:
         kind = type(self)
-        if (kind.prior_at, kind.at, kind.latents, kind.log_likelihood) != _WRITTEN_OUT:
+        if any(getattr(kind, name) is not getattr(GP, name) for name in _WRITTEN_OUT):
             return None  # a subclass's own density
         covariance_at, jitter = self._bound
         return value_and_grad_by_parts(self, covariance_at, jitter, theta, white, targets, sites)
 
 
 # What the gradient by parts is the gradient of.
-_WRITTEN_OUT = GP.prior_at, GP.at, GP.latents, GP.log_likelihood
+_WRITTEN_OUT = "prior_at", "latents", "log_likelihood"
