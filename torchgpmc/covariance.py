@@ -113,6 +113,7 @@ class ClosedForm:
     Args:
         profile: correlation from squared scaled distances.
         base: prefix of the base kernel's parameters, e.g. ``"base_kernel."``.
+        smoothness: of a Matern kernel, whose derivatives are written out as the Gaussian's are; else ``None``.
         scale: name of the output scale (a variance), or ``None`` for unit variance.
         isotropic: one lengthscale for all input dimensions.
         columns: active input dimensions, or ``None`` for all.
@@ -121,12 +122,14 @@ class ClosedForm:
     def __init__(
         self,
         profile: Callable[[Tensor, Values, str], Tensor],
+        smoothness: float | None,
         base: str,
         scale: str | None,
         isotropic: bool,
         columns: Tensor | None,
     ):
         self.profile = profile
+        self.smoothness = smoothness
         self.base = base
         self.scale = scale
         self.isotropic = isotropic
@@ -155,46 +158,62 @@ class BoundClosedForm(NamedTuple):
     def __call__(self, values: Values) -> Tensor:
         form, inputs = self.form, self.inputs
         lengthscale = values[form.base + "raw_lengthscale"]
-        if self.has_slopes():
+        if form.profile is stationary.rbf and not self._follows_inputs():
             return stationary.scaled_rbf(*self._weights(values), inputs)
         correlation = form.profile(stationary.scaled_square(inputs, lengthscale), values, form.base)
         return correlation if form.scale is None else values[form.scale][:, None, None] * correlation
 
     def has_slopes(self) -> bool:
-        """Whether :meth:`slopes` knows the derivatives."""
-        return self.form.profile is stationary.rbf and not (self.inputs.x1.requires_grad or self.inputs.x2.requires_grad)
+        """Whether :meth:`with_slopes` knows the derivatives."""
+        return (self.form.profile is stationary.rbf or self.form.smoothness is not None) and not self._follows_inputs()
+
+    def _follows_inputs(self) -> bool:
+        return self.inputs.x1.requires_grad or self.inputs.x2.requires_grad
 
     def _weights(self, values: Values) -> tuple[Tensor, Tensor]:
         """Inverse squared lengthscales ``(C, L)`` and the log of the scale ``(C,)``."""
         weights = values[self.form.base + "raw_lengthscale"][:, 0].reciprocal().square()
         return weights, torch.zeros_like(weights[:, 0]) if self.form.scale is None else values[self.form.scale].log()
 
-    def slopes(self, values: Values, covariance: Tensor, gradient: Tensor) -> dict[str, Tensor]:
-        """Derivatives of sum(gradient * K) in the parameters, given K at ``values``; without a graph."""
-        weights, _ = self._weights(values)
-        weight_slopes, log_scale_slopes = stationary.scaled_rbf_slopes(gradient, covariance, weights, self.inputs)
-        name = self.form.base + "raw_lengthscale"
-        result = {name: (-2 * weight_slopes / values[name][:, 0] ** 3).unsqueeze(1)}
-        if self.form.scale is not None:
-            result[self.form.scale] = log_scale_slopes / values[self.form.scale]
-        return result
+    def with_slopes(self, values: Values) -> tuple[Tensor, Callable[[Tensor], dict[str, Tensor]]]:
+        """K at ``values``, and the derivatives of sum(gradient * K) in the parameters as a function of that gradient; no graph."""
+        form = self.form
+        name, weights = form.base + "raw_lengthscale", self._weights(values)
+        if form.smoothness is None:
+            covariance = response = stationary.scaled_rbf(*weights, self.inputs)
+        else:
+            correlation, response = stationary.matern_decay(form.smoothness, stationary.scaled_square(self.inputs, values[name]))
+            covariance = correlation
+            if form.scale is not None:
+                scale = values[form.scale][:, None, None]
+                covariance, response = scale * correlation, scale * response
+
+        def slopes(gradient: Tensor) -> dict[str, Tensor]:
+            found = stationary.scaled_rbf_slopes(gradient, response, weights[0], self.inputs)
+            result = {name: (-2 * found[0] / values[name][:, 0] ** 3).unsqueeze(1)}
+            if form.scale is not None:
+                total = found[1] if response is covariance else (gradient * covariance).sum((1, 2))
+                result[form.scale] = total / values[form.scale]
+            return result
+
+        return covariance, slopes
 
 
 def closed_form(kernel: Kernel) -> ClosedForm | None:
     """The closed form of an RBF, Matern or rational quadratic kernel, plain or scaled; ``None`` for any other kernel."""
-    scale, base, prefix = None, kernel, ""
+    scale, base, prefix, smoothness = None, kernel, "", None
     if type(kernel) is ScaleKernel:
         scale, base, prefix = "raw_outputscale", kernel.base_kernel, "base_kernel."
     if type(base) is RBFKernel:
         profile: Callable[[Tensor, Values, str], Tensor] = stationary.rbf
     elif type(base) is MaternKernel:
-        profile = stationary.MATERN[base.nu]
+        profile, smoothness = stationary.MATERN[base.nu], base.nu
     elif type(base) is RQKernel:
         profile = stationary.rational_quadratic
     else:
         return None
     # A ScaleKernel takes over its base kernel's active_dims and calls its formula directly.
-    return ClosedForm(profile, prefix, scale, base.lengthscale.shape[-1] == 1, kernel.active_dims)
+    return ClosedForm(profile, smoothness, prefix, scale, base.lengthscale.shape[-1] == 1, kernel.active_dims)
 
 
 # --- any kernel -------------------------------------------------------------------------------------------------------

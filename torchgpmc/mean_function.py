@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from gpytorch.means import Mean, ZeroMean
+from gpytorch.means import ConstantMean, Mean, ZeroMean
 from torch import Tensor
 
 from torchgpmc.functional import PureModule, constraint_of, parameters_with_owners
@@ -24,6 +24,7 @@ class MeanFunction:
 
     def __init__(self, mean: Mean, x: Tensor):
         self.is_zero = type(mean) is ZeroMean
+        self.constant = "raw_constant" if type(mean) is ConstantMean else None  # the name of what is the mean everywhere
         self.pure = PureModule(mean)
         probe = x[:2]
         values = {}

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 import torch
-from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior, Prior
+from gpytorch.priors import GammaPrior, HalfCauchyPrior, HalfNormalPrior, LogNormalPrior, NormalPrior, Prior
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
@@ -37,8 +37,12 @@ def _closed_slopes(prior: Prior) -> Slopes | None:
             return -0.5 * pull * (log - location) - log, -(pull + 1) / x
 
         return of_log
-    if type(prior) is NormalPrior:
-        mean, precision = float(prior.loc), float(prior.scale) ** -2
+    if type(prior) is HalfCauchyPrior:
+        square_scale = float(prior.scale) ** 2
+        return lambda x: (-torch.log1p(x.square() / square_scale), -2 * x / (square_scale + x.square()))
+    if type(prior) in (NormalPrior, HalfNormalPrior):
+        mean = float(prior.loc) if type(prior) is NormalPrior else 0.0
+        precision = float(prior.scale) ** -2
 
         def of_gap(x: Tensor) -> tuple[Tensor, Tensor]:
             pull = precision * (x - mean)

@@ -153,6 +153,22 @@ def _matern_five_halves(square: Tensor, values: Mapping[str, Tensor], base: str)
     return (1 + distance + (5 / 3) * square) * _exp(-distance)
 
 
+def matern_decay(smoothness: float, square: Tensor) -> tuple[Tensor, Tensor]:
+    """A Matern correlation g at squared scaled distances r^2, and -2 dg / d(r^2), elementwise; of smoothness 1/2, 3/2 or 5/2.
+
+    The second is what the Gaussian correlation is to itself, so that :func:`scaled_rbf_slopes` serves both.
+    """
+    root = square.sqrt()
+    scaled = math.sqrt(2 * smoothness) * root
+    decay = _exp(-scaled)
+    if smoothness == 0.5:  # infinite at zero, where it meets a difference of zero
+        return decay, torch.where(root > 0, decay / root, 0.0)
+    if smoothness == 1.5:
+        return (1 + scaled) * decay, 3 * decay
+    linear = 1 + scaled
+    return torch.addcmul(linear, square, square.new_tensor(5 / 3)) * decay, (5 / 3) * linear * decay
+
+
 def _root(square: Tensor) -> Tensor:
     # The square root of zero has an infinite derivative; of 1e-36 it has a finite one, times a zero.
     return torch.sqrt(square + 1e-36)

@@ -55,6 +55,10 @@ class Approximation(Protocol):
         """An approximation so converged that ``log_evidence`` is smooth, and differentiable once in what made ``prior``."""
         ...
 
+    def value_and_grad(self, model: GPModel, theta: Tensor, targets: Targets) -> tuple[Tensor, Tensor] | None:
+        """log p(theta) q(y | theta) ``(C,)`` and its gradient ``(C, P)``, if there is a way faster than autograd."""
+        ...
+
 
 def check_model(model: GPModel, method: str, approximation: Approximation | None = None) -> None:
     """Raises a ``ValueError`` unless p(f | y, theta) can be approximated: one latent a datum, or several by Laplace."""

@@ -20,6 +20,7 @@ from torchgpmc.approximations.base import (
 )
 from torchgpmc.linalg import times_vector
 from torchgpmc.models.base import GPModel, LatentPrior
+from torchgpmc.models.exact_evidence import evidence_and_grad_by_parts
 from torchgpmc.targets import Targets
 
 _LOG_2PI = 1.8378770664093453
@@ -50,6 +51,10 @@ class Conjugate:
         noise = _noise(problem).expand_as(slope)
         likelihood = (slope * noise).sum(-1)
         return found._replace(log_evidence=with_gradient(found.log_evidence, problem, covariance, found.alpha, likelihood))
+
+    def value_and_grad(self, model: GPModel, theta: Tensor, targets: Targets) -> tuple[Tensor, Tensor] | None:
+        """Written out, for the covariance of the kernel itself; see :mod:`torchgpmc.models.exact_evidence`."""
+        return evidence_and_grad_by_parts(model, theta, targets)
 
 
 def _noise(problem: Problem) -> Tensor:

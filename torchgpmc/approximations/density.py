@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.approximations.base import Approximation, check_model
-from torchgpmc.density import AutogradDensity, keep_freed_memory
+from torchgpmc.density import AutogradDensity, keep_freed_memory, mask_failures
 from torchgpmc.models.base import GPModel
 from torchgpmc.targets import Targets
 
@@ -50,9 +50,10 @@ class ApproximateMarginal(AutogradDensity):
         """The density ``(C,)`` and its gradient ``(C, P)``, a few thetas at once where matrices of all would fill the memory."""
         at_once = max(1, _CHUNK_ELEMENTS // self.model.latent_size**2)
         if len(position) <= at_once:
-            return super().value_and_grad(position)
+            written_out = self.approximation.value_and_grad(self.model, position.detach(), self.targets)
+            return super().value_and_grad(position) if written_out is None else mask_failures(*written_out)
         parts = torch.arange(len(position), device=position.device).split(at_once)
-        found = [AutogradDensity.value_and_grad(self.select(rows), position[rows]) for rows in parts]
+        found = [self.select(rows).value_and_grad(position[rows]) for rows in parts]
         values, gradients = zip(*found, strict=True)
         return torch.cat(values), torch.cat(gradients)
 

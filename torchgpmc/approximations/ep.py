@@ -90,6 +90,10 @@ class EP:
         with torch.no_grad():
             return self._run(problem, 1e-3, start)[0]
 
+    def value_and_grad(self, model: GPModel, theta: Tensor, targets: Targets) -> None:
+        """By autograd, of :meth:`evidence`."""
+        return None
+
     def evidence(self, model: GPModel, prior: LatentPrior, targets: Targets | None = None) -> GaussianApproximation:
         """The approximation with a differentiable ``log_evidence``: at a fixed point the sites may be held (Seeger 2005)."""
         problem = problem_of(model, prior, targets)

@@ -105,6 +105,10 @@ class Laplace:
             near, far = (1e-4, _FAR) if self.tolerance is None else (self.tolerance, self.tolerance)
             return self._find_mode(problem, prior, near, far, start)
 
+    def value_and_grad(self, model: GPModel, theta: Tensor, targets: Targets) -> None:
+        """By autograd, of :meth:`evidence`."""
+        return None
+
     def evidence(self, model: GPModel, prior: LatentPrior, targets: Targets | None = None) -> GaussianApproximation:
         """The approximation with a differentiable ``log_evidence`` (implicit differentiation of the mode)."""
         problem = problem_of(model, prior, targets)

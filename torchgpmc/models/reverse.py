@@ -23,14 +23,15 @@ from torchgpmc.targets import Targets
 _LOG_2PI = math.log(2 * math.pi)
 
 
-class _Part(NamedTuple):
+class Part(NamedTuple):
     """A value, and the derivatives of sum(gradient * value) in a module's sampled parameters."""
 
     value: Tensor
     slopes: Callable[[Tensor], dict[str, Tensor]]
 
 
-def _by_autograd(function: Callable[[Values], Tensor], values: dict[str, Tensor], sampled: list[str]) -> _Part:
+def by_autograd(function: Callable[[Values], Tensor], values: dict[str, Tensor], sampled: list[str]) -> Part:
+    """The part that ``function`` of a module's parameters gives, at ``values``."""
     leaves = {name: values[name].detach().requires_grad_(True) for name in sampled}
     with torch.set_grad_enabled(bool(leaves)):
         value = function({**values, **leaves})
@@ -41,14 +42,27 @@ def _by_autograd(function: Callable[[Values], Tensor], values: dict[str, Tensor]
         found = torch.autograd.grad(value, list(leaves.values()), gradient, allow_unused=True)
         return {name: slope for name, slope in zip(leaves, found, strict=True) if slope is not None}
 
-    return _Part(value.detach(), slopes)
+    return Part(value.detach(), slopes)
 
 
-def _covariance(covariance_at: Covariance, values: dict[str, Tensor], sampled: list[str]) -> _Part:
+def mean_part(model: GPModel, values: dict[str, Tensor], sampled: list[str], count: int) -> Part:
+    """The prior mean at the data ``(C, N)``."""
+    mean_function = model.mean_function
+    if mean_function.is_zero or mean_function.constant is None:
+        return by_autograd(
+            lambda parameters: mean_function(parameters, model.train_x, count), values, [] if mean_function.is_zero else sampled
+        )
+    name = mean_function.constant
+    value = values[name].reshape(count, 1).expand(-1, len(model.train_x))
+    return Part(value, lambda gradient: {name: gradient.sum(-1).view(values[name].shape)} if sampled else {})
+
+
+def covariance_part(covariance_at: Covariance, values: dict[str, Tensor], sampled: list[str]) -> Part:
+    """A covariance of the model's own inputs ``(C, N, N)``, jitter not included."""
     if isinstance(covariance_at, BoundClosedForm) and covariance_at.has_slopes():
-        closed, covariance = covariance_at, covariance_at(values)
-        return _Part(covariance, lambda gradient: closed.slopes(values, covariance, gradient) if sampled else {})
-    return _by_autograd(covariance_at, values, sampled)
+        covariance, slopes = covariance_at.with_slopes(values)
+        return Part(covariance, slopes if sampled else lambda gradient: {})
+    return by_autograd(covariance_at, values, sampled)
 
 
 def _defining_class(kind: type, name: str) -> type:
@@ -108,13 +122,9 @@ def value_and_grad_by_parts(
     with torch.no_grad():
         at = layout.evaluate(theta)
         values: dict[str, Any] = at.hyperparameters.by_module
-        kernel = _covariance(covariance_at, values["kernel"], layout.sampled_names("kernel"))
+        kernel = covariance_part(covariance_at, values["kernel"], layout.sampled_names("kernel"))
         factor, ok = cholesky((kernel.value + jitter).expand(len(theta), -1, -1))
-        mean = _by_autograd(
-            lambda parameters: model.mean_function(parameters, model.train_x, len(theta)),
-            values["mean"],
-            layout.sampled_names("mean"),
-        )
+        mean = mean_part(model, values["mean"], layout.sampled_names("mean"), len(theta))
         shaped = white.view(len(white), *model.latent_shape)
         latents = white_under_prior(factor, shaped) if sites is None else white_under_sites(factor, mean.value, sites, shaped)
         f = latents.centred

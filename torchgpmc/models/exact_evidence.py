@@ -1,0 +1,74 @@
+"""The exact evidence under Gaussian noise with its gradient, written out: one factorisation and one inverse."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from torchgpmc.likelihoods.gaussian import Gaussian
+from torchgpmc.linalg import cholesky_in_place, solve_lower, times_vector
+from torchgpmc.models.base import GPModel, likelihood_parameters
+from torchgpmc.models.reverse import Part, by_autograd, covariance_part, mean_part
+from torchgpmc.targets import Targets
+
+_LOG_2PI = math.log(2 * math.pi)
+
+
+def evidence_and_grad_by_parts(model: GPModel, theta: Tensor, targets: Targets) -> tuple[Tensor, Tensor] | None:
+    r"""log p(theta) N(y | m, A), A = K + diag(noise), and its gradient; ``None`` for a model with another prior on f.
+
+    .. math:: \bar A = \tfrac12 (\alpha \alpha^T - A^{-1}), \quad \alpha = A^{-1} (y - m)
+
+    (Rasmussen & Williams 2006, eqs 2.30 and 5.9.) The kernel's part is written out for RBF and Matern kernels.
+
+    Args:
+        model: with Gaussian noise.
+        theta: ``(C, P)``.
+        targets: real.
+
+    Returns:
+        Log densities of theta ``(C,)``, NaN where A does not factorise, and gradients ``(C, P)``.
+    """
+    if type(model).prior_at is not GPModel.prior_at:
+        return None
+    covariance_at, layout, count = model._bound[0], model.layout, len(theta)
+    with torch.no_grad():
+        at = layout.evaluate(theta)
+        values = at.hyperparameters.by_module
+        kernel = covariance_part(covariance_at, values["kernel"], layout.sampled_names("kernel"))
+        mean = mean_part(model, values["mean"], layout.sampled_names("mean"), count)
+        noise = _noise_part(model, values["likelihood"], layout.sampled_names("likelihood"))
+        total = kernel.value.expand(count, -1, -1).clone(memory_format=torch.contiguous_format)
+        total.diagonal(dim1=-2, dim2=-1).add_(noise.value + model.jitter)
+        factor, ok = cholesky_in_place(total)
+        # One failed factor would fail the inverse of the whole batch.
+        factor = torch.where(ok[:, None, None], factor, torch.eye(factor.shape[-1]).to(factor))
+        residual = (targets.values - mean.value).expand(count, -1)
+        white = solve_lower(factor, residual.unsqueeze(-1)).squeeze(-1)
+        inverse = torch.cholesky_inverse(factor)
+        alpha = times_vector(inverse, residual)
+        log_determinant = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        value = at.log_prior - 0.5 * (white.square().sum(-1) + _LOG_2PI * white.shape[-1]) - log_determinant
+        slope = torch.baddbmm(inverse, alpha.unsqueeze(-1), alpha.unsqueeze(-2), beta=-0.5, alpha=0.5)
+        diagonal = slope.diagonal(dim1=-2, dim2=-1)
+        slopes = {
+            "kernel": kernel.slopes(slope),
+            "mean": mean.slopes(alpha),
+            "likelihood": noise.slopes(diagonal.sum(-1, keepdim=True) if noise.value.shape[-1] == 1 else diagonal),
+        }
+        gradient = torch.addcmul(at.log_prior_slope, at.derivative, layout.gather(slopes, theta))
+    return torch.where(ok, value, torch.nan), gradient
+
+
+def _noise_part(model: GPModel, values: dict[str, Tensor], sampled: list[str]) -> Part:
+    """Noise variances ``(C, 1)`` or ``(C, N)``."""
+    if type(model.likelihood) is Gaussian:
+        name = "noise_covar.raw_noise"
+        return Part(values[name], lambda gradient: {name: gradient} if sampled else {})
+    return by_autograd(
+        lambda parameters: model.likelihood_function(likelihood_parameters(dict(parameters)), lambda module: module.noise),
+        values,
+        sampled,
+    )
