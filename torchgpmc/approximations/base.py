@@ -13,6 +13,7 @@ from torchgpmc.likelihoods.conversion import as_likelihood
 from torchgpmc.linalg import cholesky, cholesky_in_place, solve_lower, times_blocks
 from torchgpmc.models.base import GPModel, LatentPrior, likelihood_values
 from torchgpmc.models.full import GP
+from torchgpmc.trees import take
 
 
 class GaussianApproximation(NamedTuple):
@@ -181,13 +182,6 @@ def with_gradient(value: Tensor, problem: Problem, covariance: Tensor, mean: Ten
     return value + (linear - linear.detach())
 
 
-def take_rows(value: Any, rows: Tensor) -> Any:
-    """The given rows of a tensor, or of every tensor of a NamedTuple."""
-    if isinstance(value, Tensor):
-        return value[rows]
-    return type(value)(*(take_rows(part, rows) for part in value))
-
-
 def iterate(
     problem: Rows, state: Any, step: Callable[[Any, Any], tuple[Any, Any, Tensor, Tensor]], max_iterations: int
 ) -> tuple[Any, Tensor, Tensor]:
@@ -226,5 +220,5 @@ def iterate(
         if all_end:
             break
         going = (~ends).nonzero().squeeze(-1)
-        rows, state, problem = rows[going], take_rows(state, going), problem.select(going)
+        rows, state, problem = rows[going], take(state, going), problem.select(going)
     return kept, converged, counts
