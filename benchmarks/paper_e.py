@@ -15,9 +15,9 @@ from real_data import OUTPUT
 import torchgpmc as tg
 from torchgpmc.approximations import ApproximateMarginal
 from torchgpmc.importance import add_draws, log_weights
-from torchgpmc.methods.base import Settings
-from torchgpmc.methods.modes import posterior_modes
 from torchgpmc.random import make_generator
+from torchgpmc.runs.base import Settings
+from torchgpmc.runs.starts import posterior_modes
 
 GRADIENT = 3  # operations: a factorisation, and two for the inverse
 

@@ -7,13 +7,13 @@ import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from torchgpmc.diagnostics import SamplingWarning
 from torchgpmc.draws import DrawStore
 from torchgpmc.files import read_tensors, write_atomically
 from torchgpmc.posterior import differences
+from torchgpmc.trees import pack
 
 _FORMAT = "torchgpmc checkpoint 1"
 _SEGMENT_FORMAT = "torchgpmc checkpoint segment 1"
@@ -43,18 +43,6 @@ class Checkpoint(NamedTuple):
 
     path: str | os.PathLike[str]
     every: int = 100
-
-
-def pack(value: Any) -> Any:
-    """A state as nested lists of tensors and numbers, which load without executing anything."""
-    return [pack(part) for part in value] if isinstance(value, tuple) else value
-
-
-def unpack(template: Any, packed: Any, device: torch.device) -> Any:
-    """The inverse of :func:`pack`, into the NamedTuples of ``template``."""
-    if isinstance(template, tuple):
-        return type(template)(*(unpack(part, saved, device) for part, saved in zip(template, packed, strict=True)))
-    return packed.to(device) if isinstance(packed, Tensor) else packed
 
 
 class Saved(NamedTuple):

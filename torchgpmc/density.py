@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchgpmc.types import LogDensity
+from torchgpmc.trees import concatenate, take
+from torchgpmc.types import Density, LogDensity
 
 
 def mask_failures(value: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,16 +68,27 @@ class AutogradDensity:
         return self
 
 
+class DrawnDensity(NamedTuple):
+    """A :class:`Density` from its ``draw``: ``(position (C, D), generator) -> (log density (C,), payload)``."""
+
+    draw: Callable[[Tensor, torch.Generator], tuple[Tensor, Any]]
+
+
+def as_density(density: Density | Callable[[Tensor], Tensor]) -> Density:
+    """What hands out payloads as it is; a function ``(C, D) -> (C,)`` as a density with the payload ``()``."""
+    return density if hasattr(density, "draw") else DrawnDensity(lambda position, _: (density(position), ()))
+
+
 class ChunkedDensity:
     """A density evaluated in chunks of chains, to bound memory; random draws are never split.
 
     Args:
-        density: the density to evaluate.
+        density: the density to evaluate: a :class:`LogDensity`, or with a payload and ``select``.
         num_chains: how many chains ``density`` stands for.
         chunk: chains evaluated at once.
     """
 
-    def __init__(self, density: LogDensity, num_chains: int, chunk: int):
+    def __init__(self, density: Any, num_chains: int, chunk: int):
         self.density = density
         self.chunk = chunk
         indices = torch.arange(num_chains)
@@ -88,5 +101,11 @@ class ChunkedDensity:
         values, gradients = zip(*(density.value_and_grad(position[rows]) for rows, density in self.parts), strict=True)
         return torch.cat(values), torch.cat(gradients)
 
-    def select(self, rows: Tensor) -> LogDensity:
+    def draw(self, position: Tensor, generator: torch.Generator) -> tuple[Tensor, Any]:
+        return concatenate([as_density(density).draw(position[rows], generator) for rows, density in self.parts])
+
+    def value_at(self, position: Tensor, payload: Any) -> Tensor:
+        return torch.cat([density.value_at(position[rows], take(payload, rows)) for rows, density in self.parts])
+
+    def select(self, rows: Tensor) -> ChunkedDensity:
         return ChunkedDensity(self.density.select(rows), len(rows), self.chunk)

@@ -12,16 +12,17 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from torchgpmc.checkpoint import Checkpoint, CheckpointFile, unpack
+from torchgpmc.checkpoint import Checkpoint, CheckpointFile
 from torchgpmc.diagnostics import SamplingWarning
 from torchgpmc.draws import DrawStore
-from torchgpmc.methods.base import Method, Run, Settings, chain_settings, check_count
 from torchgpmc.methods.importance import AMIS
 from torchgpmc.methods.joint import NUTS
 from torchgpmc.models.base import GPModel
 from torchgpmc.posterior import Posterior, model_fingerprint
 from torchgpmc.random import make_generator
 from torchgpmc.recommend import recommend
+from torchgpmc.runs.base import Method, Run, Settings, chain_settings, check_count
+from torchgpmc.trees import unpack
 
 _SECONDS_BETWEEN_DISPLAYS = 0.2
 
@@ -89,7 +90,7 @@ def sample(
     run = method.prepare(model, settings)
     file = _checkpoint_file(checkpoint, model, method, settings, seed)
     loop = _Loop(run, model, make_generator(seed, model.train_x.device), file)
-    info = loop.run({**_description(method, settings, seed), "target": run.target}, progress)
+    info = loop.run({**_description(method, settings, seed), "target": run.label}, progress)
     draw, stats = loop.store.joined()
     draws = run.finish(loop.state, draw)
     stats = {name: value[:, : draws.theta.shape[1]] for name, value in stats.items()}
@@ -165,7 +166,7 @@ class _Loop:
         display = _Display(bar)
         last_saved = done
         try:
-            while done < total and not self.run_.is_finished(state):
+            while not self.run_.is_finished(state):
                 began = time.perf_counter()
                 state, draw, stats = self.run_.advance(state, self.generator)
                 if draw is not None:
@@ -175,7 +176,7 @@ class _Loop:
                 self._count(stats, draw is None, time.perf_counter() - began)
                 if self.file is not None:
                     generator_state = self.generator.get_state()
-                    if self.file.is_due(done) or done == total or self.run_.is_finished(state):
+                    if self.file.is_due(done) or self.run_.is_finished(state):
                         self.file.save(state, generator_state, done, {**info, **self.totals}, self.store)
                         last_saved = done
                 display.show(stats, draw is None)

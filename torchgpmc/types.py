@@ -1,4 +1,4 @@
-"""The contracts that samplers, densities and estimators meet: plain protocols and NamedTuples of tensors.
+"""The contracts that samplers, densities and warm-ups meet: plain protocols and NamedTuples of tensors.
 
 Every batched tensor has the chain dimension first. C chains, D dimensions of a position.
 """
@@ -10,6 +10,9 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+# Fields of an Info that add up over transitions; flags (bool) join, all others are averaged.
+COUNTS = ("n_steps", "n_failures", "n_factorizations")
 
 
 class LogDensity(Protocol):
@@ -28,46 +31,38 @@ class LogDensity(Protocol):
         ...
 
 
-class Sampler(NamedTuple):
-    """A Markov kernel on C chains: two functions and no state of its own.
+class Density(Protocol):
+    """A log density, known or estimated, that hands out what its value was made from; kernels keep what goes with where they are.
 
-    State is what the next step needs, as a NamedTuple of tensors that has a ``position``; Info is everything else that is
-    known about a transition, and has at least ``acceptance_rate``, ``n_steps`` and ``n_failures``, each ``(C,)``.
+    A function of positions counts as one (:func:`torchgpmc.density.as_density`): it ignores the generator and hands out nothing.
     """
 
-    init: Callable[[Tensor, torch.Generator], Any]
-    step: Callable[[Any, torch.Generator], tuple[Any, Any]]
+    def draw(self, position: Tensor, generator: torch.Generator) -> tuple[Tensor, Any]:
+        """Log density ``(C,)``, and a payload: nested NamedTuples of tensors ``(C, ...)``, or ``()``.
 
-
-class LogEstimate(NamedTuple):
-    """Log of an unbiased estimate ``(C,)`` and the relative variance of that estimate ``(C,)``."""
-
-    value: Tensor
-    variance: Tensor
-
-
-class LogEstimator(Protocol):
-    """An unbiased estimator of p(y | theta) at C thetas at once."""
-
-    def __call__(self, theta: Tensor, generator: torch.Generator) -> LogEstimate:
-        """Its value at ``(C, P)`` with fresh random numbers."""
+        Of an unbiased estimate (of the density, not of its logarithm) the logarithm, from fresh random numbers.
+        """
         ...
 
 
-class NoisyDensity(Protocol):
-    """A log density of C rows known through unbiased estimates (of the density, not of its logarithm)."""
+class ReusableDensity(Density, Protocol):
+    """A known density whose payload holds what is costly: its value is cheap where only what the payload does not see has moved."""
+
+    def value_at(self, position: Tensor, payload: Any) -> Tensor:
+        """What :meth:`draw` would give at ``position``, from the ``payload`` that goes with it: ``(C,)``."""
+        ...
+
+
+class NoisyDensity(Density, Protocol):
+    """A log density of C rows known through unbiased estimates."""
 
     @property
     def auxiliary_size(self) -> int:
         """Standard normals that an estimate is made from."""
         ...
 
-    def draw(self, position: Tensor, generator: torch.Generator) -> tuple[Tensor, Any]:
-        """Log estimates ``(C,)`` from fresh random numbers, and a NamedTuple of tensors ``(C, ...)`` that goes with them."""
-        ...
-
     def evaluate(self, position: Tensor, auxiliary: Tensor) -> tuple[Tensor, Any]:
-        """The same as a deterministic function of standard normals ``(C, auxiliary_size)``."""
+        """An estimate as a deterministic function of standard normals ``(C, auxiliary_size)``."""
         ...
 
     def move(self, position: Tensor, payload: Any, generator: torch.Generator) -> tuple[Tensor, Any]:
@@ -83,9 +78,46 @@ class NoisyDensity(Protocol):
         ...
 
 
-class WeightedSamples(NamedTuple):
-    """Draws ``(S, D)`` with unnormalised log weights ``(S,)`` and the log evidence they estimate ``()``."""
+class Sampler(NamedTuple):
+    """A Markov kernel on C chains: two functions and no state of its own.
 
-    position: Tensor
-    log_weight: Tensor
-    log_evidence: Tensor
+    State is what the next step needs, as a NamedTuple of tensors that has at least ``position`` ``(C, D)`` and ``log_density``
+    ``(C,)``; a kernel that keeps its density's payload does so as ``payload``. Info is everything else that is known about a
+    transition, and has at least ``acceptance_rate``, ``n_steps`` (evaluations of the density) and ``n_failures`` (those that gave
+    -inf), each ``(C,)``; its other tensors of that shape become statistics too, and what is nested is for warm-up alone.
+    """
+
+    init: Callable[[Tensor, torch.Generator], Any]
+    step: Callable[[Any, torch.Generator], tuple[Any, Any]]
+
+
+class LogEstimate(NamedTuple):
+    """Log of an unbiased estimate ``(C,)`` and the relative variance of that estimate ``(C,)``."""
+
+    value: Tensor
+    variance: Tensor
+
+
+class WarmUp(Protocol):
+    """How a kernel's tuning is learned. It has no state of its own: tuning, nested NamedTuples of tensors, holds everything."""
+
+    @property
+    def steps(self) -> int:
+        """Iterations that tune."""
+        ...
+
+    def start(self, position: Tensor, covariance: Tensor | None, generator: torch.Generator) -> Any:
+        """The first tuning, for chains that start at ``position`` ``(C, D)``; the target's covariance ``(D, D)`` if it is known."""
+        ...
+
+    def update(self, tuning: Any, iteration: int, state: Any, info: Any, generator: torch.Generator) -> Any:
+        """The next tuning, after ``iteration`` (from 1) took the chains to ``state``, with the kernel's ``info`` of it."""
+        ...
+
+    def restarts(self, iteration: int) -> bool:
+        """Whether the chains' state is made anew after ``iteration``, by the new kernel's ``init`` at their positions."""
+        ...
+
+    def statistics(self, tuning: Any) -> dict[str, Tensor]:
+        """Numbers ``()`` of the tuning in force that belong into the draws' statistics."""
+        ...

@@ -192,7 +192,7 @@ def test_it_stops_at_the_effective_size_asked_for():
 
 @pytest.mark.slow
 def test_a_posterior_without_a_mode_begins_from_the_prior_and_says_so(monkeypatch):
-    monkeypatch.setattr("torchgpmc.methods.modes.find_modes", lambda *arguments: [])
+    monkeypatch.setattr("torchgpmc.runs.starts.find_modes", lambda *arguments: [])
     with pytest.warns(tg.SamplingWarning, match="begins from the prior"):
         posterior = tg.sample(small("probit"), tg.AMIS(), num_samples=3000, **QUIET)
     truth, _ = grid_truth(small("probit"))

@@ -8,8 +8,8 @@ from tests.calibration import without_jacobian, worst_excess
 from tests.methods.test_importance import grid_truth, regression, small
 from tests.problems import gp, gp_regression, targets
 from torchgpmc.approximations import ApproximateMarginal, Conjugate
-from torchgpmc.methods import modes
-from torchgpmc.methods.base import Settings
+from torchgpmc.runs import starts
+from torchgpmc.runs.base import Settings
 from torchgpmc.samplers import MassMatrix
 
 few_draws = pytest.mark.filterwarnings("ignore:.*(effective draws|R-hat|diverged|weighted draws)")
@@ -36,9 +36,9 @@ def test_the_inverse_mass_matrix_is_the_inverse_curvature(name):
     run = method.prepare(model, SETTINGS)
     state = run.init(torch.Generator().manual_seed(0))
     density = ApproximateMarginal(model, approximation)
-    (mode, *_) = modes.posterior_modes(density, 4, torch.Generator().manual_seed(0))
+    (mode, *_) = starts.posterior_modes(density, 4, torch.Generator().manual_seed(0))
     expected = torch.linalg.inv(curvature(density, mode.position))
-    torch.testing.assert_close(covariance_of(state.warm_up.preconditioner), expected, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(covariance_of(state.tuning.preconditioner), expected, rtol=1e-3, atol=1e-4)
     _, gradient = density.value_and_grad(mode.position[None])
     assert float(gradient.abs().max()) < 1e-2
 
@@ -50,12 +50,12 @@ def test_it_is_kept_through_warm_up(matrix):
     first = state = run.init(generator)
     for _ in range(run.num_advances()):
         state, _, _ = run.advance(state, generator)
-    kept = covariance_of(state.warm_up.preconditioner)
-    torch.testing.assert_close(kept, covariance_of(first.warm_up.preconditioner), rtol=0, atol=0)
-    full = covariance_of(tg.AdaptiveMH(from_mode=True).prepare(gp_regression(), SETTINGS).init(generator).warm_up.preconditioner)
+    kept = covariance_of(state.tuning.preconditioner)
+    torch.testing.assert_close(kept, covariance_of(first.tuning.preconditioner), rtol=0, atol=0)
+    full = covariance_of(tg.AdaptiveMH(from_mode=True).prepare(gp_regression(), SETTINGS).init(generator).tuning.preconditioner)
     expected = {MassMatrix.IDENTITY: torch.eye(len(full)).to(full), MassMatrix.DIAGONAL: full.diagonal().diag()}
     torch.testing.assert_close(kept, expected.get(matrix, full), rtol=1e-2, atol=1e-3)
-    assert state.warm_up.step_size != first.warm_up.step_size
+    assert state.tuning.step_size != first.tuning.step_size
 
 
 METHODS = {
@@ -126,7 +126,7 @@ def test_the_joint_mode_and_many_data_sets_are_refused():
 @few_draws
 @pytest.mark.parametrize("method", [tg.NUTS(max_tree_depth=3, from_mode=True), tg.PseudoMarginal(from_mode=True), tg.AMIS()])
 def test_without_a_mode_sampling_begins_from_the_prior_and_says_so(method, monkeypatch):
-    monkeypatch.setattr(modes, "find_modes", lambda *_: [])
+    monkeypatch.setattr(starts, "find_modes", lambda *_: [])
     chains = {} if isinstance(method, tg.AMIS) else {"num_chains": 4, "warmup_steps": 20}
     with pytest.warns(tg.SamplingWarning, match="no mode.*prior"):
         posterior = tg.sample(

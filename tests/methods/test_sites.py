@@ -6,8 +6,8 @@ import torch
 import torchgpmc as tg
 from tests.problems import LIKELIHOODS, fixed_kernel, gp, gp_regression, inputs, sparse_gp, targets
 from torchgpmc.approximations.inducing import inducing_laplace
-from torchgpmc.methods.sites import _sparse_evidence, _sparse_theta, posterior_sites
 from torchgpmc.normal_scale import normal_scale
+from torchgpmc.runs.sites import _sparse_evidence, _sparse_theta, posterior_sites
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.diagnostics.SamplingWarning")
 OPTIONS = {"num_samples": 6, "warmup_steps": 20, "num_chains": 3, "seed": 4, "progress": False}

@@ -1,13 +1,30 @@
-"""Every sampler with frozen tuning, and deliberate errors to catch."""
+"""Every sampler of a known density: one row each for the conformance, Geweke and calibration tests; and deliberate errors to catch.
 
-from typing import NamedTuple
+Those of estimated densities have their rows in ``pseudo_marginal.py``.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 
+import torchgpmc as tg
 from torchgpmc.approximations import Laplace
 from torchgpmc.models import JointLogDensity
 from torchgpmc.models.whitening import GaussianSites
-from torchgpmc.samplers import Block, Preconditioner, elliptical_slice, hmc, metropolis, nuts, slice_sampler
+from torchgpmc.runs.blocks import JointWithPrior
+from torchgpmc.samplers import (
+    Block,
+    Preconditioner,
+    elliptical_slice,
+    given_the_rest,
+    hmc,
+    metropolis,
+    nuts,
+    slice_sampler,
+    sweep,
+)
 from torchgpmc.types import Sampler
 
 
@@ -32,9 +49,8 @@ def _metropolis(model, density, like):
 
 
 def _slice(model, density, like):
-    size, total = model.layout.size, model.layout.size + model.latent_size
-    blocks = [Block(range(size), lambda _: density), Block(range(size, total), lambda _: density)]
-    return slice_sampler(density, width=torch.full((total,), 1.5).to(like), max_steps_out=4, blocks=blocks)
+    width = torch.full((model.layout.size + model.latent_size,), 1.5).to(like)
+    return slice_sampler(density, width=width, max_steps_out=4)
 
 
 def _elliptical_slice(model, density, like):
@@ -96,13 +112,44 @@ def _white_under_sites(model, density, like):
     return Sampler(init, step)
 
 
+def _sweep(model, density, like):
+    """Metropolis on theta given v, then elliptical slice sampling of v given theta: K is factorised once a proposed theta."""
+    size, total = model.layout.size, model.layout.size + model.latent_size
+    tuning = preconditioner(model, like)._replace(deviation=like.new_zeros(0))
+    joint = JointWithPrior(JointLogDensity(_scaled(model, getattr(density, "scale", 1.0)), density.targets))
+    theta = Block(
+        range(size),
+        given_the_rest(joint, range(size)),
+        lambda part: metropolis(part, step_size=torch.tensor(0.9).to(like), preconditioner=tuning),
+    )
+    return sweep(joint, [theta, Block(range(size, total), joint.latents_likelihood, elliptical_slice)])
+
+
+def _scaled(model, scale):
+    """The model with its log likelihood multiplied by ``scale``."""
+    if scale == 1:
+        return model
+    scaled = copy.copy(model)
+    scaled.log_likelihood = lambda *arguments: scale * model.log_likelihood(*arguments)
+    return scaled
+
+
+class Row(NamedTuple):
+    """A sampler with frozen tuning, for tests."""
+
+    public: str  # its name in torchgpmc.samplers
+    make: Callable[..., Sampler]  # from the model, the density of [theta, v] and a position
+    calibrated: tuple[Any, int] | None = None  # the method on [theta, v] that runs it, with well separated draws, and warm-up steps
+
+
 SAMPLERS = {
-    "nuts": _nuts,
-    "nuts, white under sites": _white_under_sites,
-    "hmc": _hmc,
-    "metropolis": _metropolis,
-    "slice": _slice,
-    "elliptical slice": _elliptical_slice,
+    "nuts": Row("nuts", _nuts, (tg.NUTS(thinning=6), 150)),
+    "nuts, white under sites": Row("nuts", _white_under_sites, (tg.NUTS(thinning=4, whitening=tg.Laplace()), 150)),
+    "hmc": Row("hmc", _hmc, (tg.HMC(num_steps=12, thinning=10), 150)),
+    "metropolis": Row("metropolis", _metropolis, (tg.AdaptiveMH(thinning=500), 2000)),
+    "slice": Row("slice_sampler", _slice, (tg.Slice(thinning=15), 100)),
+    "elliptical slice": Row("elliptical_slice", _elliptical_slice),
+    "sweep": Row("sweep", _sweep),
 }
 
 

@@ -1,5 +1,8 @@
 """Pseudo-marginal kernels with frozen tuning, and extended states that are exact draws given (theta, v)."""
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import torch
 
 import torchgpmc as tg
@@ -8,7 +11,7 @@ from torchgpmc.evidence import importance
 from torchgpmc.evidence.importance_sampling import _choose
 from torchgpmc.evidence.smooth_probit import smoothed
 from torchgpmc.linalg import times_blocks
-from torchgpmc.methods.marginal_run import Anchors, MarginalDensity
+from torchgpmc.runs.anchors import Anchors, MarginalDensity
 from torchgpmc.samplers import (
     IndependentProposal,
     Preconditioner,
@@ -18,6 +21,7 @@ from torchgpmc.samplers import (
     pseudo_marginal_slice,
 )
 from torchgpmc.samplers.pseudo_marginal import PseudoMarginalState
+from torchgpmc.types import Sampler
 
 
 def anchors(model, like):
@@ -53,31 +57,47 @@ def jumps(tune):
     return IndependentProposal(0.7, torch.full_like(factor[0], -0.6))
 
 
+class Row(NamedTuple):
+    """A sampler with frozen tuning, for tests."""
+
+    public: str  # its name in torchgpmc.samplers
+    make: Callable[..., Sampler]  # from the estimated density, its tuning and its surrogate
+    options: dict[str, Any]  # of the estimates
+
+
+def _plain(density, tune, _):
+    return pseudo_marginal(density, **tune)
+
+
+def _correlated(density, tune, _):
+    return correlated_pseudo_marginal(density, correlation=0.8, **tune)
+
+
 KERNELS = {
-    "one sample": (lambda density, tune, _: pseudo_marginal(density, **tune), {"num_importance": 1}),
-    "pairs, latent moves": (
+    "one sample": Row("pseudo_marginal", _plain, {"num_importance": 1}),
+    "pairs, latent moves": Row(
+        "pseudo_marginal",
         lambda density, tune, _: pseudo_marginal(density, moves_latents=True, **tune),
         {"num_importance": 4, "latent_steps": 1},
     ),
-    "independent proposals": (
+    "independent proposals": Row(
+        "pseudo_marginal",
         lambda density, tune, _: pseudo_marginal(density, independent=jumps(tune), **tune),
         {"num_importance": 1},
     ),
-    "ep": (
-        lambda density, tune, _: pseudo_marginal(density, **tune),
-        {"num_importance": 1, "approximation": tg.EP(max_iterations=3)},
+    "ep": Row("pseudo_marginal", _plain, {"num_importance": 1, "approximation": tg.EP(max_iterations=3)}),
+    "white noise out": Row(
+        "pseudo_marginal", _plain, {"num_importance": 1, "evidence": tg.evidence.SmoothProbit(num_importance=2)}
     ),
-    "white noise out": (
-        lambda density, tune, _: pseudo_marginal(density, **tune),
-        {"num_importance": 1, "evidence": tg.evidence.SmoothProbit(num_importance=2)},
+    "white noise out, correlated": Row(
+        "correlated_pseudo_marginal", _correlated, {"num_importance": 1, "evidence": tg.evidence.SmoothProbit(num_importance=1)}
     ),
-    "white noise out, correlated": (
-        lambda density, tune, _: correlated_pseudo_marginal(density, correlation=0.8, **tune),
-        {"num_importance": 1, "evidence": tg.evidence.SmoothProbit(num_importance=1)},
+    "correlated": Row("correlated_pseudo_marginal", _correlated, {"num_importance": 1}),
+    "delayed": Row(
+        "delayed_acceptance", lambda density, tune, cheap: delayed_acceptance(density, cheap, **tune), {"num_importance": 1}
     ),
-    "correlated": (lambda density, tune, _: correlated_pseudo_marginal(density, correlation=0.8, **tune), {"num_importance": 1}),
-    "delayed": (lambda density, tune, cheap: delayed_acceptance(density, cheap, **tune), {"num_importance": 1}),
-    "slice": (
+    "slice": Row(
+        "pseudo_marginal_slice",
         lambda density, tune, _: pseudo_marginal_slice(density, width=torch.full_like(tune["preconditioner"].factor[0], 2.0)),
         {"num_importance": 2},
     ),
@@ -85,7 +105,7 @@ KERNELS = {
 
 
 def kernel(name, model, targets, **changes):
-    make, options = KERNELS[name]
+    _, make, options = KERNELS[name]
     density = marginal_density(model, targets, **{**options, **changes})
     cheap = ApproximateMarginal(model, tg.Laplace(), targets, loose=True)
     return density, cheap, make(density, tuning(model, targets), cheap)

@@ -12,6 +12,7 @@ import torch
 import torchgpmc as tg
 from tests.calibration import rank_excess, without_jacobian
 from tests.problems import LIKELIHOODS, fixed_kernel, gp, inputs, targets
+from tests.statistical.kernels import SAMPLERS
 from torchgpmc.models.base import likelihood_values
 
 CHAINS, DRAWS = 1000, 9
@@ -44,13 +45,7 @@ def calibration(model, method, *, warmup_steps, seed=5, chains=CHAINS):
     return rank_excess(ranks.numpy(), DRAWS + 1)
 
 
-METHODS = {
-    "NUTS": (tg.NUTS(thinning=6), 150),
-    "NUTS, white under sites": (tg.NUTS(thinning=4, whitening=tg.Laplace()), 150),
-    "HMC": (tg.HMC(num_steps=12, thinning=10), 150),
-    "AdaptiveMH": (tg.AdaptiveMH(thinning=500), 2000),
-    "Slice": (tg.Slice(thinning=15), 100),
-}
+METHODS = {name: row.calibrated for name, row in SAMPLERS.items() if row.calibrated is not None}
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ def geweke(model, sampler_name, seed, *, density_class=JointLogDensity, stale=Fa
     start = functions(model, position, targets)
     state = None
     for last in [False] * (rounds - 1) + [True]:
-        sampler = SAMPLERS[sampler_name](model, density_class(model, targets), position)
+        sampler = SAMPLERS[sampler_name].make(model, density_class(model, targets), position)
         # Planted error: the log density (and gradient) cached before the targets changed is used again.
         state = state if stale and state is not None else sampler.init(position, generator)
         for _ in range(LAST_STEPS if last else 1):

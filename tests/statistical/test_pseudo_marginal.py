@@ -14,7 +14,7 @@ from tests.statistical import pseudo_marginal as pseudo_marginal_states
 from tests.statistical.pseudo_marginal import KERNELS, extended_state, kernel
 from tests.statistical.test_geweke import CHAINS, draw_targets, functions
 from torchgpmc.evidence import ImportanceEstimator, gaussian_draws, importance_sampling, smooth_probit
-from torchgpmc.methods.marginal_run import MarginalDensity
+from torchgpmc.runs.anchors import MarginalDensity
 from torchgpmc.samplers import IndependentProposal
 
 
@@ -33,7 +33,7 @@ MODELS = {
 
 
 def served(likelihood, name):
-    return likelihood == "probit" or ("evidence" in KERNELS[name][1]) == (likelihood == "rough probit")
+    return likelihood == "probit" or ("evidence" in KERNELS[name].options) == (likelihood == "rough probit")
 
 
 def geweke(model, name, seed, *, rounds=4, steps=2, chains=CHAINS, prepare=None, **changes):

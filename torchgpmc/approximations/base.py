@@ -12,6 +12,7 @@ from torchgpmc.likelihoods.base import Derivatives, TiltedMoments
 from torchgpmc.linalg import cholesky, cholesky_in_place, solve_lower, times_blocks
 from torchgpmc.models.base import GPModel, LatentPrior, likelihood_values
 from torchgpmc.targets import Targets
+from torchgpmc.trees import take
 
 
 class GaussianApproximation(NamedTuple):
@@ -182,13 +183,6 @@ def with_gradient(value: Tensor, problem: Problem, covariance: Tensor, mean: Ten
     return value + (linear - linear.detach())
 
 
-def take_rows(value: Any, rows: Tensor) -> Any:
-    """The given rows of a tensor, or of every tensor of a NamedTuple."""
-    if isinstance(value, Tensor):
-        return value[rows]
-    return type(value)(*(take_rows(part, rows) for part in value))
-
-
 def iterate(
     problem: Rows, state: Any, step: Callable[[Any, Any], tuple[Any, Any, Tensor, Tensor]], max_iterations: int
 ) -> tuple[Any, Tensor, Tensor]:
@@ -227,5 +221,5 @@ def iterate(
         if all_end:
             break
         going = (~ends).nonzero().squeeze(-1)
-        rows, state, problem = rows[going], take_rows(state, going), problem.select(going)
+        rows, state, problem = rows[going], take(state, going), problem.select(going)
     return kept, converged, counts

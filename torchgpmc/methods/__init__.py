@@ -1,11 +1,11 @@
 """Sampling methods: small frozen option sets that enter :func:`torchgpmc.sample`."""
 
-from torchgpmc.methods.base import Method, Run, Settings
 from torchgpmc.methods.importance import AMIS, MAMIS
 from torchgpmc.methods.joint import HMC, NUTS, AdaptiveMH, Slice
 from torchgpmc.methods.latent import EllipticalSlice
 from torchgpmc.methods.orthant import OrthantGPC
 from torchgpmc.methods.pseudo_marginal import PseudoMarginal, PseudoMarginalSlice
+from torchgpmc.runs.base import Method, Run, Settings
 
 __all__ = [
     "AMIS",

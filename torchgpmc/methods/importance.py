@@ -29,11 +29,11 @@ from torchgpmc.importance import (
     with_defence,
 )
 from torchgpmc.linalg import solve_lower
-from torchgpmc.methods.base import Settings, check_count, check_positive, refuse_chain_options
-from torchgpmc.methods.modes import posterior_modes
-from torchgpmc.methods.targets import check_has_hyperparameters, estimator_for, log_standard_normal, suited_approximation
 from torchgpmc.models.base import GPModel
 from torchgpmc.normal_scale import NormalScale, linear_scale, normal_scale
+from torchgpmc.runs.base import Settings, check_count, check_positive, refuse_chain_options
+from torchgpmc.runs.starts import posterior_modes
+from torchgpmc.runs.targets import check_has_hyperparameters, estimator_for, log_standard_normal, suited_approximation
 
 _MAX_ANCHORS = 128
 
@@ -63,7 +63,7 @@ class ImportanceRun(NamedTuple):
     smooth: bool
 
     @property
-    def target(self) -> str:
+    def label(self) -> str:
         """What the draws are draws of."""
         return "the exact posterior, through weights"
 
@@ -103,9 +103,9 @@ class ImportanceRun(NamedTuple):
         return len(self.schedule)
 
     def is_finished(self, state: ImportanceState) -> bool:
-        """Whether the effective size that was asked for has been reached."""
-        if self.effective_size is None or state.iteration == 0:
-            return False
+        """After all batches, or once the effective size that was asked for has been reached."""
+        if self.effective_size is None or state.iteration in (0, len(self.schedule)):
+            return state.iteration == len(self.schedule)
         return kish_effective_size(log_weights(state.draws)) >= self.effective_size
 
     def advance(self, state: ImportanceState, generator: torch.Generator) -> tuple[ImportanceState, Draw, dict[str, Tensor]]:

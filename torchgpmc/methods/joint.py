@@ -4,46 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from torchgpmc.approximations import Approximation, Conjugate
-from torchgpmc.methods.base import Settings, chain_settings, check_count, check_positive
-from torchgpmc.methods.density_run import DensityRun
-from torchgpmc.methods.sites import posterior_sites
-from torchgpmc.methods.targets import Target, joint_target, marginal_target
 from torchgpmc.models.base import GPModel
-from torchgpmc.models.joint import JointLogDensity, joint_log_density
-from torchgpmc.samplers.adaptation import WarmUpPlan
+from torchgpmc.models.joint import joint_log_density
+from torchgpmc.runs.base import Settings, chain_settings, check_count, check_positive, in_chunks
+from torchgpmc.runs.blocks import JointWithPrior
+from torchgpmc.runs.chain import ChainRun
+from torchgpmc.runs.sites import posterior_sites
+from torchgpmc.runs.targets import Target, joint_target, marginal_target
+from torchgpmc.samplers.adaptation import Tuning, WindowedAdaptation
 from torchgpmc.samplers.hmc import hmc
 from torchgpmc.samplers.metropolis import metropolis
 from torchgpmc.samplers.nuts import nuts
-from torchgpmc.samplers.preconditioner import MassMatrix, Preconditioner
-from torchgpmc.samplers.slice import Block, slice_sampler
-from torchgpmc.types import Sampler
+from torchgpmc.samplers.preconditioner import MassMatrix
+from torchgpmc.samplers.slice import slice_sampler
+from torchgpmc.samplers.sweep import Block, SweepWarmUp, given_the_rest, sweep
+from torchgpmc.types import LogDensity, Sampler
 
 
 def _run(
     method: Any,
     target: Target,
     settings: Settings,
-    kernel: Callable[[Tensor, Preconditioner], Sampler],
+    kernel: Callable[[Any], Sampler],
     *,
-    target_acceptance: float,
-    step_size: float,
-    adapts_step_size: bool,
-    finds_step_size: bool,
-) -> DensityRun:
+    step_size: float | None,
+    target_acceptance: float | None,
+    search_on: LogDensity | None = None,
+) -> ChainRun:
     warmup, _ = chain_settings(settings)
-    check_count("thinning", method.thinning)
     dense_size = method.mass_matrix.dense_size(target.num_hyperparameters, target.dimension)
-    plan = WarmUpPlan(warmup, target_acceptance, method.mass_matrix, adapts_step_size, dense_size)
-    return DensityRun(target, kernel, plan, settings.num_samples, method.thinning, step_size, finds_step_size)
+    warm_up = WindowedAdaptation(warmup, method.mass_matrix, dense_size, step_size, target_acceptance, search_on)
+    return ChainRun(target, kernel, warm_up, warmup, settings.num_samples, method.thinning)
 
 
 def _target(method: Any, model: GPModel, settings: Settings, whitening: Approximation | None = None) -> Target:
+    check_count("thinning", method.thinning)
     if whitening is not None and (method.marginal is not None or model.is_conjugate):
         raise ValueError(
             f"whitening is {whitening!r}, and this samples theta alone, which has no latents to whiten. Expected whitening=None, "
@@ -110,7 +109,7 @@ class NUTS:
     from_mode: bool = False
     whitening: Approximation | None = None
 
-    def prepare(self, model: GPModel, settings: Settings) -> DensityRun:
+    def prepare(self, model: GPModel, settings: Settings) -> ChainRun:
         """A run on [theta, v]."""
         check_positive("target_accept_prob", self.target_accept_prob, 0.0, 1.0)
         check_positive("step_size", self.step_size)
@@ -118,18 +117,22 @@ class NUTS:
 
         target = _target(self, model, settings, self.whitening)
 
-        def kernel(step_size: Tensor, preconditioner: Preconditioner) -> Sampler:
-            return nuts(target.density, step_size=step_size, preconditioner=preconditioner, max_tree_depth=self.max_tree_depth)
+        def kernel(tuning: Tuning) -> Sampler:
+            return nuts(
+                target.density,
+                step_size=tuning.step_size,
+                preconditioner=tuning.preconditioner,
+                max_tree_depth=self.max_tree_depth,
+            )
 
         return _run(
             self,
             target,
             settings,
             kernel,
-            target_acceptance=self.target_accept_prob,
             step_size=self.step_size,
-            adapts_step_size=self.adapt_step_size,
-            finds_step_size=True,
+            target_acceptance=self.target_accept_prob if self.adapt_step_size else None,
+            search_on=target.density,
         )
 
 
@@ -179,7 +182,7 @@ class HMC:
     from_mode: bool = False
     whitening: Approximation | None = None
 
-    def prepare(self, model: GPModel, settings: Settings) -> DensityRun:
+    def prepare(self, model: GPModel, settings: Settings) -> ChainRun:
         """A run on [theta, v]."""
         check_positive("target_accept_prob", self.target_accept_prob, 0.0, 1.0)
         check_positive("step_size", self.step_size)
@@ -187,11 +190,11 @@ class HMC:
 
         target = _target(self, model, settings, self.whitening)
 
-        def kernel(step_size: Tensor, preconditioner: Preconditioner) -> Sampler:
+        def kernel(tuning: Tuning) -> Sampler:
             return hmc(
                 target.density,
-                step_size=step_size,
-                preconditioner=preconditioner,
+                step_size=tuning.step_size,
+                preconditioner=tuning.preconditioner,
                 num_steps=self.num_steps,
                 random_length=self.random_length,
             )
@@ -201,10 +204,9 @@ class HMC:
             target,
             settings,
             kernel,
-            target_acceptance=self.target_accept_prob,
             step_size=self.step_size,
-            adapts_step_size=self.adapt_step_size,
-            finds_step_size=True,
+            target_acceptance=self.target_accept_prob if self.adapt_step_size else None,
+            search_on=target.density,
         )
 
 
@@ -240,24 +242,22 @@ class AdaptiveMH:
     importance_weights: int = 0
     from_mode: bool = False
 
-    def prepare(self, model: GPModel, settings: Settings) -> DensityRun:
+    def prepare(self, model: GPModel, settings: Settings) -> ChainRun:
         """A run on [theta, v]."""
         check_positive("target_accept_prob", self.target_accept_prob, 0.0, 1.0)
 
         target = _target(self, model, settings)
 
-        def kernel(step_size: Tensor, preconditioner: Preconditioner) -> Sampler:
-            return metropolis(target.density, step_size=step_size, preconditioner=preconditioner)
+        def kernel(tuning: Tuning) -> Sampler:
+            return metropolis(target.density, step_size=tuning.step_size, preconditioner=tuning.preconditioner)
 
         return _run(
             self,
             target,
             settings,
             kernel,
-            target_acceptance=self.target_accept_prob,
             step_size=0.238 / max(1, target.dimension) ** 0.5,  # a tenth of Roberts, Gelman & Gilks's optimum, for a unit start
-            adapts_step_size=True,
-            finds_step_size=False,
+            target_acceptance=self.target_accept_prob,
         )
 
 
@@ -296,50 +296,27 @@ class Slice:
         """Warm-up learns each coordinate's scale, for the width of its bracket."""
         return MassMatrix.DIAGONAL
 
-    def prepare(self, model: GPModel, settings: Settings) -> DensityRun:
+    def prepare(self, model: GPModel, settings: Settings) -> ChainRun:
         """A run on [theta, v]."""
         check_count("max_steps_out", self.max_steps_out)
         target = _target(self, model, settings)
-        size = target.num_hyperparameters
-        blocks = [Block(range(size), lambda _: target.density)]
-        if target.dimension > size:
-            blocks.append(Block(range(size, target.dimension), _latents_given_theta(joint_log_density(model))))
+        size, dimension = target.num_hyperparameters, target.dimension
+        if size in (0, dimension):
+            return _run(self, target, settings, partial(self._kernel, target.density), step_size=None, target_acceptance=None)
+        # Bracket by bracket as on [theta, v] as a whole, but each theta that is tried is factorised once, and no v is.
+        warmup, chains = chain_settings(settings)
+        parts = JointWithPrior(joint_log_density(model))
+        density = in_chunks(parts, chains, settings.chain_chunk)
+        columns = range(size), range(size, dimension)
+        conditionals = given_the_rest(density, columns[0]), parts.latents
 
-        def kernel(_: Tensor, preconditioner: Preconditioner) -> Sampler:
-            return slice_sampler(
-                target.density,
-                # Two standard deviations each way: a bracket that rarely needs to grow or to shrink far.
-                width=4 * preconditioner.standard_deviation(),
-                max_steps_out=self.max_steps_out,
-                blocks=blocks,
-            )
+        def kernel(tunings: tuple[Tuning, Tuning]) -> Sampler:
+            kernels = [lambda part, own=own: self._kernel(part, own) for own in tunings]
+            return sweep(density, [Block(*block) for block in zip(columns, conditionals, kernels, strict=True)])
 
-        return _run(
-            self,
-            target,
-            settings,
-            kernel,
-            target_acceptance=0.5,
-            step_size=1.0,
-            adapts_step_size=False,
-            finds_step_size=False,
-        )
+        widths = WindowedAdaptation(warmup, self.mass_matrix, 0, step_size=None, target_acceptance=None)
+        return ChainRun(target, kernel, SweepWarmUp(columns, (widths, widths)), warmup, settings.num_samples, self.thinning)
 
-
-def _latents_given_theta(joint: JointLogDensity) -> Callable[[Tensor], Callable[[Tensor], Tensor]]:
-    """The joint density as a function of v alone, p(f | theta) being worked out once."""
-    model, size = joint.model, joint.model.layout.size
-
-    def conditional(position: Tensor) -> Callable[[Tensor], Tensor]:
-        with torch.no_grad():
-            at = model.at_data(model.layout.raw_values(position[:, :size]))
-
-        def log_density(moved: Tensor) -> Tensor:
-            v = moved[:, size:]
-            with torch.no_grad():
-                value = model.log_likelihood(at, v, joint.targets) - 0.5 * v.square().sum(-1)
-            return torch.where(torch.isfinite(value), value, -torch.inf)
-
-        return log_density
-
-    return conditional
+    def _kernel(self, density: Any, tuning: Tuning) -> Sampler:
+        # Two standard deviations each way: a bracket that rarely needs to grow or to shrink far.
+        return slice_sampler(density, width=4 * tuning.preconditioner.standard_deviation(), max_steps_out=self.max_steps_out)

@@ -13,10 +13,10 @@ from torchgpmc.diagnostics import SamplingWarning
 from torchgpmc.draws import Draw, Draws
 from torchgpmc.evidence import Orthant, exact_latents
 from torchgpmc.evidence.orthants import check_probit
-from torchgpmc.methods.base import Run, Settings, check_count, refuse_chain_options
 from torchgpmc.methods.importance import AMIS, MAMIS
-from torchgpmc.methods.targets import log_standard_normal
 from torchgpmc.models.base import GPModel
+from torchgpmc.runs.base import Run, Settings, check_count, refuse_chain_options
+from torchgpmc.runs.targets import log_standard_normal
 
 
 class LatentsState(NamedTuple):
@@ -35,7 +35,7 @@ class LatentsRun(NamedTuple):
     evidence: Orthant
 
     @property
-    def target(self) -> str:
+    def label(self) -> str:
         """What the draws are draws of."""
         return "the exact posterior"
 
@@ -46,8 +46,8 @@ class LatentsRun(NamedTuple):
         return 1
 
     def is_finished(self, state: LatentsState) -> bool:
-        """Runs its full length."""
-        return False
+        """After its one advance."""
+        return state.iteration == 1
 
     def advance(self, state: LatentsState, generator: torch.Generator) -> tuple[LatentsState, Draw, dict[str, Tensor]]:
         theta = self.model.train_x.new_zeros(1, 0)

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from torchgpmc.approximations import ApproximateMarginal, Approximation, Laplace
 from torchgpmc.evidence import Evidence
-from torchgpmc.methods.base import Settings, chain_settings, check_count, check_positive, in_chunks
-from torchgpmc.methods.marginal_run import Anchors, MarginalDensity, MarginalRun
-from torchgpmc.methods.modes import check_one_data_set
-from torchgpmc.methods.targets import check_has_hyperparameters, estimator_for, suited_approximation
 from torchgpmc.models.base import GPModel
-from torchgpmc.samplers.adaptation import WarmUp, WarmUpPlan
+from torchgpmc.runs.anchors import AnchoredAdaptation, AnchoredTuning, Anchors, MarginalDensity
+from torchgpmc.runs.base import Settings, chain_settings, check_count, check_positive, in_chunks
+from torchgpmc.runs.chain import ChainRun
+from torchgpmc.runs.starts import check_one_data_set
+from torchgpmc.runs.targets import check_has_hyperparameters, estimated_target, estimator_for, suited_approximation
+from torchgpmc.samplers.adaptation import Tuning, WindowedAdaptation
 from torchgpmc.samplers.preconditioner import MassMatrix
 from torchgpmc.samplers.pseudo_marginal import (
     IndependentProposal,
     correlated_pseudo_marginal,
     delayed_acceptance,
+    on_surrogate,
     pseudo_marginal,
     pseudo_marginal_slice,
 )
@@ -30,37 +32,55 @@ from torchgpmc.types import LogDensity, Sampler
 _TUNING_SHARE = 0.8
 
 
-def _marginal_run(
+class _Kernels(NamedTuple):
+    """What the two methods do not share."""
+
+    of: Callable[[MarginalDensity, LogDensity, Tuning], Sampler]  # from the density, its surrogate and the tuning
+    target_acceptance: float  # of the Metropolis on the surrogate
+    mass_matrix: MassMatrix
+
+
+def _run(
+    method: PseudoMarginal | PseudoMarginalSlice,
     model: GPModel,
     settings: Settings,
-    approximation: Approximation,
-    num_importance: int,
-    antithetic: bool | None,
-    evidence: Evidence | None,
-    latent_steps: int,
-    thinning: int,
-    target_acceptance: float,
-    mass_matrix: MassMatrix,
-    from_mode: bool,
-    kernel: Callable[[LogDensity], Callable[[MarginalDensity, WarmUp], Sampler]],
-) -> MarginalRun:
-    check_count("thinning", thinning)
+    kernels: _Kernels,
+    *,
+    latent_steps: int = 0,
+    from_mode: bool = False,
+) -> ChainRun:
+    check_count("thinning", method.thinning)
     check_count("latent_steps", latent_steps, 0)
     check_has_hyperparameters(model, "the pseudo-marginal method")
-    approximation = suited_approximation(model, approximation)
+    approximation = suited_approximation(model, method.approximation)
     check_one_data_set(model, from_mode)
     warmup, chains = chain_settings(settings)
-    estimator = estimator_for(model, approximation, num_importance, antithetic, evidence)
-    approximate = in_chunks(ApproximateMarginal(model, approximation, loose=True), chains, settings.chain_chunk)
+    estimator = estimator_for(model, approximation, method.num_importance, method.antithetic, method.evidence)
+    surrogate = in_chunks(ApproximateMarginal(model, approximation, loose=True), chains, settings.chain_chunk)
     size = model.layout.size
-    plan = WarmUpPlan(int(_TUNING_SHARE * warmup), target_acceptance, mass_matrix, True, mass_matrix.dense_size(size, size))
-    like = torch.zeros(0, dtype=model.train_x.dtype, device=model.train_x.device)
+    adaptation = WindowedAdaptation(
+        int(_TUNING_SHARE * warmup),
+        kernels.mass_matrix,
+        kernels.mass_matrix.dense_size(size, size),
+        step_size=0.238 / size**0.5,
+        target_acceptance=kernels.target_acceptance,
+        averages_anew=False,
+    )
+    like = model.train_x.new_zeros(0)
     empty = Anchors(like, like, torch.tensor(False, device=like.device))
     density = MarginalDensity(model.layout, estimator, empty, model.targets.one_a_chain, latent_steps)
     modes_of = ApproximateMarginal(model, approximation) if from_mode else None
-    return MarginalRun(
-        model, approximate, density, kernel(approximate), plan, warmup, settings.num_samples, chains, thinning, modes_of
-    )
+
+    def kernel(tuning: AnchoredTuning) -> Sampler:
+        step_size, preconditioner = tuning.adaptation.step_size, tuning.adaptation.preconditioner
+        estimated = kernels.of(density._replace(anchors=tuning.anchors), surrogate, tuning.adaptation)
+        if tuning.on_estimates:
+            return estimated
+        return on_surrogate(estimated, surrogate, step_size=step_size, preconditioner=preconditioner)
+
+    target = estimated_target(model, settings, density, surrogate, modes_of)
+    warm_up = AnchoredAdaptation(adaptation, estimator)
+    return ChainRun(target, kernel, warm_up, warmup, settings.num_samples, method.thinning)
 
 
 def _check_options(method: PseudoMarginal) -> None:
@@ -137,7 +157,7 @@ class PseudoMarginal:
     evidence: Evidence | None = None
     from_mode: bool = False
 
-    def prepare(self, model: GPModel, settings: Settings) -> MarginalRun:
+    def prepare(self, model: GPModel, settings: Settings) -> ChainRun:
         """A run on theta.
 
         Raises:
@@ -145,32 +165,17 @@ class PseudoMarginal:
         """
         _check_options(self)
 
-        def kernel(approximate: LogDensity) -> Callable[[MarginalDensity, WarmUp], Sampler]:
-            def made(density: MarginalDensity, warm_up: WarmUp) -> Sampler:
-                tuning: Any = {"step_size": warm_up.step_size, "preconditioner": warm_up.preconditioner}
-                if self.correlation:
-                    return correlated_pseudo_marginal(density, correlation=self.correlation, **tuning)
-                if self.delayed_acceptance:
-                    return delayed_acceptance(density, approximate, **tuning)
-                independent = IndependentProposal(self.independent_share, warm_up.mean) if self.independent_share else None
-                return pseudo_marginal(density, moves_latents=self.latent_steps > 0, independent=independent, **tuning)
+        def kernel(density: MarginalDensity, surrogate: LogDensity, tuning: Tuning) -> Sampler:
+            tuned: Any = {"step_size": tuning.step_size, "preconditioner": tuning.preconditioner}
+            if self.correlation:
+                return correlated_pseudo_marginal(density, correlation=self.correlation, **tuned)
+            if self.delayed_acceptance:
+                return delayed_acceptance(density, surrogate, **tuned)
+            independent = IndependentProposal(self.independent_share, tuning.mean) if self.independent_share else None
+            return pseudo_marginal(density, moves_latents=self.latent_steps > 0, independent=independent, **tuned)
 
-            return made
-
-        return _marginal_run(
-            model,
-            settings,
-            self.approximation,
-            self.num_importance,
-            self.antithetic,
-            self.evidence,
-            self.latent_steps,
-            self.thinning,
-            self.target_accept_prob,
-            self.mass_matrix,
-            self.from_mode,
-            kernel,
-        )
+        kernels = _Kernels(kernel, self.target_accept_prob, self.mass_matrix)
+        return _run(self, model, settings, kernels, latent_steps=self.latent_steps, from_mode=self.from_mode)
 
 
 @dataclass(frozen=True)
@@ -204,7 +209,7 @@ class PseudoMarginalSlice:
     thinning: int = 1
     evidence: Evidence | None = None
 
-    def prepare(self, model: GPModel, settings: Settings) -> MarginalRun:
+    def prepare(self, model: GPModel, settings: Settings) -> ChainRun:
         """A run on theta.
 
         Raises:
@@ -212,22 +217,8 @@ class PseudoMarginalSlice:
         """
         check_count("max_steps_out", self.max_steps_out)
 
-        def kernel(_: LogDensity) -> Callable[[MarginalDensity, WarmUp], Sampler]:
-            return lambda density, warm_up: pseudo_marginal_slice(
-                density, width=4 * warm_up.preconditioner.standard_deviation(), max_steps_out=self.max_steps_out
-            )
+        def kernel(density: MarginalDensity, _: LogDensity, tuning: Tuning) -> Sampler:
+            width = 4 * tuning.preconditioner.standard_deviation()
+            return pseudo_marginal_slice(density, width=width, max_steps_out=self.max_steps_out)
 
-        return _marginal_run(
-            model,
-            settings,
-            self.approximation,
-            self.num_importance,
-            self.antithetic,
-            self.evidence,
-            0,
-            self.thinning,
-            0.25,
-            MassMatrix.DIAGONAL,
-            False,
-            kernel,
-        )
+        return _run(self, model, settings, _Kernels(kernel, 0.25, MassMatrix.DIAGONAL))

@@ -2,30 +2,33 @@
 
 from torchgpmc.samplers.elliptical_slice import elliptical_slice
 from torchgpmc.samplers.hmc import hmc
-from torchgpmc.samplers.metropolis import metropolis
+from torchgpmc.samplers.metropolis import IndependentProposal, metropolis
 from torchgpmc.samplers.nuts import nuts
 from torchgpmc.samplers.preconditioner import MassMatrix, Preconditioner
 from torchgpmc.samplers.pseudo_marginal import (
-    IndependentProposal,
     correlated_pseudo_marginal,
     delayed_acceptance,
     pseudo_marginal,
     pseudo_marginal_slice,
 )
-from torchgpmc.samplers.slice import Block, slice_sampler
+from torchgpmc.samplers.slice import slice_sampler
+from torchgpmc.samplers.sweep import Block, Conditional, given_the_rest, sweep
 
 __all__ = [
     "Block",
+    "Conditional",
     "IndependentProposal",
     "MassMatrix",
     "Preconditioner",
     "correlated_pseudo_marginal",
     "delayed_acceptance",
     "elliptical_slice",
+    "given_the_rest",
     "hmc",
     "metropolis",
     "nuts",
     "pseudo_marginal",
     "pseudo_marginal_slice",
     "slice_sampler",
+    "sweep",
 ]

@@ -7,13 +7,15 @@ After warm-up nothing adapts, so the draws come from fixed Markov kernels.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchgpmc.linalg import cholesky
+from torchgpmc.samplers.hmc import init_hmc, reasonable_step_size
 from torchgpmc.samplers.preconditioner import MassMatrix, Preconditioner, identity_preconditioner
+from torchgpmc.types import LogDensity
 
 # Hoffman & Gelman 2014, section 3.2.1.
 _SHRINKAGE = 0.05
@@ -115,8 +117,8 @@ def window_ends(warmup_steps: int) -> list[int]:
         end += window
 
 
-class WarmUp(NamedTuple):
-    """All that adapts, and the tuning in force: what a checkpoint saves of warm-up."""
+class Tuning(NamedTuple):
+    """What a kernel is made from, and all that it is learned from."""
 
     step_size: Tensor  # ()
     preconditioner: Preconditioner
@@ -126,22 +128,57 @@ class WarmUp(NamedTuple):
     learns_mass_matrix: bool
 
 
-class WarmUpPlan(NamedTuple):
-    """What to adapt, when, and towards which acceptance."""
+class BurnIn(NamedTuple):
+    """The warm-up of a kernel that needs no tuning: steps on the way from a start to the target, and nothing else."""
+
+    @property
+    def steps(self) -> int:
+        """None that tune."""
+        return 0
+
+    def start(self, position: Tensor, covariance: Tensor | None, generator: torch.Generator) -> tuple[()]:
+        """Nothing to tune."""
+        return ()
+
+    def update(self, tuning: Any, iteration: int, state: Any, info: Any, generator: torch.Generator) -> Any:
+        """Unchanged."""
+        return tuning
+
+    def restarts(self, iteration: int) -> bool:
+        """Never."""
+        return False
+
+    def statistics(self, tuning: Any) -> dict[str, Tensor]:
+        """None."""
+        return {}
+
+
+class WindowedAdaptation(NamedTuple):
+    """Dual averaging of the step size beside moments of the positions in doubling windows; see :func:`window_ends`.
+
+    Args:
+        steps: iterations of warm-up.
+        mass_matrix: which covariances are learned, for the preconditioner.
+        dense_size: leading coordinates that share a dense block.
+        step_size: the first; ``None`` for a kernel that has none.
+        target_acceptance: mean acceptance that the step size is steered to; ``None`` keeps the step size.
+        search_on: of kernels on gradients, whose state has ``position``, ``log_density`` and ``gradient``: the density on which
+            single leapfrog steps look for the step size's scale, at the start and with each new preconditioner.
+        averages_anew: whether dual averaging forgets what it has seen with each new preconditioner.
+    """
 
     steps: int
-    target_acceptance: float
     mass_matrix: MassMatrix
-    adapt_step_size: bool
     dense_size: int
+    step_size: float | None
+    target_acceptance: float | None
+    search_on: LogDensity | None = None
+    averages_anew: bool = True
 
-    def start(self, step_size: float, position: Tensor, covariance: Tensor | None = None) -> WarmUp:
-        """The given step size, and a unit mass matrix to be learned or the inverse of ``covariance`` ``(D, D)`` to be kept.
-
-        ``position`` ``(C, D)`` gives dimension, dtype, device and the first mean.
-        """
+    def start(self, position: Tensor, covariance: Tensor | None, generator: torch.Generator) -> Tuning:
+        """The given step size, and a unit mass matrix to be learned or the inverse of ``covariance`` to be kept."""
         dimension = position.shape[-1]
-        step = torch.tensor(step_size, dtype=position.dtype, device=position.device)
+        step = torch.tensor(self.step_size or 1.0, dtype=position.dtype, device=position.device)
         moments = start_moments(self.dense_size, dimension, position)
         preconditioner = identity_preconditioner(self.dense_size, dimension, position)
         identity = self.mass_matrix is MassMatrix.IDENTITY
@@ -149,30 +186,39 @@ class WarmUpPlan(NamedTuple):
             head, tail = covariance[: self.dense_size, : self.dense_size], covariance.diagonal()[self.dense_size :]
             preconditioner = Preconditioner(cholesky(head).factor, tail.sqrt())
         mean, learns = position.mean(0), covariance is None and not identity
-        return WarmUp(step, preconditioner, mean, start_dual_averaging(step), moments, learns)
+        tuning = Tuning(step, preconditioner, mean, start_dual_averaging(step), moments, learns)
+        if self.search_on is None or self.target_acceptance is None or not self.steps:
+            return tuning
+        return self._averaged_anew(tuning, init_hmc(self.search_on, position), generator)
 
-    def restart_step_size(self, warm_up: WarmUp, step_size: Tensor) -> WarmUp:
-        """The same with dual averaging begun anew at ``step_size`` ``()``."""
-        if not self.adapt_step_size:
-            return warm_up
-        return warm_up._replace(step_size=step_size, averaging=start_dual_averaging(step_size))
+    def _averaged_anew(self, tuning: Tuning, state: Any, generator: torch.Generator) -> Tuning:
+        """Dual averaging begun again, at the step size that a search from ``state`` finds if there is one."""
+        step_size = tuning.step_size
+        if self.search_on is not None:
+            step_size = reasonable_step_size(self.search_on, tuning.preconditioner, state, step_size, generator)
+        return tuning._replace(step_size=step_size, averaging=start_dual_averaging(step_size))
 
-    def renews_mass_matrix(self, warm_up: WarmUp, iteration: int) -> bool:
-        """Whether a window ends after warm-up iteration ``iteration`` (from 1)."""
-        return warm_up.learns_mass_matrix and iteration in window_ends(self.steps)
+    def update(self, tuning: Tuning, iteration: int, state: Any, info: Any, generator: torch.Generator) -> Tuning:
+        """From the positions and the acceptance rates ``(C,)``."""
+        step_size, preconditioner, mean, averaging, moments, _ = tuning
+        if self.target_acceptance is not None:
+            averaging = update_dual_averaging(averaging, info.acceptance_rate.mean(), self.target_acceptance)
+            step_size = (averaging.log_average if iteration == self.steps else averaging.log_step).exp()
+        ends = window_ends(self.steps) if tuning.learns_mass_matrix else []
+        if ends and min(_FIRST_BUFFER, int(0.15 * self.steps)) < iteration <= ends[-1]:
+            moments = update_moments(moments, state.position)
+        renewed = iteration in ends
+        if renewed:
+            preconditioner, mean = preconditioner_from(moments), moments.mean
+            moments = start_moments(self.dense_size, state.position.shape[-1], state.position)
+        tuning = Tuning(step_size, preconditioner, mean, averaging, moments, tuning.learns_mass_matrix)
+        begins_again = renewed and self.averages_anew and self.target_acceptance is not None and iteration < self.steps
+        return self._averaged_anew(tuning, state, generator) if begins_again else tuning
 
-    def update(self, warm_up: WarmUp, iteration: int, position: Tensor, acceptance: Tensor) -> WarmUp:
-        """After warm-up iteration ``iteration`` (from 1), with positions ``(C, D)`` and acceptance probabilities ``(C,)``."""
-        averaging = update_dual_averaging(warm_up.averaging, acceptance.mean(), self.target_acceptance)
-        log_step = averaging.log_average if iteration == self.steps else averaging.log_step
-        step_size = log_step.exp() if self.adapt_step_size else warm_up.step_size
-        moments, preconditioner, mean = warm_up.moments, warm_up.preconditioner, warm_up.mean
-        ends = window_ends(self.steps)
-        if warm_up.learns_mass_matrix and ends:
-            first = min(_FIRST_BUFFER, int(0.15 * self.steps))
-            if first < iteration <= ends[-1]:
-                moments = update_moments(moments, position)
-            if iteration in ends:
-                preconditioner, mean = preconditioner_from(moments), moments.mean
-                moments = start_moments(self.dense_size, position.shape[-1], position)
-        return WarmUp(step_size, preconditioner, mean, averaging, moments, warm_up.learns_mass_matrix)
+    def restarts(self, iteration: int) -> bool:
+        """Never: the state of a chain does not depend on its kernel's tuning."""
+        return False
+
+    def statistics(self, tuning: Tuning) -> dict[str, Tensor]:
+        """The step size, of kernels that have one."""
+        return {} if self.step_size is None else {"step_size": tuning.step_size}

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchgpmc.density import as_density
 from torchgpmc.random import log_uniform, normal_like, uniform
-from torchgpmc.types import Sampler
+from torchgpmc.trees import where
+from torchgpmc.types import Density, Sampler
 
 # The bracket always holds the current point; this many shrinks exhaust the digits of a float64.
 _MAX_SHRINKS = 200
 
 
 class EllipticalSliceState(NamedTuple):
-    """Position ``(C, D)`` and its log likelihood ``(C,)``."""
+    """Position ``(C, D)``, its log likelihood ``(C,)``, and what that was made from."""
 
     position: Tensor
     log_density: Tensor
+    payload: Any = ()
 
 
 class EllipticalSliceInfo(NamedTuple):
@@ -31,13 +34,13 @@ class EllipticalSliceInfo(NamedTuple):
     n_failures: Tensor  # evaluations that gave -inf
 
 
-def elliptical_slice(log_likelihood: Callable[[Tensor], Tensor]) -> Sampler:
+def elliptical_slice(log_likelihood: Density | Callable[[Tensor], Tensor]) -> Sampler:
     """Elliptical slice sampling for a standard normal prior (Murray, Adams & MacKay 2010, figure 2).
 
     The bracket on the angle shrinks for the chains still searching; the others are masked and wait.
 
     Args:
-        log_likelihood: ``(C, D) -> (C,)``; the prior is N(0, I), so latents come whitened.
+        log_likelihood: ``(C, D) -> (C,)``, known and not estimated; the prior is N(0, I), so latents come whitened.
 
     Returns:
         A sampler with :class:`EllipticalSliceState` and :class:`EllipticalSliceInfo`.
@@ -53,34 +56,34 @@ def elliptical_slice(log_likelihood: Callable[[Tensor], Tensor]) -> Sampler:
         >>> abs(state.position.mean() - 0.5) < 0.11, abs(state.position.var() - 0.5) < 0.11  # five standard errors
         (tensor(True), tensor(True))
     """
+    density = as_density(log_likelihood)
 
     def init(position: Tensor, generator: torch.Generator) -> EllipticalSliceState:
-        return EllipticalSliceState(position, log_likelihood(position))
+        return EllipticalSliceState(position, *density.draw(position, generator))
 
     def step(state: EllipticalSliceState, generator: torch.Generator) -> tuple[EllipticalSliceState, EllipticalSliceInfo]:
-        position, current = state
+        position, current, _ = state
         chains = current.shape
         other = normal_like(position, generator)
         level = current + log_uniform(chains, current, generator)
         angle = 2 * math.pi * uniform(chains, current, generator)
         low, high = angle - 2 * math.pi, angle
         searching = torch.ones_like(current, dtype=torch.bool)
-        chosen, chosen_value = position, current
+        chosen = state
         tried, failures = torch.zeros_like(current), torch.zeros_like(current)
         for _ in range(_MAX_SHRINKS):
             proposal = position * torch.cos(angle).unsqueeze(-1) + other * torch.sin(angle).unsqueeze(-1)
-            value = log_likelihood(proposal)
+            value, payload = density.draw(proposal, generator)
             found = searching & (value > level)
             tried = tried + searching
             failures = failures + (searching & torch.isinf(value))
-            chosen = torch.where(found.unsqueeze(-1), proposal, chosen)
-            chosen_value = torch.where(found, value, chosen_value)
+            chosen = where(found, EllipticalSliceState(proposal, value, payload), chosen)
             searching = searching & ~found
             if not bool(searching.any()):
                 break
             low = torch.where(searching & (angle < 0), angle, low)
             high = torch.where(searching & (angle >= 0), angle, high)
             angle = low + (high - low) * uniform(chains, current, generator)
-        return EllipticalSliceState(chosen, chosen_value), EllipticalSliceInfo(1 / tried, tried, failures)
+        return chosen, EllipticalSliceInfo(1 / tried, tried, failures)
 
     return Sampler(init, step)

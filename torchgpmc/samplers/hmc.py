@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchgpmc.random import log_uniform, normal_like
 from torchgpmc.samplers.preconditioner import Preconditioner
+from torchgpmc.trees import where
 from torchgpmc.types import LogDensity, Sampler
 
 # An energy error beyond this means the integrator has left the level set (Betancourt 2017, section 6.2).
@@ -61,16 +62,6 @@ def leapfrog(
     log_density, gradient = density.value_and_grad(position)
     rho = rho + 0.5 * step_size * preconditioner.apply_transpose(gradient)
     return HMCState(position, log_density, gradient), rho
-
-
-def select_rows(mask: Tensor, yes: HMCState, no: HMCState) -> HMCState:
-    """Rows of ``yes`` where ``mask`` ``(C,)`` holds, rows of ``no`` elsewhere."""
-    column = mask.unsqueeze(-1)
-    return HMCState(
-        torch.where(column, yes.position, no.position),
-        torch.where(mask, yes.log_density, no.log_density),
-        torch.where(column, yes.gradient, no.gradient),
-    )
 
 
 def hmc(
@@ -131,7 +122,7 @@ def hmc(
             n_failures=n_failures,
             tree_depth=torch.zeros_like(energy),
         )
-        return select_rows(accepted, end, state), info
+        return where(accepted, end, state), info
 
     return Sampler(init, step)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,9 +15,10 @@ from torchgpmc.samplers.hmc import (
     init_hmc,
     kinetic_energy,
     leapfrog,
-    select_rows,
 )
 from torchgpmc.samplers.preconditioner import Preconditioner
+from torchgpmc.trees import put, where
+from torchgpmc.trees import take as take_rows
 from torchgpmc.types import LogDensity, Sampler
 
 
@@ -59,13 +60,6 @@ class _Tally(NamedTuple):
     n_failures: Tensor
     diverging: Tensor
     depth: Tensor
-
-
-def _take(value: Any, rows: Tensor) -> Any:
-    """The given rows of every tensor in nested NamedTuples."""
-    if isinstance(value, Tensor):
-        return value[rows]
-    return type(value)(*(_take(part, rows) for part in value))
 
 
 def _turning(left_rho: Tensor, right_rho: Tensor, rho_sum: Tensor) -> Tensor:
@@ -171,7 +165,7 @@ def _transition(
         if len(still) == 0:
             break
         if len(still) < len(running):
-            tree, working = _take(tree, still), working.select(still)
+            tree, working = take_rows(tree, still), working.select(still)
     info = HMCInfo(
         acceptance_rate=tally.acceptance / tally.n_steps.clamp_min(1.0),
         diverging=tally.diverging,
@@ -198,7 +192,7 @@ def _grow(
     Returns the rows still in the batch (``None`` when none is), their finished subtrees, and which of them are still running.
     """
     column = forward.unsqueeze(-1)
-    end, end_rho = select_rows(forward, tree.right, tree.left), torch.where(column, tree.right_rho, tree.left_rho)
+    end, end_rho = where(forward, tree.right, tree.left), torch.where(column, tree.right_rho, tree.left_rho)
     compact = end_rho.device.type == "cpu"
     log_weight = torch.full_like(tree.log_weight, -torch.inf)
     subtree = _Subtree(end, end_rho, torch.zeros_like(end_rho), end, tree.start_energy, log_weight)
@@ -215,7 +209,7 @@ def _grow(
             end,
             end_rho,
             before + end_rho,
-            select_rows(take, end, subtree.proposal),
+            where(take, end, subtree.proposal),
             torch.where(take, energy, subtree.proposal_energy),
             log_weight,
         )
@@ -231,7 +225,7 @@ def _grow(
         if len(still) == 0:
             return None, None, running, tally, density
         if compact and len(still) < len(running):
-            tree, subtree, running = _take(tree, still), _take(subtree, still), running[still]
+            tree, subtree, running = take_rows(tree, still), take_rows(subtree, still), running[still]
             step_size, density = step_size[still], density.select(still)
             stored = [(rho[still], rho_sum[still]) for rho, rho_sum in stored]
     return tree, subtree, running, tally, density
@@ -255,12 +249,12 @@ def _merge(tree: _Tree, subtree: _Subtree, forward: Tensor, take: Tensor) -> _Tr
     """Joins a finished subtree to its tree; ``take`` says whose proposal moves to the new half (biased progressive sampling)."""
     column = forward.unsqueeze(-1)
     return tree._replace(
-        left=select_rows(forward, tree.left, subtree.end),
+        left=where(forward, tree.left, subtree.end),
         left_rho=torch.where(column, tree.left_rho, subtree.end_rho),
-        right=select_rows(forward, subtree.end, tree.right),
+        right=where(forward, subtree.end, tree.right),
         right_rho=torch.where(column, subtree.end_rho, tree.right_rho),
         rho_sum=tree.rho_sum + subtree.rho_sum,
-        proposal=select_rows(take, subtree.proposal, tree.proposal),
+        proposal=where(take, subtree.proposal, tree.proposal),
         proposal_energy=torch.where(take, subtree.proposal_energy, tree.proposal_energy),
         log_weight=torch.logaddexp(tree.log_weight, subtree.log_weight),
     )
@@ -269,7 +263,6 @@ def _merge(tree: _Tree, subtree: _Subtree, forward: Tensor, take: Tensor) -> _Tr
 def _put_back(result: HMCState, energy: Tensor, tree: _Tree, running: Tensor) -> tuple[HMCState, Tensor]:
     """Writes the proposals of the running rows into the states of all chains."""
     if len(tree.rows) == len(energy):
-        return select_rows(running, tree.proposal, result), torch.where(running, tree.proposal_energy, energy)
-    rows, chosen = tree.rows[running], _take(tree.proposal, running)
-    state = HMCState(*(whole.index_put((rows,), part) for whole, part in zip(result, chosen, strict=True)))
-    return state, energy.index_put((rows,), tree.proposal_energy[running])
+        return where(running, tree.proposal, result), torch.where(running, tree.proposal_energy, energy)
+    rows, chosen = tree.rows[running], take_rows(tree.proposal, running)
+    return put(result, rows, chosen), energy.index_put((rows,), tree.proposal_energy[running])

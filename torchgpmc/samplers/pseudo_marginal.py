@@ -7,29 +7,36 @@ numbers are part of the state (Andrieu & Roberts 2009).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchgpmc.random import log_uniform, normal_like, uniform
+from torchgpmc.density import DrawnDensity
+from torchgpmc.random import log_uniform, normal_like
 from torchgpmc.samplers.elliptical_slice import EllipticalSliceState, elliptical_slice
+from torchgpmc.samplers.metropolis import (
+    IndependentProposal,
+    MetropolisInfo,
+    MetropolisState,
+    accept,
+    metropolis,
+    propose,
+)
 from torchgpmc.samplers.preconditioner import Preconditioner
 from torchgpmc.samplers.slice import SliceState, slice_sampler
-from torchgpmc.types import LogDensity, NoisyDensity, Sampler
-
-_DEGREES_OF_FREEDOM = 5  # of independent proposals
+from torchgpmc.trees import put, take
+from torchgpmc.types import Density, LogDensity, NoisyDensity, Sampler
 
 
 class PseudoMarginalState(NamedTuple):
     """Position ``(C, D)``, the log of the density's estimate there ``(C,)``, and what the estimate was made from."""
 
     position: Tensor
-    log_density: Tensor
+    log_density: Tensor  # NaN where it is not estimated yet, see on_surrogate
     payload: Any  # NamedTuple of tensors (C, ...): latent draw and the like
     auxiliary: Tensor  # (C, A), the standard normals behind the estimate where a kernel needs them again; else (C, 0)
-    surrogate: Tensor  # (C,), the cheap density at the position for delayed acceptance; else (C, 0)
+    surrogate: Tensor  # (C,), the cheap density at the position where a kernel uses one; else (C, 0)
 
 
 class PseudoMarginalInfo(NamedTuple):
@@ -39,40 +46,6 @@ class PseudoMarginalInfo(NamedTuple):
     n_steps: Tensor  # estimates made
     n_failures: Tensor  # estimates of zero
     n_factorizations: Tensor  # that the estimates took
-
-
-def select_payload(mask: Tensor, yes: Any, no: Any) -> Any:
-    """Rows of ``yes`` where ``mask`` ``(C,)`` holds, rows of ``no`` elsewhere, in every tensor of two like NamedTuples."""
-    if isinstance(yes, Tensor):
-        return torch.where(mask.view(-1, *[1] * (yes.dim() - 1)), yes, no)
-    return type(yes)(*(select_payload(mask, a, b) for a, b in zip(yes, no, strict=True)))
-
-
-class IndependentProposal(NamedTuple):
-    """A Student t density with 5 degrees of freedom and scale S S', some of whose draws stand in for random-walk proposals.
-
-    Example:
-        >>> import torch
-        >>> from torchgpmc.samplers import IndependentProposal, Preconditioner
-        >>> unit = Preconditioner(torch.eye(2), torch.zeros(0))
-        >>> position = torch.tensor([[0.0, 0.0], [3.0, 4.0]])
-        >>> IndependentProposal(0.9, torch.zeros(2)).log_density(unit, position)  # -3.5 log(1 + 25 / 5), up to a constant
-        tensor([-0.0000, -6.2712])
-    """
-
-    share: float  # of the transitions, in [0, 1]
-    mean: Tensor  # (D,)
-
-    def draw(self, preconditioner: Preconditioner, position: Tensor, generator: torch.Generator) -> Tensor:
-        """Draws ``(C, D)``, whatever ``position`` ``(C, D)``."""
-        noise = normal_like(position, generator)
-        chi_square = normal_like(position.new_empty(len(position), _DEGREES_OF_FREEDOM), generator).square().sum(-1, keepdim=True)
-        return self.mean + preconditioner.apply(noise * (_DEGREES_OF_FREEDOM / chi_square).sqrt())
-
-    def log_density(self, preconditioner: Preconditioner, position: Tensor) -> Tensor:
-        """Up to a constant, ``(C,)``."""
-        square = preconditioner.solve(position - self.mean).square().sum(-1)
-        return -0.5 * (_DEGREES_OF_FREEDOM + position.shape[-1]) * torch.log1p(square / _DEGREES_OF_FREEDOM)
 
 
 def pseudo_marginal(
@@ -102,48 +75,18 @@ def pseudo_marginal(
         return PseudoMarginalState(position, log_density, payload, position[:, :0], position[:, :0])
 
     def step(state: PseudoMarginalState, generator: torch.Generator) -> tuple[PseudoMarginalState, PseudoMarginalInfo]:
-        proposal = state.position + step_size * preconditioner.apply(normal_like(state.position, generator))
-        log_u = log_uniform(state.log_density.shape, state.log_density, generator)
-        correction: Tensor | float = 0.0
-        if independent is not None:
-            jumps = uniform(state.log_density.shape, state.log_density, generator) < independent.share
-            proposal = torch.where(jumps.unsqueeze(-1), independent.draw(preconditioner, proposal, generator), proposal)
-            here, there = (independent.log_density(preconditioner, position) for position in (state.position, proposal))
-            correction = torch.where(jumps, here - there, 0.0)
-        log_density, payload = density.draw(proposal, generator)
-        state, info = _accept(density, state, proposal, log_density, payload, state.auxiliary, log_u, correction)
+        move = propose(
+            state.position, step_size=step_size, preconditioner=preconditioner, independent=independent, generator=generator
+        )
+        log_density, payload = density.draw(move.position, generator)
+        proposed = state._replace(position=move.position, log_density=log_density, payload=payload)
+        state, info = accept(move, proposed, state)
         if moves_latents:
-            log_density, payload = density.move(state.position, state.payload, generator)
-            state = state._replace(log_density=log_density, payload=payload)
-        return state, info
+            log_density, moved = density.move(state.position, state.payload, generator)
+            state = state._replace(log_density=log_density, payload=moved)
+        return state, PseudoMarginalInfo(*info, density.work(payload))
 
     return Sampler(init, step)
-
-
-def _accept(
-    density: NoisyDensity,
-    state: PseudoMarginalState,
-    proposal: Tensor,
-    log_density: Tensor,
-    payload: Any,
-    auxiliary: Tensor,
-    log_u: Tensor,
-    correction: Tensor | float = 0.0,
-) -> tuple[PseudoMarginalState, PseudoMarginalInfo]:
-    """Takes the proposal or not; ``correction`` is the log ratio of proposal densities, back over forth."""
-    log_ratio = torch.nan_to_num(log_density - state.log_density + correction, nan=-torch.inf)
-    accepted = log_u < log_ratio
-    column = accepted.unsqueeze(-1)
-    new = PseudoMarginalState(
-        torch.where(column, proposal, state.position),
-        torch.where(accepted, log_density, state.log_density),
-        select_payload(accepted, payload, state.payload),
-        torch.where(column, auxiliary, state.auxiliary),
-        state.surrogate,
-    )
-    failures = torch.isinf(log_density).to(log_ratio)
-    info = PseudoMarginalInfo(log_ratio.clamp_max(0.0).exp(), torch.ones_like(log_ratio), failures, density.work(payload))
-    return new, info
 
 
 def correlated_pseudo_marginal(
@@ -171,11 +114,12 @@ def correlated_pseudo_marginal(
         return PseudoMarginalState(position, log_density, payload, auxiliary, position[:, :0])
 
     def step(state: PseudoMarginalState, generator: torch.Generator) -> tuple[PseudoMarginalState, PseudoMarginalInfo]:
-        proposal = state.position + step_size * preconditioner.apply(normal_like(state.position, generator))
-        log_u = log_uniform(state.log_density.shape, state.log_density, generator)
+        move = propose(state.position, step_size=step_size, preconditioner=preconditioner, generator=generator)
         auxiliary = correlation * state.auxiliary + fresh * normal_like(state.auxiliary, generator)
-        log_density, payload = density.evaluate(proposal, auxiliary)
-        return _accept(density, state, proposal, log_density, payload, auxiliary, log_u)
+        log_density, payload = density.evaluate(move.position, auxiliary)
+        proposed = PseudoMarginalState(move.position, log_density, payload, auxiliary, state.surrogate)
+        state, info = accept(move, proposed, state)
+        return state, PseudoMarginalInfo(*info, density.work(payload))
 
     return Sampler(init, step)
 
@@ -219,44 +163,31 @@ def delayed_acceptance(
         acceptance[rows] = second.clamp_max(0.0).exp()
         n_steps[rows], n_failures[rows], work[rows] = 1.0, torch.isinf(log_density).to(first), density.work(payload)
         taken, kept = rows[accepted], accepted.nonzero().squeeze(-1)
-        new = PseudoMarginalState(
-            state.position.index_put((taken,), proposal[taken]),
-            state.log_density.index_put((taken,), log_density[kept]),
-            _put_rows(state.payload, taken, payload, kept),
-            state.auxiliary,
-            state.surrogate.index_put((taken,), screened[taken]),
-        )
-        return new, PseudoMarginalInfo(acceptance, n_steps, n_failures, work)
+        proposed = PseudoMarginalState(proposal[rows], log_density, payload, state.auxiliary[rows], screened[rows])
+        return put(state, taken, take(proposed, kept)), PseudoMarginalInfo(acceptance, n_steps, n_failures, work)
 
     return Sampler(init, step)
 
 
-def _put_rows(old: Any, rows: Tensor, new: Any, kept: Tensor) -> Any:
-    if isinstance(old, Tensor):
-        return old.index_put((rows,), new[kept])
-    return type(old)(*(_put_rows(a, rows, b, kept) for a, b in zip(old, new, strict=True)))
-
-
 class _Counted:
-    """Evaluations of one transition as functions of one argument, with their work added up."""
+    """Estimates of one transition as a known density of one argument, the other fixed; with their work added up."""
 
     def __init__(self, density: NoisyDensity, zero: Tensor):
         self.density = density
         self.work = zero
 
-    def evaluate(self, position: Tensor, auxiliary: Tensor) -> tuple[Tensor, Any]:
-        """An estimate and its payload."""
+    def _evaluate(self, position: Tensor, auxiliary: Tensor) -> tuple[Tensor, Any]:
         log_density, payload = self.density.evaluate(position, auxiliary)
         self.work = self.work + self.density.work(payload)
         return log_density, payload
 
-    def of_position(self, auxiliary: Tensor) -> Callable[[Tensor], Tensor]:
-        """The log estimate at fixed normals."""
-        return lambda position: self.evaluate(position, auxiliary)[0]
+    def of_position(self, auxiliary: Tensor) -> Density:
+        """At fixed normals."""
+        return DrawnDensity(lambda position, _: self._evaluate(position, auxiliary))
 
-    def of_auxiliary(self, position: Tensor) -> Callable[[Tensor], Tensor]:
-        """The log estimate at a fixed position."""
-        return lambda auxiliary: self.evaluate(position, auxiliary)[0]
+    def of_auxiliary(self, position: Tensor) -> Density:
+        """At a fixed position."""
+        return DrawnDensity(lambda auxiliary, _: self._evaluate(position, auxiliary))
 
 
 def pseudo_marginal_slice(density: NoisyDensity, *, width: Tensor, max_steps_out: int = 8) -> Sampler:
@@ -283,13 +214,38 @@ def pseudo_marginal_slice(density: NoisyDensity, *, width: Tensor, max_steps_out
         position = state.position
         counted = _Counted(density, torch.zeros_like(state.log_density))
         inner = elliptical_slice(counted.of_auxiliary(position))
-        moved, first = inner.step(EllipticalSliceState(state.auxiliary, state.log_density), generator)
-        frozen = counted.of_position(moved.position)
-        outer = slice_sampler(frozen, width=width, max_steps_out=max_steps_out)
-        placed, second = outer.step(SliceState(position, moved.log_density), generator)
-        log_density, payload = counted.evaluate(placed.position, moved.position)
-        new = PseudoMarginalState(placed.position, log_density, payload, moved.position, state.surrogate)
-        n_steps, failures = first.n_steps + second.n_steps + 2, first.n_failures + second.n_failures
+        moved, first = inner.step(EllipticalSliceState(state.auxiliary, state.log_density, state.payload), generator)
+        outer = slice_sampler(counted.of_position(moved.position), width=width, max_steps_out=max_steps_out)
+        placed, second = outer.step(SliceState(position, moved.log_density, moved.payload), generator)
+        new = PseudoMarginalState(placed.position, placed.log_density, placed.payload, moved.position, state.surrogate)
+        n_steps, failures = first.n_steps + second.n_steps, first.n_failures + second.n_failures
         return new, PseudoMarginalInfo(second.acceptance_rate, n_steps, failures, counted.work)
+
+    return Sampler(init, step)
+
+
+def on_surrogate(estimated: Sampler, surrogate: LogDensity, *, step_size: Tensor, preconditioner: Preconditioner) -> Sampler:
+    """Metropolis on a cheap density over the states of a pseudo-marginal kernel: what that kernel is tuned with.
+
+    The density is not estimated meanwhile, and its log is NaN; ``estimated.init`` at the positions goes over to the target.
+
+    Args:
+        estimated: the kernel that is to run later.
+        surrogate: a deterministic approximation of its target.
+        step_size: ``()``.
+        preconditioner: S, see :class:`Preconditioner`.
+
+    Returns:
+        A sampler with :class:`PseudoMarginalState` and :class:`MetropolisInfo`.
+    """
+    kernel = metropolis(surrogate, step_size=step_size, preconditioner=preconditioner)
+
+    def init(position: Tensor, generator: torch.Generator) -> PseudoMarginalState:
+        state = estimated.init(position, generator)  # for its payload, which belongs into every state
+        return state._replace(log_density=torch.full_like(state.log_density, torch.nan), surrogate=surrogate(position))
+
+    def step(state: PseudoMarginalState, generator: torch.Generator) -> tuple[PseudoMarginalState, MetropolisInfo]:
+        moved, info = kernel.step(MetropolisState(state.position, state.surrogate), generator)
+        return state._replace(position=moved.position, surrogate=moved.log_density), info
 
     return Sampler(init, step)

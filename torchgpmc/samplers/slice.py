@@ -2,55 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchgpmc.density import as_density
 from torchgpmc.random import log_uniform, uniform
-from torchgpmc.types import Sampler
+from torchgpmc.trees import where
+from torchgpmc.types import Density, Sampler
 
 # Shrinkage brackets the current point, so it always ends; this many halvings exhaust the digits of a float64.
 _MAX_SHRINKS = 200
 
 
 class SliceState(NamedTuple):
-    """Position ``(C, D)`` and its log density ``(C,)``."""
+    """Position ``(C, D)``, its log density ``(C,)``, and what that was made from."""
 
     position: Tensor
     log_density: Tensor
+    payload: Any = ()
 
 
 class SliceInfo(NamedTuple):
-    """What is known about one sweep of each chain, each ``(C,)``."""
+    """What is known about one round of updates of each chain, each ``(C,)``."""
 
     acceptance_rate: Tensor  # accepted points over points tried within the brackets
     n_steps: Tensor  # density evaluations
     n_failures: Tensor  # evaluations that gave -inf
 
 
-class Block(NamedTuple):
-    """Coordinates updated in turn, and the log density of the whole position to use meanwhile.
-
-    ``conditional(position)`` may do once, for the whole block, the work that the block's coordinates leave unchanged. It returns a
-    function ``(C, D) -> (C,)`` that is the target up to a constant of each chain.
-    """
-
-    coordinates: Sequence[int]
-    conditional: Callable[[Tensor], Callable[[Tensor], Tensor]]
-
-
-def slice_sampler(
-    density: Callable[[Tensor], Tensor], *, width: Tensor, max_steps_out: int = 8, blocks: Sequence[Block] | None = None
-) -> Sampler:
-    """One sweep of univariate slice updates with stepping out and shrinkage (Neal 2003, figures 3 and 5).
+def slice_sampler(density: Density | Callable[[Tensor], Tensor], *, width: Tensor, max_steps_out: int = 8) -> Sampler:
+    """One round of univariate slice updates with stepping out and shrinkage (Neal 2003, figures 3 and 5).
 
     Args:
-        density: log density of the target, ``(C, D) -> (C,)``.
+        density: log density of the target, ``(C, D) -> (C,)``, known and not estimated.
         width: initial bracket of each coordinate ``(D,)``.
         max_steps_out: limit on the number of widths in a bracket; shared at random between both ends.
-        blocks: how to divide the coordinates; one block of all with ``density`` itself by default.
 
     Returns:
         A sampler with :class:`SliceState` and :class:`SliceInfo`.
@@ -66,98 +55,72 @@ def slice_sampler(
         >>> abs(state.position.exp().mean() - 1) < 0.15  # five standard errors
         tensor(True)
     """
+    target = as_density(density)
 
     def init(position: Tensor, generator: torch.Generator) -> SliceState:
-        return SliceState(position, density(position))
+        return SliceState(position, *target.draw(position, generator))
 
     def step(state: SliceState, generator: torch.Generator) -> tuple[SliceState, SliceInfo]:
-        position = state.position
-        parts = blocks if blocks is not None else [Block(range(position.shape[1]), lambda _: density)]
-        sweep = _Sweep(torch.zeros_like(state.log_density))
-        for block in parts:
-            conditional = sweep.counting(block.conditional(position))
-            log_density = conditional(position)
-            for index in block.coordinates:
-                position, log_density = _update(
-                    conditional, position, log_density, index, width[index], max_steps_out, generator, sweep
-                )
-        log_density = density(position)
-        tried = sweep.tried.clamp_min(1.0)
-        return SliceState(position, log_density), SliceInfo(sweep.accepted / tried, sweep.n_steps, sweep.n_failures)
+        updates = _Round(target, max_steps_out, generator, torch.zeros_like(state.log_density))
+        for index in range(state.position.shape[1]):
+            state = updates.one_coordinate(state, index, width[index])
+        rate = updates.accepted / updates.tried.clamp_min(1.0)
+        return state, SliceInfo(rate, updates.n_steps, updates.n_failures)
 
     return Sampler(init, step)
 
 
-class _Sweep:
-    """Counters of one sweep, each ``(C,)``."""
+class _Round:
+    """Updates of one coordinate after another, and their counters, each ``(C,)``."""
 
-    def __init__(self, zero: Tensor):
+    def __init__(self, density: Density, max_steps_out: int, generator: torch.Generator, zero: Tensor):
+        self.density = density
+        self.max_steps_out = max_steps_out
+        self.generator = generator
         self.n_steps = self.n_failures = self.tried = self.accepted = zero
 
-    def counting(self, function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        """``function``, with its evaluations and failures counted."""
+    def _moved(self, state: SliceState, index: int, value: Tensor) -> SliceState:
+        """``state`` with another ``value`` ``(C,)`` of one coordinate."""
+        position = state.position.clone()
+        position[:, index] = value
+        log_density, payload = self.density.draw(position, self.generator)
+        self.n_steps = self.n_steps + 1
+        self.n_failures = self.n_failures + torch.isinf(log_density)
+        return SliceState(position, log_density, payload)
 
-        def evaluate(position: Tensor) -> Tensor:
-            value = function(position)
-            self.n_steps = self.n_steps + 1
-            self.n_failures = self.n_failures + torch.isinf(value)
-            return value
+    def one_coordinate(self, state: SliceState, index: int, width: Tensor) -> SliceState:
+        """One coordinate of every chain; a chain that has found its point waits for the others."""
+        current = state.position[:, index]
+        chains = current.shape
+        level = state.log_density + log_uniform(chains, current, self.generator)
+        left = current - width * uniform(chains, current, self.generator)
+        right = left + width
+        steps_left = torch.floor(self.max_steps_out * uniform(chains, current, self.generator))
+        steps_right = self.max_steps_out - 1 - steps_left
+        left = self._step_out(state, index, left, -width, steps_left, level)
+        right = self._step_out(state, index, right, width, steps_right, level)
+        searching = torch.ones_like(current, dtype=torch.bool)
+        chosen = state
+        for _ in range(_MAX_SHRINKS):
+            proposal = left + (right - left) * uniform(chains, current, self.generator)
+            tried = self._moved(state, index, torch.where(searching, proposal, chosen.position[:, index]))
+            found = searching & (tried.log_density > level)
+            self.tried = self.tried + searching
+            self.accepted = self.accepted + found
+            chosen = where(found, tried, chosen)
+            searching = searching & ~found
+            if not bool(searching.any()):
+                break
+            left = torch.where(searching & (proposal < current), proposal, left)
+            right = torch.where(searching & (proposal >= current), proposal, right)
+        return chosen
 
-        return evaluate
-
-
-def _update(
-    log_density_at: Callable[[Tensor], Tensor],
-    position: Tensor,
-    log_density: Tensor,
-    index: int,
-    width: Tensor,
-    max_steps_out: int,
-    generator: torch.Generator,
-    sweep: _Sweep,
-) -> tuple[Tensor, Tensor]:
-    """One coordinate of every chain; a chain that has found its point waits for the others."""
-    current = position[:, index]
-
-    def at(value: Tensor) -> Tensor:
-        moved = position.clone()
-        moved[:, index] = value
-        return log_density_at(moved)
-
-    chains = current.shape
-    level = log_density + log_uniform(chains, current, generator)
-    left = current - width * uniform(chains, current, generator)
-    right = left + width
-    steps_left = torch.floor(max_steps_out * uniform(chains, current, generator))
-    steps_right = max_steps_out - 1 - steps_left
-    left = _step_out(at, left, -width, steps_left, level)
-    right = _step_out(at, right, width, steps_right, level)
-    searching = torch.ones_like(current, dtype=torch.bool)
-    chosen, chosen_density = current, log_density
-    for _ in range(_MAX_SHRINKS):
-        proposal = left + (right - left) * uniform(chains, current, generator)
-        value = at(torch.where(searching, proposal, chosen))
-        found = searching & (value > level)
-        sweep.tried = sweep.tried + searching
-        sweep.accepted = sweep.accepted + found
-        chosen = torch.where(found, proposal, chosen)
-        chosen_density = torch.where(found, value, chosen_density)
-        searching = searching & ~found
-        if not bool(searching.any()):
-            break
-        left = torch.where(searching & (proposal < current), proposal, left)
-        right = torch.where(searching & (proposal >= current), proposal, right)
-    moved = position.clone()
-    moved[:, index] = chosen
-    return moved, chosen_density
-
-
-def _step_out(at: Callable[[Tensor], Tensor], edge: Tensor, width: Tensor, allowance: Tensor, level: Tensor) -> Tensor:
-    """Moves each chain's bracket edge outwards by ``width`` while it is inside the slice and its allowance lasts."""
-    while True:
-        going = allowance > 0
-        if not bool(going.any()):
-            return edge
-        going = going & (at(edge) > level)
-        edge = torch.where(going, edge + width, edge)
-        allowance = torch.where(going, allowance - 1, torch.zeros_like(allowance))
+    def _step_out(self, state: SliceState, index: int, edge: Tensor, width: Tensor, allowance: Tensor, level: Tensor) -> Tensor:
+        """Moves each chain's bracket edge outwards by ``width`` while it is inside the slice and its allowance lasts."""
+        while True:
+            going = allowance > 0
+            if not bool(going.any()):
+                return edge
+            going = going & (self._moved(state, index, edge).log_density > level)
+            edge = torch.where(going, edge + width, edge)
+            allowance = torch.where(going, allowance - 1, torch.zeros_like(allowance))

@@ -10,10 +10,6 @@ from torch import Tensor
 from torchgpmc.density import ChunkedDensity
 from torchgpmc.draws import Draw, Draws
 from torchgpmc.models.base import GPModel
-from torchgpmc.types import LogDensity
-
-_MAX_START_ATTEMPTS = 100
-_LATENT_START_SPREAD = 0.1
 
 
 class Settings(NamedTuple):
@@ -29,7 +25,7 @@ class Run(Protocol):
     """One run of an engine on one model. Its state holds everything that changes, adaptation included."""
 
     @property
-    def target(self) -> str:
+    def label(self) -> str:
         """What the draws are draws of, in words: "the exact posterior", or what is approximate about it."""
         ...
 
@@ -38,7 +34,7 @@ class Run(Protocol):
         ...
 
     def num_advances(self) -> int:
-        """How many advances make a complete run, warm-up included."""
+        """How many advances make a complete run, warm-up included; it may finish earlier."""
         ...
 
     def advance(self, state: Any, generator: torch.Generator) -> tuple[Any, Draw | None, dict[str, Tensor]]:
@@ -46,7 +42,7 @@ class Run(Protocol):
         ...
 
     def is_finished(self, state: Any) -> bool:
-        """Whether to stop before ``num_advances``, because what was asked for has been reached."""
+        """Whether what was asked for has been reached."""
         ...
 
     def finish(self, state: Any, draw: Draw) -> Draws:
@@ -82,7 +78,7 @@ def refuse_chain_options(method: str, settings: Settings) -> None:
             )
 
 
-def in_chunks(density: LogDensity, num_chains: int, chain_chunk: int | None) -> LogDensity:
+def in_chunks(density: Any, num_chains: int, chain_chunk: int | None) -> Any:
     """``density`` evaluated at most ``chain_chunk`` chains at once."""
     if chain_chunk is None or chain_chunk >= num_chains:
         return density
@@ -100,29 +96,3 @@ def check_count(name: str, value: int, least: int = 1) -> None:
     """Raises a ``ValueError`` unless ``value`` is a whole number of at least ``least``."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"{name} is {value!r}. Expected a whole number of at least {least}.")
-
-
-def starting_positions(model: GPModel, density: LogDensity, num_chains: int, generator: torch.Generator) -> Tensor:
-    """Positions [theta, v] of finite log density ``(C, P + V)``: theta from the prior, v small.
-
-    Raises:
-        ValueError: some chain found no such position in many prior draws.
-    """
-    position = _start(model, num_chains, generator)
-    for _ in range(_MAX_START_ATTEMPTS):
-        value, gradient = density.value_and_grad(position)
-        bad = torch.isinf(value) | (gradient.abs().amax(-1) > 1e100 if gradient.shape[-1] else torch.isinf(value))
-        if not bool(bad.any()):
-            return position
-        position = torch.where(bad.unsqueeze(-1), _start(model, num_chains, generator), position)
-    raise ValueError(
-        f"{int(bad.sum())} of {num_chains} chains found no starting point of finite log density in {_MAX_START_ATTEMPTS} draws "
-        f"from the prior. Expected the prior to give the data some probability; check the scale of train_x and train_y, "
-        f"the priors, and raise jitter (now {model.jitter:g}) if factorisations fail."
-    )
-
-
-def _start(model: GPModel, num_chains: int, generator: torch.Generator) -> Tensor:
-    theta = model.layout.starting_points(num_chains, generator)
-    v = torch.randn(num_chains, model.latent_size, dtype=theta.dtype, device=theta.device, generator=generator)
-    return torch.cat([theta, _LATENT_START_SPREAD * v], -1)

@@ -1,8 +1,9 @@
-"""Where the posterior of theta has its modes, under an approximate evidence: for proposals, mass matrices and starting points."""
+"""Where runs start: at draws from the prior, or near the modes of an approximate posterior of theta (which proposals need too)."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ from torchgpmc.types import LogDensity
 _NUM_STARTS = 4
 _CANDIDATES_A_START = 8
 _CHUNK_ELEMENTS = 400_000  # of covariance matrices
+_MAX_ATTEMPTS = 100
+_LATENT_SPREAD = 0.1
 
 
 def posterior_modes(
@@ -71,3 +74,48 @@ def check_one_data_set(model: GPModel, from_mode: bool) -> None:
             "from_mode=True starts all chains from one mode, and the model has several data sets, each with its own posterior. "
             "Expected from_mode=False."
         )
+
+
+def starting_positions(model: GPModel, density: LogDensity, num_chains: int, generator: torch.Generator) -> Tensor:
+    """Positions [theta, v] of finite log density ``(C, P + V)``: theta from the prior, v small.
+
+    Raises:
+        ValueError: some chain found no such position in many prior draws.
+    """
+    position = _joint_start(model, num_chains, generator)
+    for _ in range(_MAX_ATTEMPTS):
+        value, gradient = density.value_and_grad(position)
+        bad = torch.isinf(value) | (gradient.abs().amax(-1) > 1e100 if gradient.shape[-1] else torch.isinf(value))
+        if not bool(bad.any()):
+            return position
+        position = torch.where(bad.unsqueeze(-1), _joint_start(model, num_chains, generator), position)
+    raise ValueError(
+        f"{int(bad.sum())} of {num_chains} chains found no starting point of finite log density in {_MAX_ATTEMPTS} draws "
+        f"from the prior. Expected the prior to give the data some probability; check the scale of train_x and train_y, "
+        f"the priors, and raise jitter (now {model.jitter:g}) if factorisations fail."
+    )
+
+
+def _joint_start(model: GPModel, num_chains: int, generator: torch.Generator) -> Tensor:
+    theta = model.layout.starting_points(num_chains, generator)
+    v = torch.randn(num_chains, model.latent_size, dtype=theta.dtype, device=theta.device, generator=generator)
+    return torch.cat([theta, _LATENT_SPREAD * v], -1)
+
+
+def starting_thetas(model: GPModel, density: Callable[[Tensor], Tensor], num_chains: int, generator: torch.Generator) -> Tensor:
+    """Draws of theta from the prior ``(C, P)`` at which ``density`` is not zero.
+
+    Raises:
+        ValueError: some chain found none in many draws.
+    """
+    theta = model.layout.starting_points(num_chains, generator)
+    for _ in range(_MAX_ATTEMPTS):
+        bad = torch.isinf(density(theta))
+        if not bool(bad.any()):
+            return theta
+        theta = torch.where(bad.unsqueeze(-1), model.layout.starting_points(num_chains, generator), theta)
+    raise ValueError(
+        f"the approximation failed for {int(bad.sum())} of {num_chains} chains in each of {_MAX_ATTEMPTS} draws of the "
+        f"hyperparameters from their prior. Expected it to converge somewhere; try the other of Laplace() and EP(), raise "
+        f"max_iterations or the model's jitter (now {model.jitter:g}), or sample with NUTS()."
+    )

@@ -1,35 +1,37 @@
-"""What a method on a fixed log density samples: [theta, v], or theta alone under an approximate marginal."""
+"""What chains sample: [theta, v]; v alone; theta, the latents integrated out approximately, exactly or by unbiased estimates."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchgpmc.approximations import ApproximateMarginal, Approximation, Conjugate
 from torchgpmc.draws import Draw
-from torchgpmc.evidence import Evidence, LatentEstimator, importance
-from torchgpmc.methods.base import Settings, chain_settings, check_count, in_chunks, starting_positions
-from torchgpmc.methods.modes import check_one_data_set, start_at_mode
+from torchgpmc.evidence import Evidence, LatentEstimate, LatentEstimator, importance
 from torchgpmc.models.base import GPModel
 from torchgpmc.models.joint import JointLogDensity
 from torchgpmc.models.whitening import GaussianSites
-from torchgpmc.types import LogDensity
+from torchgpmc.random import normal_like
+from torchgpmc.runs.base import Settings, chain_settings, check_count, in_chunks
+from torchgpmc.runs.starts import check_one_data_set, start_at_mode, starting_positions, starting_thetas
+from torchgpmc.types import LogDensity, NoisyDensity
 
 _LOG_2PI = math.log(2 * math.pi)
+_EXACT = "the exact posterior"
 
 
 class Target(NamedTuple):
-    """A density with its starting points, and how its positions become posterior draws."""
+    """What chains sample, where they start, and how their states become posterior draws."""
 
-    density: LogDensity
+    density: Any  # what kernels take: a log density, or one with a payload
     num_hyperparameters: int  # leading columns of a position
     dimension: int
     start: Callable[[torch.Generator], tuple[Tensor, Tensor | None]]  # positions, and the covariance there if it is known
-    read: Callable[[Tensor, Tensor, torch.Generator], tuple[Draw, dict[str, Tensor]]]  # from positions and their log densities
+    read: Callable[[Any, torch.Generator], tuple[Draw, dict[str, Tensor]]]  # from a kernel's state; statistics with "lp"
     label: str  # what the draws are draws of
 
 
@@ -41,7 +43,8 @@ def joint_target(model: GPModel, settings: Settings, sites: GaussianSites | None
     size = model.layout.size
     parts = torch.arange(chains).split(settings.chain_chunk or chains)
 
-    def read(position: Tensor, log_density: Tensor, generator: torch.Generator) -> tuple[Draw, dict[str, Tensor]]:
+    def read(state: Any, generator: torch.Generator) -> tuple[Draw, dict[str, Tensor]]:
+        position, log_density = state.position, state.log_density
         if sites is None:
             return Draw(position[:, None, :size], position[:, None, size:]), {"lp": log_density}
         found = [joint.select(rows).whitened(position[rows]) for rows in parts]
@@ -51,7 +54,41 @@ def joint_target(model: GPModel, settings: Settings, sites: GaussianSites | None
     def start(generator: torch.Generator) -> tuple[Tensor, None]:
         return starting_positions(model, density, chains, generator), None
 
-    return Target(density, size, size + model.latent_size, start, read, "the exact posterior")
+    return Target(density, size, size + model.latent_size, start, read, _EXACT)
+
+
+def latent_target(model: GPModel, settings: Settings) -> Target:
+    """v at fixed hyperparameters, whose density is p(y | f(v)) beside a standard normal prior; p(f) is factorised once.
+
+    Raises:
+        ValueError: a covariance that is not positive definite.
+    """
+    _, chains = chain_settings(settings)
+    with torch.no_grad():
+        at = model.at_data(model.layout.raw_values(model.train_x.new_zeros(1, 0)))
+    if not bool(at.prior.ok.all()):
+        raise ValueError(
+            f"the covariance at the fixed hyperparameters could not be factorised. Expected it to be positive definite; "
+            f"raise jitter (now {model.jitter:g})."
+        )
+    chunk = chains if settings.chain_chunk is None else settings.chain_chunk
+
+    def log_likelihood(v: Tensor) -> Tensor:
+        parts = []
+        for start in range(0, len(v), chunk):
+            rows = slice(start, start + chunk)
+            parts.append(model.log_likelihood(at, v[rows], model.targets.select(rows)))
+        value = torch.cat(parts)
+        return torch.where(torch.isfinite(value), value, -torch.inf)
+
+    def start(generator: torch.Generator) -> tuple[Tensor, None]:
+        return normal_like(model.train_x.new_empty(chains, model.latent_size), generator), None
+
+    def read(state: Any, generator: torch.Generator) -> tuple[Draw, dict[str, Tensor]]:
+        v = state.position
+        return Draw(v.new_zeros(chains, 1, 0), v[:, None]), {"lp": state.log_density + log_standard_normal(v)}
+
+    return Target(log_likelihood, 0, model.latent_size, start, read, _EXACT)
 
 
 def marginal_target(
@@ -69,28 +106,60 @@ def marginal_target(
     density = in_chunks(ApproximateMarginal(model, approximation), chains, settings.chain_chunk)
     estimator = importance(model, approximation, num_importance=max(1, num_importance))
 
-    def read(theta: Tensor, log_density: Tensor, generator: torch.Generator) -> tuple[Draw, dict[str, Tensor]]:
+    def read(state: Any, generator: torch.Generator) -> tuple[Draw, dict[str, Tensor]]:
+        theta = state.position
         estimate = estimator.draw(theta, generator)
         log_prior = model.layout.log_prior(theta).detach()
         stats = {
             "lp": log_prior + estimate.log_likelihood + log_standard_normal(estimate.whitened),
-            "log_evidence": log_density - log_prior,
+            "log_evidence": state.log_density - log_prior,
             "log_evidence_variance": estimate.variance,
         }
         log_weight = None
         if num_importance:
-            log_weight = (estimate.value + log_prior - log_density)[:, None]
+            log_weight = (estimate.value + log_prior - state.log_density)[:, None]
         return Draw(theta[:, None], estimate.whitened[:, None], log_weight), stats
 
     def start(generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
         found = start_at_mode(ApproximateMarginal(model, approximation), chains, generator) if from_mode else None
         return found or (starting_thetas(model, density, chains, generator), None)
 
-    if isinstance(approximation, Conjugate):
-        return Target(density, model.layout.size, model.layout.size, start, read, "the exact posterior")
-    kind = "weighted to the exact posterior" if num_importance else "an approximation, not the exact posterior"
-    label = f"{type(approximation).__name__}'s approximate marginal posterior: {kind}"
+    label = _EXACT
+    if not isinstance(approximation, Conjugate):
+        kind = "weighted to the exact posterior" if num_importance else "an approximation, not the exact posterior"
+        label = f"{type(approximation).__name__}'s approximate marginal posterior: {kind}"
     return Target(density, model.layout.size, model.layout.size, start, read, label)
+
+
+def estimated_target(
+    model: GPModel, settings: Settings, density: NoisyDensity, surrogate: LogDensity, modes_of: ApproximateMarginal | None
+) -> Target:
+    """The exact posterior of theta through unbiased ``density`` estimates, each of which comes with a draw of v.
+
+    Args:
+        model: whose posterior.
+        settings: for the number of chains.
+        density: p(theta, y), with a :class:`LatentEstimate` as payload.
+        surrogate: approximates it; chains start where it is not zero.
+        modes_of: if given, chains start near a mode of this.
+    """
+    _, chains = chain_settings(settings)
+
+    def start(generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
+        found = None if modes_of is None else start_at_mode(modes_of, chains, generator)
+        return found or (starting_thetas(model, surrogate, chains, generator), None)
+
+    def read(state: Any, generator: torch.Generator) -> tuple[Draw, dict[str, Tensor]]:
+        estimate: LatentEstimate = state.payload
+        stats = {
+            "lp": state.log_density - estimate.value + estimate.log_likelihood + log_standard_normal(estimate.whitened),
+            "log_evidence": estimate.value,
+            "log_evidence_variance": estimate.variance,
+            "approximation_converged": estimate.converged,
+        }
+        return Draw(state.position[:, None], estimate.whitened[:, None]), stats
+
+    return Target(density, model.layout.size, model.layout.size, start, read, _EXACT)
 
 
 def suited_approximation(model: GPModel, approximation: Approximation) -> Approximation:
@@ -125,24 +194,3 @@ def check_has_hyperparameters(model: GPModel, method: str) -> None:
             f"{method} samples hyperparameters, and all of this model's are fixed. Expected at least one with a prior; "
             f"sample the latents alone with EllipticalSlice() or NUTS()."
         )
-
-
-def starting_thetas(
-    model: GPModel, density: Callable[[Tensor], Tensor], num_chains: int, generator: torch.Generator, max_attempts: int = 100
-) -> Tensor:
-    """Draws of theta from the prior ``(C, P)`` at which ``density`` is not zero.
-
-    Raises:
-        ValueError: some chain found none in many draws.
-    """
-    theta = model.layout.starting_points(num_chains, generator)
-    for _ in range(max_attempts):
-        bad = torch.isinf(density(theta))
-        if not bool(bad.any()):
-            return theta
-        theta = torch.where(bad.unsqueeze(-1), model.layout.starting_points(num_chains, generator), theta)
-    raise ValueError(
-        f"the approximation failed for {int(bad.sum())} of {num_chains} chains in each of {max_attempts} draws of the "
-        f"hyperparameters from their prior. Expected it to converge somewhere; try the other of Laplace() and EP(), raise "
-        f"max_iterations or the model's jitter (now {model.jitter:g}), or sample with NUTS()."
-    )

@@ -11,11 +11,11 @@ from torchgpmc.approximations import ApproximateMarginal, Approximation, Laplace
 from torchgpmc.approximations.base import check_model
 from torchgpmc.approximations.inducing import InducingLaplace, inducing_laplace
 from torchgpmc.diagnostics import SamplingWarning
-from torchgpmc.methods.modes import posterior_modes
 from torchgpmc.models.base import GPModel
 from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.normal_scale import normal_scale
 from torchgpmc.random import make_generator, normal_like
+from torchgpmc.runs.starts import posterior_modes
 
 _NUM_STARTS = 2
 _SEED = 0

@@ -1,0 +1,94 @@
+"""[theta, v] in blocks: the joint density hands out p(f | theta), with which latents move without a factorisation."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgpmc.density import AutogradDensity
+from torchgpmc.models.base import LatentsAt
+from torchgpmc.models.joint import JointLogDensity
+from torchgpmc.samplers.sweep import Conditional
+from torchgpmc.trees import take
+from torchgpmc.types import LogDensity
+
+_LOG_2PI = math.log(2 * math.pi)
+
+
+class KeptPrior(NamedTuple):
+    """What depends on theta alone."""
+
+    log_prior: Tensor  # (C,), of theta
+    at: LatentsAt  # f at the data
+
+
+class JointWithPrior:
+    """The density of ``joint`` (without sites), whose payload is p(f | theta).
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+        >>> joint = JointWithPrior(tg.joint_log_density(model))
+        >>> value, payload = joint.draw(torch.zeros(3, 9).double(), torch.Generator())  # one hyperparameter, eight latents
+        >>> joint.value_at(torch.ones(3, 9).double(), payload).shape  # with other latents; K is not factorised again
+        torch.Size([3])
+    """
+
+    def __init__(self, joint: JointLogDensity):
+        self.joint = joint
+
+    def __call__(self, position: Tensor) -> Tensor:
+        return self.joint(position)
+
+    def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        return self.joint.value_and_grad(position)
+
+    def select(self, rows: Tensor) -> JointWithPrior:
+        return JointWithPrior(self.joint.select(rows))
+
+    def draw(self, position: Tensor, generator: torch.Generator) -> tuple[Tensor, KeptPrior]:
+        """The log density ``(C,)``, and what it took of theta."""
+        model = self.joint.model
+        with torch.no_grad():
+            hyperparameters, log_prior = model.layout.raw_values_and_log_prior(position[:, : model.layout.size])
+            kept = KeptPrior(log_prior, model.at_data(hyperparameters))
+        return self.value_at(position, kept), kept
+
+    def value_at(self, position: Tensor, kept: KeptPrior) -> Tensor:
+        """The log density ``(C,)`` at ``position`` whose theta ``kept`` is of."""
+        return LatentsGivenTheta(self.joint, kept)(position[:, self.joint.model.layout.size :])
+
+    def latents(self, position: Tensor, kept: KeptPrior) -> Conditional:
+        """Of a block of all latents."""
+        density = LatentsGivenTheta(self.joint, kept)
+        return Conditional(density, density(position[:, self.joint.model.layout.size :]))
+
+    def latents_likelihood(self, position: Tensor, kept: KeptPrior) -> Conditional:
+        """Of a block of all latents, for kernels with a standard normal prior of their own."""
+        density = LatentsGivenTheta(self.joint, kept, with_prior=False)
+        return Conditional(density, density(position[:, self.joint.model.layout.size :]))
+
+
+class LatentsGivenTheta(AutogradDensity):
+    """The joint log density as a function of v ``(C, V)``; without its priors the log likelihood."""
+
+    def __init__(self, joint: JointLogDensity, kept: KeptPrior, *, with_prior: bool = True):
+        self.joint = joint
+        self.kept = kept
+        self.with_prior = with_prior
+        super().__init__(self._evaluate)
+
+    def _evaluate(self, v: Tensor) -> Tensor:
+        value = self.joint.model.log_likelihood(self.kept.at, v, self.joint.targets)
+        if self.with_prior:
+            value = self.kept.log_prior - 0.5 * ((v * v).sum(-1) + _LOG_2PI * v.shape[-1]) + value
+        return torch.where(self.kept.at.prior.ok, value, torch.nan)
+
+    def select(self, rows: Tensor) -> LogDensity:
+        return LatentsGivenTheta(self.joint.select(rows), take(self.kept, rows), with_prior=self.with_prior)

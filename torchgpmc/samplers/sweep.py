@@ -1,0 +1,225 @@
+"""Gibbs sweeps on C chains at once: a sampler made of samplers of some columns given the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgpmc.density import as_density
+from torchgpmc.types import ReusableDensity, Sampler, WarmUp
+
+
+class SweepState(NamedTuple):
+    """Position ``(C, D)``, its log density ``(C,)``, and what that was made from."""
+
+    position: Tensor
+    log_density: Tensor
+    payload: Any
+
+
+class BlockStep(NamedTuple):
+    """What one block's kernel gave."""
+
+    state: Any
+    info: Any
+
+
+class SweepInfo(NamedTuple):
+    """What is known about one sweep of each chain, each ``(C,)``."""
+
+    acceptance_rate: Tensor  # mean over blocks
+    n_steps: Tensor  # evaluations of the blocks' densities
+    n_failures: Tensor  # those that gave -inf
+    blocks: tuple[BlockStep, ...]
+
+
+class Conditional(NamedTuple):
+    """The density of a block's columns given the rest of a position, and what is known of it where the chains are.
+
+    Args:
+        density: of ``(C, B)``, B columns; up to a constant of each chain.
+        log_density: its value at the present columns ``(C,)``.
+        payload: the sweep's, if it depends on these columns (``density`` then hands out new ones); else ``None``.
+    """
+
+    density: Any
+    log_density: Tensor
+    payload: Any = None
+
+
+class Block(NamedTuple):
+    """Columns that are updated together, given the others.
+
+    Args:
+        columns: which.
+        conditional: from a position ``(C, D)`` and the payload that goes with it; what the columns leave unchanged is taken from
+            the payload, or worked out once for the whole block.
+        kernel: the sampler of a density of these columns. Its state must be a function of position and density alone: it is made
+            anew in every sweep, where ``init`` costs nothing for kernels that call ``draw``.
+    """
+
+    columns: range
+    conditional: Callable[[Tensor, Any], Conditional]
+    kernel: Callable[[Any], Sampler]
+
+
+def sweep(density: ReusableDensity, blocks: Sequence[Block]) -> Sampler:
+    """Blocks updated in turn (Gibbs sampling, a kernel's step in place of each draw); the payload goes from one to the next.
+
+    Args:
+        density: of the whole position.
+        blocks: together they should move every column.
+
+    Returns:
+        A sampler with :class:`SweepState` and :class:`SweepInfo`.
+
+    Example:
+        >>> import torch
+        >>> from torchgpmc.samplers import Block, elliptical_slice, given_the_rest, metropolis, sweep, Preconditioner
+        >>> class Density:  # two standard normals; the payload is what the first column's density took long to work out
+        ...     def draw(self, position, generator):
+        ...         payload = (-0.5 * position[:, 0] ** 2,)
+        ...         return self.value_at(position, payload), payload
+        ...     def value_at(self, position, payload):
+        ...         return payload[0] - 0.5 * position[:, 1] ** 2
+        >>> def first(density):
+        ...     unit = Preconditioner(torch.zeros(0, 0), torch.ones(1))
+        ...     return metropolis(density, step_size=torch.tensor(2.0), preconditioner=unit)
+        >>> second = lambda position, payload: Conditional(lambda x: torch.zeros(len(x)), torch.zeros(len(position)))
+        >>> blocks = [Block(range(1), given_the_rest(Density(), range(1)), first), Block(range(1, 2), second, elliptical_slice)]
+        >>> sampler, generator = sweep(Density(), blocks), torch.Generator().manual_seed(0)
+        >>> state = sampler.init(torch.ones(1000, 2), generator)
+        >>> for _ in range(20):
+        ...     state, info = sampler.step(state, generator)
+        >>> (state.position.square().mean(0) - 1).abs() < 0.25  # five standard errors
+        tensor([True, True])
+    """
+
+    def init(position: Tensor, generator: torch.Generator) -> SweepState:
+        return SweepState(position, *density.draw(position, generator))
+
+    def step(state: SweepState, generator: torch.Generator) -> tuple[SweepState, SweepInfo]:
+        position, _, payload = state
+        steps = []
+        for block in blocks:
+            columns = slice(block.columns.start, block.columns.stop)
+            here = position[:, columns]
+            conditional = block.conditional(position, payload)
+            known = _KnownHere(conditional, here)
+            sampler = block.kernel(known)
+            moved, info = sampler.step(sampler.init(here, generator), generator)
+            if conditional.payload is not None:
+                kept = hasattr(moved, "payload")
+                payload = moved.payload if kept else known.draw(moved.position, generator)[1]
+            position = torch.cat([position[:, : columns.start], moved.position, position[:, columns.stop :]], -1)
+            steps.append(BlockStep(moved, info))
+        infos = [part.info for part in steps]
+        info = SweepInfo(
+            torch.stack([part.acceptance_rate for part in infos]).mean(0),
+            torch.stack([part.n_steps for part in infos]).sum(0),
+            torch.stack([part.n_failures for part in infos]).sum(0),
+            tuple(steps),
+        )
+        return SweepState(position, density.value_at(position, payload), payload), info
+
+    return Sampler(init, step)
+
+
+class _KnownHere:
+    """A conditional density that is not evaluated where the chains are."""
+
+    def __init__(self, conditional: Conditional, here: Tensor):
+        self.density = conditional.density
+        self.here = here
+        self.known = conditional.log_density, () if conditional.payload is None else conditional.payload
+
+    def draw(self, position: Tensor, generator: torch.Generator) -> tuple[Tensor, Any]:
+        return self.known if position is self.here else as_density(self.density).draw(position, generator)
+
+    def __call__(self, position: Tensor) -> Tensor:
+        return self.known[0] if position is self.here else self.density(position)
+
+    def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        return self.density.value_and_grad(position)
+
+    def select(self, rows: Tensor) -> Any:
+        return self.density.select(rows)
+
+
+def given_the_rest(density: Any, columns: range) -> Callable[[Tensor, Any], Conditional]:
+    """The conditional of a block whose columns the payload depends on: ``density`` with all others where they are."""
+
+    def conditional(position: Tensor, payload: Any) -> Conditional:
+        return Conditional(_GivenTheRest(density, position, columns), density.value_at(position, payload), payload)
+
+    return conditional
+
+
+class _GivenTheRest:
+    """A density as a function of some columns ``(C, B)`` of the position."""
+
+    def __init__(self, density: Any, position: Tensor, columns: range):
+        self.density = density
+        self.position = position
+        self.columns = columns
+
+    def _whole(self, part: Tensor) -> Tensor:
+        return torch.cat([self.position[:, : self.columns.start], part, self.position[:, self.columns.stop :]], -1)
+
+    def draw(self, part: Tensor, generator: torch.Generator) -> tuple[Tensor, Any]:
+        return self.density.draw(self._whole(part), generator)
+
+    def __call__(self, part: Tensor) -> Tensor:
+        return self.density(self._whole(part))
+
+    def value_and_grad(self, part: Tensor) -> tuple[Tensor, Tensor]:
+        value, gradient = self.density.value_and_grad(self._whole(part))
+        return value, gradient[:, self.columns.start : self.columns.stop]
+
+    def select(self, rows: Tensor) -> _GivenTheRest:
+        return _GivenTheRest(self.density.select(rows), self.position[rows], self.columns)
+
+
+class SweepWarmUp(NamedTuple):
+    """A warm-up of its own for every block of a sweep; the tuning is the tuple of theirs.
+
+    Args:
+        columns: of each block.
+        parts: their warm-ups, which get the states and Infos of the blocks' kernels.
+    """
+
+    columns: Sequence[range]
+    parts: Sequence[WarmUp]
+
+    @property
+    def steps(self) -> int:
+        """Until the last block is tuned."""
+        return max(part.steps for part in self.parts)
+
+    def start(self, position: Tensor, covariance: Tensor | None, generator: torch.Generator) -> tuple[Any, ...]:
+        """Each block's, from its columns."""
+        tunings = []
+        for columns, part in zip(self.columns, self.parts, strict=True):
+            own = slice(columns.start, columns.stop)
+            tunings.append(part.start(position[:, own], None if covariance is None else covariance[own, own], generator))
+        return tuple(tunings)
+
+    def update(
+        self, tuning: tuple[Any, ...], iteration: int, state: SweepState, info: SweepInfo, generator: torch.Generator
+    ) -> tuple[Any, ...]:
+        """Each block's that is still being tuned."""
+        return tuple(
+            part.update(own, iteration, step.state, step.info, generator) if iteration <= part.steps else own
+            for part, own, step in zip(self.parts, tuning, info.blocks, strict=True)
+        )
+
+    def restarts(self, iteration: int) -> bool:
+        """If a block's does."""
+        return any(part.restarts(iteration) for part in self.parts)
+
+    def statistics(self, tuning: tuple[Any, ...]) -> dict[str, Tensor]:
+        """None: blocks would share names."""
+        return {}

@@ -1,0 +1,66 @@
+"""Nested NamedTuples and dictionaries of tensors: states, payloads. The first dimension of every tensor is the chain's.
+
+What is no tensor (a number, ``None``) belongs to all chains alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def _mapped(function: Callable[..., Any], *trees: Any) -> Any:
+    """``function`` of the leaves that stand in the same place, in the containers of the first tree."""
+    first = trees[0]
+    if isinstance(first, tuple):
+        parts = [_mapped(function, *parts) for parts in zip(*trees, strict=True)]
+        return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
+    if isinstance(first, dict):
+        return {key: _mapped(function, *(tree[key] for tree in trees)) for key in first}
+    return function(*trees)
+
+
+def take(tree: Any, rows: Tensor | slice) -> Any:
+    """The given rows of every tensor."""
+    return _mapped(lambda leaf: leaf[rows] if isinstance(leaf, Tensor) else leaf, tree)
+
+
+def where(mask: Tensor, yes: Any, no: Any) -> Any:
+    """Rows of ``yes`` where ``mask`` ``(C,)`` holds, rows of ``no`` elsewhere.
+
+    Example:
+        >>> import torch
+        >>> where(torch.tensor([True, False]), (torch.ones(2, 1), torch.ones(2)), (torch.zeros(2, 1), torch.zeros(2)))
+        (tensor([[1.],
+                [0.]]), tensor([1., 0.]))
+    """
+
+    def chosen(a: Any, b: Any) -> Any:
+        return torch.where(mask.view(-1, *[1] * (a.dim() - 1)), a, b) if isinstance(a, Tensor) else a
+
+    return _mapped(chosen, yes, no)
+
+
+def put(tree: Any, rows: Tensor, new: Any) -> Any:
+    """``tree`` with its ``rows`` (indices) replaced by all rows of ``new``."""
+    return _mapped(lambda old, part: old.index_put((rows,), part) if isinstance(old, Tensor) else old, tree, new)
+
+
+def concatenate(trees: Sequence[Any]) -> Any:
+    """The rows of several trees one after another."""
+    return _mapped(lambda *parts: torch.cat(parts) if isinstance(parts[0], Tensor) else parts[0], *trees)
+
+
+def pack(tree: Any) -> Any:
+    """A state as lists, dictionaries, tensors and numbers, which load from a file without executing anything."""
+    if isinstance(tree, dict):
+        return {key: pack(part) for key, part in tree.items()}
+    return [pack(part) for part in tree] if isinstance(tree, tuple) else tree
+
+
+def unpack(template: Any, packed: Any, device: torch.device) -> Any:
+    """The inverse of :func:`pack`, in the containers of ``template``."""
+    return _mapped(lambda _, leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, template, packed)
