@@ -292,7 +292,7 @@ def likelihood_values(prior: LatentPrior) -> dict[str, Tensor]:
 
 
 def joint_log_density(model: GPModel, targets: Tensor | None = None) -> JointLogDensity:
-    """The log density of [theta, v] given the data; see :class:`JointLogDensity`.
+    """The log density of [theta, v] given the data, differentiable once in its argument; see :class:`JointLogDensity`.
 
     Example:
         >>> import torch, torchgpmc as tg
