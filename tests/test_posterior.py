@@ -153,7 +153,7 @@ def test_save_and_load_through_tensors_alone(tmp_path):
     path = tmp_path / "deep" / "run.pt"
     posterior.save(path)
     content = torch.load(path, weights_only=True)
-    assert content["format"] == "torchgpmc posterior 1"
+    assert content["format"] == "torchgpmc posterior 2"
     again = tg.Posterior.load(path, gp("probit"))
     assert torch.equal(again.theta, posterior.theta) and torch.equal(again.log_weights, posterior.log_weights)
     assert again.info == posterior.info
@@ -178,7 +178,7 @@ def test_loading_against_another_model_is_an_error(other, tmp_path):
 
 def test_loading_something_else_is_an_error(tmp_path):
     torch.save({"a": 1}, tmp_path / "other.pt")
-    with pytest.raises(ValueError, match="Expected 'torchgpmc posterior 1'"):
+    with pytest.raises(ValueError, match="Expected 'torchgpmc posterior 2'"):
         tg.Posterior.load(tmp_path / "other.pt", gp("probit"))
     with pytest.raises(FileNotFoundError):
         tg.Posterior.load(tmp_path / "none.pt", gp("probit"))

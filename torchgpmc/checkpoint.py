@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from torchgpmc.diagnostics import SamplingWarning
-from torchgpmc.draws import DrawStore
+from torchgpmc.draws import DrawStore, check_draws
 from torchgpmc.files import read_tensors, write_atomically
-from torchgpmc.posterior import differences
+from torchgpmc.fingerprint import Fingerprint, differences
+from torchgpmc.models.base import GPModel
 
-_FORMAT = "torchgpmc checkpoint 1"
-_SEGMENT_FORMAT = "torchgpmc checkpoint segment 1"
+_FORMAT = "torchgpmc checkpoint 2"
+_SEGMENT_FORMAT = "torchgpmc checkpoint segment 2"
 
 
 class Checkpoint(NamedTuple):
@@ -51,10 +52,28 @@ def pack(value: Any) -> Any:
 
 
 def unpack(template: Any, packed: Any, device: torch.device) -> Any:
-    """The inverse of :func:`pack`, into the NamedTuples of ``template``."""
-    if isinstance(template, tuple):
+    """The inverse of :func:`pack`, into the NamedTuples of ``template``.
+
+    Raises:
+        ValueError: what was packed is not built as ``template`` is; of a tensor the leading dimension may have grown, no other.
+    """
+    if isinstance(template, tuple) and isinstance(packed, list) and len(packed) == len(template):
         return type(template)(*(unpack(part, saved, device) for part, saved in zip(template, packed, strict=True)))
-    return packed.to(device) if isinstance(packed, Tensor) else packed
+    if isinstance(template, Tensor) and isinstance(packed, Tensor) and packed.dim() == template.dim():
+        if packed.shape[1:] == template.shape[1:] and packed.shape[:1] >= template.shape[:1]:
+            return packed.to(device)
+    elif not isinstance(template, tuple | Tensor) and not isinstance(packed, list | Tensor):
+        return packed
+    raise ValueError(
+        f"the checkpoint's state holds {_kind(packed)} where this run has {_kind(template)}. Expected the state of the same run; "
+        f"the file is damaged: delete it, or use another path."
+    )
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return f"{len(value)} parts" if isinstance(value, list | tuple) else f"{value!r}"
 
 
 class Saved(NamedTuple):
@@ -73,12 +92,14 @@ class CheckpointFile:
     Args:
         checkpoint: where, and how often.
         settings: everything that determines the draws; a file made with other settings is refused.
+        model: what is sampled, for the shapes of its draws.
     """
 
-    def __init__(self, checkpoint: Checkpoint, settings: dict[str, str]):
+    def __init__(self, checkpoint: Checkpoint, settings: Fingerprint, model: GPModel):
         self.path = Path(checkpoint.path)
         self.every = checkpoint.every
         self.settings = settings
+        self._widths = model.layout.size, model.latent_size
         self._segments = 0
         self._pieces_saved = 0
 
@@ -89,11 +110,12 @@ class CheckpointFile:
         """What was saved, or ``None`` if there is no file yet.
 
         Raises:
-            ValueError: the file is damaged, or belongs to a run with other settings; the message lists the differences.
+            ValueError: the file is damaged, holds draws of the wrong shapes, or belongs to a run with other settings; the message
+                lists the differences.
         """
         if not self.path.exists():
             return None
-        content = read_tensors(self.path, _FORMAT)
+        content = read_tensors(self.path, _FORMAT, ["settings", "state", "generator", "num_done", "segments", "info"])
         different = differences(content["settings"], self.settings)
         if different:
             raise ValueError(
@@ -102,7 +124,10 @@ class CheckpointFile:
             )
         store = DrawStore()
         for index in range(content["segments"]):
-            store.restore(read_tensors(self._segment_path(index), _SEGMENT_FORMAT))
+            path = self._segment_path(index)
+            piece = read_tensors(path, _SEGMENT_FORMAT, ["theta", "whitened", "log_weight", "stats"])
+            check_draws(path, piece["theta"], piece["whitened"], piece["log_weight"], piece["stats"], *self._widths)
+            store.restore(piece)
         self._segments, self._pieces_saved = content["segments"], store.num_pieces
         return Saved(content["state"], content["generator"], content["num_done"], content["info"], store)
 

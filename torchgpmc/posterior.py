@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,15 @@ import torch
 from torch import Tensor
 
 from torchgpmc.diagnostics import Summary, complaints, nested_rhat, summarise
-from torchgpmc.draws import Draws
+from torchgpmc.draws import Draws, check_draws
 from torchgpmc.files import read_tensors, write_atomically
+from torchgpmc.fingerprint import differences, model_fingerprint
 from torchgpmc.models.base import GPModel, likelihood_values
 from torchgpmc.models.validation import check_inputs
 from torchgpmc.prediction import Prediction
 from torchgpmc.random import make_generator
 
-_FORMAT = "torchgpmc posterior 1"
+_FORMAT = "torchgpmc posterior 2"
 _CHUNK_ELEMENTS = 4_000_000
 
 
@@ -205,40 +205,18 @@ class Posterior:
 
     @staticmethod
     def load(path: str | os.PathLike[str], model: GPModel) -> Posterior:
-        """Reads what :meth:`save` wrote, for a model built with the same data, kernel and priors.
+        """Reads what :meth:`save` wrote, for a model with the same density: data, kernel, mean, likelihood, priors, constants.
+
+        The model may live on another device, and sampled parameters may have other present values.
 
         Raises:
-            ValueError: not such a file, or one made with other data or parameters.
+            ValueError: not such a file, one made with another model, or one whose draws are not of this model's shape.
         """
-        content = read_tensors(Path(path), _FORMAT)
+        content = read_tensors(Path(path), _FORMAT, ["model", "theta", "whitened", "log_weights", "stats", "info"])
+        model.refresh()
         different = differences(content["model"], model_fingerprint(model))
         if different:
             raise ValueError(f"{path} was made with another model: {different}. Expected the model it was sampled from.")
         draws = Draws(content["theta"], content["whitened"], content["log_weights"])
+        check_draws(path, *draws[:3], content["stats"], model.layout.size, model.latent_size)
         return Posterior(model, draws, content["stats"], content["info"])
-
-
-def model_fingerprint(model: GPModel) -> dict[str, str]:
-    """What identifies a model in files: its class, names, settings and a digest of its data."""
-    fixed = {entry.name: entry.value() for entry in model.layout.fixed}
-    return {
-        "class": type(model).__name__,
-        "parameters": ", ".join(f"{entry.name} {tuple(entry.shape)}" for entry in model.layout.entries),
-        "fixed parameters": ", ".join(f"{name} {_digest(value)}" for name, value in fixed.items()),
-        "kernel": " ".join(str(model.kernel).split()),
-        "likelihood": " ".join(str(model.likelihood).split()),
-        "jitter": repr(model.jitter),
-        "data": ", ".join(f"{name} {_digest(value)}" for name, value in model.named_buffers() if "." not in name),
-    }
-
-
-def differences(old: dict[str, str], new: dict[str, str]) -> str:
-    """The keys in which two fingerprints differ, for a message; empty if none."""
-    return "; ".join(
-        f"{key} was {old.get(key)!r}, is {new.get(key)!r}" for key in sorted({*old, *new}) if old.get(key) != new.get(key)
-    )
-
-
-def _digest(tensor: Tensor) -> str:
-    array = tensor.detach().cpu().contiguous().numpy()
-    return f"{array.dtype}{array.shape} {hashlib.sha256(array.tobytes()).hexdigest()[:16]}"

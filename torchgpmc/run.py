@@ -15,11 +15,12 @@ from tqdm.auto import tqdm
 from torchgpmc.checkpoint import Checkpoint, CheckpointFile, unpack
 from torchgpmc.diagnostics import SamplingWarning
 from torchgpmc.draws import DrawStore
+from torchgpmc.fingerprint import Fingerprint, model_fingerprint
 from torchgpmc.methods.base import Method, Run, Settings, chain_settings, check_count
 from torchgpmc.methods.importance import AMIS
 from torchgpmc.methods.joint import NUTS
 from torchgpmc.models.base import GPModel
-from torchgpmc.posterior import Posterior, model_fingerprint
+from torchgpmc.posterior import Posterior
 from torchgpmc.random import make_generator
 from torchgpmc.recommend import recommend
 
@@ -134,9 +135,9 @@ def _checkpoint_file(
         return None
     checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
     check_count("checkpoint.every", checkpoint.every)
-    identity = {key: str(value) for key, value in _description(method, settings, seed).items()}
+    identity: Fingerprint = {key: str(value) for key, value in _description(method, settings, seed).items()}
     identity |= {key: str(value) for key, value in settings._asdict().items()}
-    return CheckpointFile(checkpoint, identity | {"device": str(model.train_x.device)} | model_fingerprint(model))
+    return CheckpointFile(checkpoint, identity | {"device": str(model.train_x.device)} | model_fingerprint(model), model)
 
 
 class _Loop:
