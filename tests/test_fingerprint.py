@@ -111,6 +111,13 @@ def fixed(lengthscale):
     return model(kernel)
 
 
+def faint(kernel):
+    kernel = ScaleKernel(kernel)
+    kernel.outputscale = 1e-9
+    kernel.raw_outputscale.requires_grad_(False)
+    return kernel
+
+
 def polynomial(power):
     return model(PolynomialKernel(power=power, offset_prior=GammaPrior(2.0, 2.0)))
 
@@ -180,6 +187,8 @@ PAIRS = {
     "random features": lambda c: random_features(c),
     "model's formula": lambda c: user_model((1.0, 0.9)[c]),
     "fixed value": lambda c: fixed((0.5, 0.51)[c]),
+    "tiny fixed value": lambda c: fixed((1e-9, 1.1e-9)[c]),
+    "formula of a faint kernel": lambda c: model(faint(user_kernel((1.0, 1.1)[c]))),
     "last bit of the targets": lambda c: regression(y=(X, nudged(X))[c]),
     "last bit of the inputs": lambda c: model(x=(X, nudged(X))[c]),
     "inducing point": lambda c: sparse((0.8, 0.9)[c]),

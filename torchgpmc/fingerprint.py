@@ -16,7 +16,7 @@ from torchgpmc.models.base import GPModel, JointLogDensity, likelihood_parameter
 
 Fingerprint = dict[str, str | Tensor]
 
-# Relative, with room for other devices and thread counts, and for squared distances from products of inputs.
+# Relative to the largest of a setting's numbers; room for other devices, thread counts and distances from products of inputs.
 _TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3}
 _SPREADS = 0.3, 1.0, 2.0, 4.0  # of the thetas, so that parameters take values from 1 / 50 to 50
 _NUM_ROWS = 4
@@ -64,10 +64,12 @@ def _difference(key: str, old: str | Tensor | None, new: str | Tensor | None) ->
         return ""  # not to be had when one of them was taken
     if old.shape != new.shape or old.dtype != new.dtype:
         return f"{key} was {tuple(old.shape)} {old.dtype}, is {tuple(new.shape)} {new.dtype}"
-    tolerance = _TOLERANCE.get(old.dtype, 0.1)
+    before, after = (numbers.reshape(len(old) if old.dim() > 1 else 1, -1) for numbers in (old, new))
+    largest = before.abs().nan_to_num(0.0, 0.0, 0.0).amax(-1, keepdim=True)
+    gap = (before - after).abs()
     # Where a factorisation failed, by rounding perhaps, nothing is known.
-    same = torch.isclose(old, new, rtol=tolerance, atol=tolerance) | old.isnan() | new.isnan()
-    return "" if bool(same.all()) else f"{key} differs by up to {float((old - new)[~same].abs().max()):.2g}"
+    same = (before == after) | (gap <= _TOLERANCE.get(old.dtype, 0.1) * largest) | before.isnan() | after.isnan()
+    return "" if bool(same.all()) else f"{key} differs by up to {float(gap[~same].max()):.2g}"
 
 
 # --- words ------------------------------------------------------------------------------------------------------------
@@ -132,7 +134,8 @@ def _numbers(model: GPModel) -> dict[str, Tensor]:
     f = _formula(len(theta), *latent_shape).to(x)
     log_prior = _attempt(lambda: layout.log_prior(theta), x)
     return {
-        "fixed values": torch.cat([x.new_zeros(0), *(entry.value().flatten() for entry in layout.fixed)]).cpu(),
+        # Each of its own scale.
+        "fixed values": torch.cat([x.new_zeros(0), *(entry.value().flatten() for entry in layout.fixed)]).unsqueeze(-1).cpu(),
         "log prior": log_prior,
         "prior mean": _attempt(lambda: model.mean_function(values["mean"], points, len(theta)), x),
         "covariance": _attempt(lambda: model.covariance.bind(points, points)(values["kernel"]), x),
