@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchgpmc.diagnostics import Summary, complaints, nested_rhat, summarise
+from torchgpmc.diagnostics import SamplingWarning, Summary, complaints, nested_rhat, summarise
 from torchgpmc.draws import Draws, check_draws
 from torchgpmc.files import read_tensors, write_atomically
 from torchgpmc.fingerprint import differences, model_fingerprint
@@ -139,7 +140,10 @@ class Posterior:
         return self.log_weights.flatten()
 
     def summary(self) -> Summary:
-        """Mean, sd, 5 % and 95 % quantiles, bulk and tail effective sizes and rank R-hat of every hyperparameter, and of ``lp``."""
+        """Mean, sd, 5 % and 95 % quantiles, bulk and tail effective sizes and rank R-hat of every hyperparameter, and of ``lp``.
+
+        Weighted draws count by their weights; see :func:`torchgpmc.diagnostics.summarise`.
+        """
         return summarise({**self.samples, "lp": self.stats["lp"]}, self.log_weights)
 
     def resampled(self, num_draws: int, *, seed: int = 0) -> Posterior:
@@ -174,7 +178,11 @@ class Posterior:
         return torch.tensor([nested_rhat(flat[..., i], superchain_ids) for i in range(flat.shape[-1])]).reshape(values.shape[2:])
 
     def to_arviz(self) -> Any:
-        """An ArviZ ``DataTree`` with groups ``posterior``, ``sample_stats`` and ``observed_data``; needs the extra ``arviz``."""
+        """An ArviZ ``DataTree`` with groups ``posterior``, ``sample_stats`` and ``observed_data``; needs the extra ``arviz``.
+
+        Warns (:class:`SamplingWarning`) where draws are weighted, since ArviZ takes all draws for equal: the weights are among the
+        statistics, and ``resampled(n).to_arviz()`` needs none.
+        """
         try:
             from arviz_base import from_dict
         except ImportError as error:
@@ -185,6 +193,12 @@ class Posterior:
         }
         groups["posterior"]["latents"] = self.latents.numpy()
         if self.log_weights is not None:
+            warnings.warn(
+                "these draws are weighted, and ArviZ's summaries and plots take all draws for equal. Export "
+                "posterior.resampled(n).to_arviz() in their place, or apply sample_stats['log_weight'] yourself.",
+                SamplingWarning,
+                stacklevel=2,
+            )
             groups["sample_stats"]["log_weight"] = self.log_weights.numpy()
         if self.model.train_y.dim() == 1:
             groups["observed_data"] = {"y": self.model.train_y.cpu().numpy()}
