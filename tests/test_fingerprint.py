@@ -283,6 +283,19 @@ def test_a_prior_changed_in_place_is_another_models(tmp_path):
         tg.Posterior.load(tmp_path / "posterior.pt", changed)
 
 
+def test_a_posterior_is_saved_as_of_the_model_that_was_sampled(tmp_path):
+    made = model()
+    posterior = tg.sample(made, tg.HMC(num_steps=1), **RUN)
+    made.kernel.lengthscale_prior.rate = torch.tensor(5.0, dtype=torch.float64)
+    posterior.save(tmp_path / "posterior.pt")
+    again = tg.Posterior.load(tmp_path / "posterior.pt", model())
+    again.save(tmp_path / "again.pt")
+    for name in ("posterior.pt", "again.pt"):
+        assert torch.equal(tg.Posterior.load(tmp_path / name, model()).theta, posterior.theta)
+        with pytest.raises(ValueError, match="was made with another model"):
+            tg.Posterior.load(tmp_path / name, made)
+
+
 def edited(path, **changes):
     content = torch.load(path, weights_only=True)
     torch.save({**content, **changes}, path)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchgpmc.diagnostics import SamplingWarning, Summary, complaints, nested_rhat, summarise
 from torchgpmc.draws import Draws, check_draws
 from torchgpmc.files import read_tensors, write_atomically
-from torchgpmc.fingerprint import differences, model_fingerprint
+from torchgpmc.fingerprint import Fingerprint, differences, model_fingerprint
 from torchgpmc.models.base import GPModel, likelihood_values
 from torchgpmc.models.validation import check_inputs
 from torchgpmc.prediction import Prediction
@@ -51,8 +51,11 @@ class Posterior:
         (True, 1000)
     """
 
-    def __init__(self, model: GPModel, draws: Draws, stats: dict[str, Tensor], info: dict[str, Any]):
+    def __init__(
+        self, model: GPModel, draws: Draws, stats: dict[str, Tensor], info: dict[str, Any], fingerprint: Fingerprint | None = None
+    ):
         self.model = model
+        self._fingerprint = fingerprint  # as the model was when sampled: its owner may change it since
         self.theta = draws.theta
         self.whitened = draws.whitened
         self.log_weights = draws.log_weights
@@ -165,7 +168,7 @@ class Posterior:
         draws = Draws(self.theta.flatten(0, 1)[rows][None], self.whitened.flatten(0, 1)[rows][None], None)
         stats = {name: value.flatten(0, 1)[rows][None] for name, value in self.stats.items()}
         label = f"{num_draws} draws by weight from {len(weights)}; {len(rows.unique())} of them differ"
-        return Posterior(self.model, draws, stats, {**self.info, "resampled": label})
+        return Posterior(self.model, draws, stats, {**self.info, "resampled": label}, self._fingerprint)
 
     def complaints(self) -> list[str]:
         """What speaks against trusting these draws, one sentence each; empty if nothing does."""
@@ -208,7 +211,7 @@ class Posterior:
         """Writes draws, statistics and settings to one file, atomically; tensors, numbers and strings only."""
         content = {
             "format": _FORMAT,
-            "model": model_fingerprint(self.model),
+            "model": model_fingerprint(self.model) if self._fingerprint is None else self._fingerprint,
             "theta": self.theta,
             "whitened": self.whitened,
             "log_weights": self.log_weights,
@@ -233,4 +236,4 @@ class Posterior:
             raise ValueError(f"{path} was made with another model: {different}. Expected the model it was sampled from.")
         draws = Draws(content["theta"], content["whitened"], content["log_weights"])
         check_draws(path, *draws[:3], content["stats"], model.layout.size, model.latent_size)
-        return Posterior(model, draws, content["stats"], content["info"])
+        return Posterior(model, draws, content["stats"], content["info"], content["model"])
