@@ -29,7 +29,7 @@ FLOORS = [
     {"density", "priors", "diagnostics", "covariance", "mean_function", "likelihoods"},
     {"parameters", "samplers", "importance", "orthant"},
     {"models", "normal_scale"},
-    {"prediction"},
+    {"prediction", "fingerprint"},
     {"posterior", "approximations"},
     {"checkpoint", "evidence", "fitting"},
     {"runs"},

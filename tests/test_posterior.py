@@ -3,6 +3,7 @@
 import copy
 import math
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -153,7 +154,7 @@ def test_save_and_load_through_tensors_alone(tmp_path):
     path = tmp_path / "deep" / "run.pt"
     posterior.save(path)
     content = torch.load(path, weights_only=True)
-    assert content["format"] == "torchgpmc posterior 1"
+    assert content["format"] == "torchgpmc posterior 2"
     again = tg.Posterior.load(path, gp("probit"))
     assert torch.equal(again.theta, posterior.theta) and torch.equal(again.log_weights, posterior.log_weights)
     assert again.info == posterior.info
@@ -178,7 +179,7 @@ def test_loading_against_another_model_is_an_error(other, tmp_path):
 
 def test_loading_something_else_is_an_error(tmp_path):
     torch.save({"a": 1}, tmp_path / "other.pt")
-    with pytest.raises(ValueError, match="Expected 'torchgpmc posterior 1'"):
+    with pytest.raises(ValueError, match="Expected 'torchgpmc posterior 2'"):
         tg.Posterior.load(tmp_path / "other.pt", gp("probit"))
     with pytest.raises(FileNotFoundError):
         tg.Posterior.load(tmp_path / "none.pt", gp("probit"))
@@ -212,15 +213,39 @@ def test_diagnostics_equal_arviz():
 
 
 def test_weighted_summaries_use_the_weights():
-    values, weights = (
-        torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.float64),
-        torch.tensor([[0.0, 0.0, math.log(2.0)]], dtype=torch.float64),
-    )
+    values = torch.tensor([[1.0, 1.0, 0.0, 3.0]], dtype=torch.float64)
+    weights = torch.tensor([[1.0, 1.0, 2.0, 2.0]], dtype=torch.float64).log()
     row = summarise({"x": values}, weights)["x"]
-    assert row.mean == pytest.approx(2.25)
-    assert row.ess_tail == pytest.approx(16 / 6)  # Kish's
-    # Variance 0.6875 over the estimate's, the sum of squared weights times squared distances from the mean.
-    assert row.ess_bulk == pytest.approx(0.6875 / (1.5625 / 16 + 0.0625 / 16 + 0.5625 / 4))
+    assert row.mean == pytest.approx(4 / 3)
+    assert row.sd == pytest.approx(math.sqrt(14 / 9))
+    assert row.ess_tail == pytest.approx(3.6)  # Kish's
+    # The variance over the estimate's, the sum of squared weights times squared distances from the mean.
+    assert row.ess_bulk == pytest.approx(14 / 9 / ((1 + 1 + 4 * 16 + 4 * 25) / 9 / 36))
+
+
+@pytest.mark.parametrize("chains", [1, 4])
+def test_no_column_looks_healthy_where_one_draw_carries_all_the_weight(chains):
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(chains, 2000 // chains, generator=generator, dtype=torch.float64)
+    for others in (0.01 * torch.randn(values.shape, generator=generator, dtype=torch.float64), torch.zeros_like(values)):
+        weights = others.clone()
+        weights[0, 7] = 12.0
+        row = summarise({"x": values}, weights)["x"]
+        assert row.mean == pytest.approx(float(values[0, 7]), abs=0.1)
+        assert row.ess_bulk < 2 and row.ess_tail < 2 and row.khat == math.inf
+        assert all(math.isnan(value) for value in (row.sd, row.q5, row.q95, row.rhat))
+    same = summarise({"x": torch.ones_like(values)}, weights)["x"]  # a quantity without spread
+    assert same.ess_bulk < 2
+
+
+def test_a_mean_counts_for_no_more_draws_than_the_weights_do():
+    """One draw far out in weight sits at the mean: the spread of the others is worth hundreds, and rests on one."""
+    values = torch.randn(1, 1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    weights = torch.zeros(1, 1000, dtype=torch.float64)
+    values[0, 0], weights[0, 0] = 0.0, 6.0
+    row = summarise({"x": values}, weights)["x"]
+    assert row.ess_bulk == row.ess_tail < 13
+    assert row.khat >= pareto_khat(weights)
 
 
 def test_complaints_are_in_plain_words():
@@ -268,6 +293,16 @@ def test_export_to_arviz():
     assert tree["posterior"]["latents"].shape == (2, 5, 6)
     assert tree["sample_stats"]["lp"].shape == (2, 5)
     assert tree["observed_data"]["y"].shape == (6,)
+
+
+def test_export_of_weighted_draws_says_that_arviz_ignores_weights():
+    posterior = posterior_of(gp("probit"), torch.zeros(2, 5, dtype=torch.float64))
+    with pytest.warns(tg.SamplingWarning, match=r"take all draws for equal.*resampled\(n\)\.to_arviz\(\)"):
+        tree = posterior.to_arviz()
+    assert tree["sample_stats"]["log_weight"].shape == (2, 5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        posterior.resampled(10).to_arviz()
 
 
 def test_a_heavy_tail_is_told_from_a_bounded_hump():

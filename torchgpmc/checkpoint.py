@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from torchgpmc.diagnostics import SamplingWarning
-from torchgpmc.draws import DrawStore
+from torchgpmc.draws import DrawStore, check_draws
 from torchgpmc.files import read_tensors, write_atomically
-from torchgpmc.posterior import differences
+from torchgpmc.fingerprint import Fingerprint, differences
+from torchgpmc.models.base import GPModel
 from torchgpmc.trees import pack
 
-_FORMAT = "torchgpmc checkpoint 1"
-_SEGMENT_FORMAT = "torchgpmc checkpoint segment 1"
+_FORMAT = "torchgpmc checkpoint 2"
+_SEGMENT_FORMAT = "torchgpmc checkpoint segment 2"
 
 
 class Checkpoint(NamedTuple):
@@ -61,12 +62,14 @@ class CheckpointFile:
     Args:
         checkpoint: where, and how often.
         settings: everything that determines the draws; a file made with other settings is refused.
+        model: what is sampled, for the shapes of its draws.
     """
 
-    def __init__(self, checkpoint: Checkpoint, settings: dict[str, str]):
+    def __init__(self, checkpoint: Checkpoint, settings: Fingerprint, model: GPModel):
         self.path = Path(checkpoint.path)
         self.every = checkpoint.every
         self.settings = settings
+        self._widths = model.layout.size, model.latent_size
         self._segments = 0
         self._pieces_saved = 0
 
@@ -77,11 +80,12 @@ class CheckpointFile:
         """What was saved, or ``None`` if there is no file yet.
 
         Raises:
-            ValueError: the file is damaged, or belongs to a run with other settings; the message lists the differences.
+            ValueError: the file is damaged, holds draws of the wrong shapes, or belongs to a run with other settings; the message
+                lists the differences.
         """
         if not self.path.exists():
             return None
-        content = read_tensors(self.path, _FORMAT)
+        content = read_tensors(self.path, _FORMAT, ["settings", "state", "generator", "num_done", "segments", "info"])
         different = differences(content["settings"], self.settings)
         if different:
             raise ValueError(
@@ -90,7 +94,10 @@ class CheckpointFile:
             )
         store = DrawStore()
         for index in range(content["segments"]):
-            store.restore(read_tensors(self._segment_path(index), _SEGMENT_FORMAT))
+            path = self._segment_path(index)
+            piece = read_tensors(path, _SEGMENT_FORMAT, ["theta", "whitened", "log_weight", "stats"])
+            check_draws(path, piece["theta"], piece["whitened"], piece["log_weight"], piece["stats"], *self._widths)
+            store.restore(piece)
         self._segments, self._pieces_saved = content["segments"], store.num_pieces
         return Saved(content["state"], content["generator"], content["num_done"], content["info"], store)
 

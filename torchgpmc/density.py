@@ -36,8 +36,46 @@ def keep_freed_memory() -> None:
     torch.empty(31 * 2**20, dtype=torch.uint8)
 
 
+class _Gradient(torch.autograd.Function):
+    """A gradient that knows what it depends on, so that asking for its derivative is an error and not zero."""
+
+    @staticmethod
+    def forward(position: Tensor, gradient: Tensor) -> Tensor:
+        return gradient.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        """Nothing is kept."""
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[None, None]:
+        raise NotImplementedError(
+            "a second derivative of a log density was asked for. Expected first derivatives alone; "
+            "for curvature take differences of value_and_grad's gradients."
+        )
+
+
+class _Value(torch.autograd.Function):
+    """A density's value, whose derivative is the gradient that ``value_and_grad`` found along with it."""
+
+    @staticmethod
+    def forward(position: Tensor, density: AutogradDensity) -> tuple[Tensor, Tensor]:
+        return density.value_and_grad(position)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, AutogradDensity], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(inputs[0], output[1])
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor, _: Tensor) -> tuple[Tensor, None]:
+        return slope.unsqueeze(-1) * _Gradient.apply(*ctx.saved_tensors), None
+
+
 class AutogradDensity:
     """A log density from a function of a batch of positions, ``(C, D) -> (C,)``, with rows independent.
+
+    Called at positions that require a gradient it is differentiable, once, in the position; a row of density zero has slope zero.
 
     Args:
         function: the log density; NaN and -inf both mean "outside the support".
@@ -47,12 +85,19 @@ class AutogradDensity:
         >>> normal = AutogradDensity(lambda x: -0.5 * (x * x).sum(-1))
         >>> normal.value_and_grad(torch.tensor([[1.0, 2.0]]))
         (tensor([-2.5000]), tensor([[-1., -2.]]))
+        >>> position = torch.tensor([[1.0, 2.0]], requires_grad=True)
+        >>> normal(position).sum().backward()
+        >>> position.grad
+        tensor([[-1., -2.]])
     """
 
     def __init__(self, function: Callable[[Tensor], Tensor]):
         self.function = function
 
     def __call__(self, position: Tensor) -> Tensor:
+        if position.requires_grad and torch.is_grad_enabled():
+            value: Tensor = _Value.apply(position, self)[0]
+            return value
         with torch.no_grad():
             value = self.function(position)
         return torch.where(torch.isfinite(value), value, -torch.inf)

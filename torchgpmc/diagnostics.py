@@ -16,6 +16,7 @@ MAX_RHAT = 1.01  # Vehtari et al. 2021, section 4
 MIN_ESS_PER_CHAIN = 100  # the same
 MAX_ESTIMATE_VARIANCE = 2.0  # of the logarithm; chains on noisier estimates stick for long stretches
 MIN_DRAWS_FOR_KHAT = 25  # a fifth of them are its tail
+MIN_EVEN_DRAWS = 2.0  # by Kish's size; one draw has no spread
 MIN_EFFICIENCY = 0.1  # Kish's size over draws; ours: at 4 % most of a posterior was missed (docs/results/theta_engines.md)
 MAX_KHAT = 0.7  # Vehtari et al. 2024
 
@@ -35,8 +36,8 @@ class Row(NamedTuple):
     ess_bulk: float
     ess_tail: float
     rhat: float
-    khat: float  # of what the mean's error is made of, for weighted draws; else NaN
-    is_heavy_tailed: bool  # whether that has a tail which makes the mean unreliable
+    khat: float  # of the weights, or of what the mean's error is made of if that is larger; NaN for draws of equal weight
+    is_heavy_tailed: bool  # whether what the mean's error is made of has a tail that makes it unreliable
 
 
 class Summary:
@@ -183,9 +184,14 @@ def summarise(samples: Mapping[str, Tensor], log_weights: Tensor | None = None) 
     Args:
         samples: ``{name: (C, S, *shape)}``.
         log_weights: ``(C, S)`` for weighted draws. One chain of them is taken as independent: ``ess_bulk`` is that of the
-            quantity's mean, ``ess_tail`` Kish's size, and there is no R-hat. The sizes of several chains are those of the draws
-            times Kish's fraction, and R-hat is that of the draws. ``khat`` is that of :func:`log_contributions`.
+            quantity's mean, at most Kish's size, ``ess_tail`` is Kish's size, and there is no R-hat. The sizes of several chains
+            are those of the draws times Kish's fraction, and R-hat is that of the draws. ``khat`` is the larger of those of the
+            weights and of :func:`log_contributions`. Draws worth less than two have no spread to speak of: sd, quantiles and R-hat
+            are then NaN, and ``khat`` is infinite.
     """
+    kish = math.inf if log_weights is None else kish_effective_size(log_weights)
+    collapsed = kish < MIN_EVEN_DRAWS
+    weights_khat = math.nan if log_weights is None else pareto_khat(log_weights)
     rows = []
     for name, values in scalar_columns(samples):
         flat = values.double().flatten()
@@ -196,17 +202,22 @@ def summarise(samples: Mapping[str, Tensor], log_weights: Tensor | None = None) 
         cumulative = weights[order].cumsum(0)
         low, high = (float(flat[order][(cumulative < p).sum().clamp_max(len(flat) - 1)]) for p in (0.05, 0.95))
         if log_weights is not None and len(values) == 1:
-            bulk, tail, rhat = weighted_effective_size(values, log_weights), kish_effective_size(log_weights), math.nan
+            # A mean's own size rests on the spread that was seen, which few draws decide where the weights are uneven.
+            bulk, tail, rhat = min(weighted_effective_size(values, log_weights), kish), kish, math.nan
         else:
             bulk, tail, rhat = effective_sizes(values)
-            kept = 1.0 if log_weights is None else kish_effective_size(log_weights) / log_weights.numel()
+            kept = 1.0 if log_weights is None else kish / log_weights.numel()
             bulk, tail = bulk * kept, tail * kept
         khat, heavy = math.nan, False
         if log_weights is not None:
             contributions = log_contributions(values, log_weights)
-            khat = pareto_khat(contributions)
-            heavy = is_heavy_tailed(contributions, khat)
-        rows.append(Row(name, float(mean), math.sqrt(float(variance)), low, high, bulk, tail, rhat, khat, heavy))
+            own_khat = pareto_khat(contributions)
+            khat, heavy = max(own_khat, weights_khat), is_heavy_tailed(contributions, own_khat)
+        sd = math.sqrt(float(variance))
+        if collapsed:
+            sd = low = high = rhat = math.nan
+            khat = math.inf
+        rows.append(Row(name, float(mean), sd, low, high, bulk, tail, rhat, khat, heavy))
     return Summary(rows)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -25,6 +26,43 @@ class Draws(NamedTuple):
     whitened: Tensor  # (C, S, V)
     log_weights: Tensor | None  # (C, S), unnormalised; None for Markov chains
     info: Mapping[str, float] = MappingProxyType({})  # numbers about the whole run, for ``Posterior.info``
+
+
+def check_draws(
+    path: str | os.PathLike[str],
+    theta: Any,
+    whitened: Any,
+    log_weights: Any,
+    stats: Mapping[str, Any],
+    num_hyperparameters: int,
+    num_latents: int,
+) -> None:
+    """Checks what a file gave back: theta ``(C, S, P)``, whitened ``(C, S, V)``, log weights and each statistic ``(C, S)``.
+
+    Args:
+        path: of the file, for the message.
+        theta: unconstrained hyperparameters.
+        whitened: whitened latents.
+        log_weights: ``None`` where draws weigh the same.
+        stats: by name.
+        num_hyperparameters: P.
+        num_latents: V.
+
+    Raises:
+        ValueError: another shape.
+    """
+    shape = list(getattr(theta, "shape", ())[:2])
+    expected = {"theta": (theta, [*shape, num_hyperparameters]), "whitened": (whitened, [*shape, num_latents])}
+    expected |= {name: (value, shape) for name, value in stats.items()}
+    if log_weights is not None:
+        expected["log_weights"] = log_weights, shape
+    for name, (value, wanted) in expected.items():
+        found = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        if found != wanted:
+            raise ValueError(
+                f"{path} holds {name} of shape {found}. Expected {wanted}: {num_hyperparameters} hyperparameters and "
+                f"{num_latents} latents, for every draw of every chain. The file is damaged; sample again."
+            )
 
 
 class DrawStore:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,17 @@ def write_atomically(path: Path, content: dict[str, Any]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def read_tensors(path: Path, expected_format: str) -> dict[str, Any]:
+def read_tensors(path: Path, expected_format: str, names: Collection[str]) -> dict[str, Any]:
     """Reads a file of :func:`write_atomically` with ``weights_only=True``.
+
+    Args:
+        path: of the file.
+        expected_format: its kind and version, ``"<kind> <number>"``.
+        names: what it must hold.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: not a file of that format.
+        ValueError: not a file of that format, of another version of it, or without one of ``names``.
     """
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
@@ -38,5 +44,11 @@ def read_tensors(path: Path, expected_format: str) -> dict[str, Any]:
         raise ValueError(f"{path} is not a torchgpmc file, or is damaged: {error}") from error
     found = content.get("format") if isinstance(content, dict) else None
     if found != expected_format:
-        raise ValueError(f"{path} holds {found!r}. Expected {expected_format!r}.")
+        kind = expected_format.rpartition(" ")[0]
+        other = isinstance(found, str) and found.startswith(f"{kind} ")
+        remedy = " Another version of torchgpmc wrote it; read it with that one, or sample again to another path." if other else ""
+        raise ValueError(f"{path} holds {found!r}. Expected {expected_format!r}.{remedy}")
+    missing = [name for name in names if name not in content]
+    if missing:
+        raise ValueError(f"{path} is damaged: it lacks {', '.join(missing)}. Expected a file as torchgpmc wrote it.")
     return content

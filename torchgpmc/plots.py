@@ -9,7 +9,7 @@ import torch
 from sklearn.calibration import calibration_curve
 from torch import Tensor
 
-from torchgpmc.diagnostics import scalar_columns
+from torchgpmc.diagnostics import kish_effective_size, scalar_columns
 from torchgpmc.posterior import Posterior
 from torchgpmc.scores import AbstentionCurves
 
@@ -28,8 +28,32 @@ def _columns(posterior: Posterior, names: list[str] | None, most: int) -> list[t
     return list(scalar_columns(samples))[:most]
 
 
+_LARGEST_AREA = 200.0  # of a dot, in square points, so that a draw that carries all the weight hides no other axes
+
+
+def _relative_weights(posterior: Posterior) -> np.ndarray | None:
+    """Weights ``(C, S)`` of mean one; ``None`` where draws weigh the same."""
+    if posterior.log_weights is None:
+        return None
+    weights = torch.softmax(posterior.log_weights.double().flatten(), 0)
+    return (weights * len(weights)).view(posterior.log_weights.shape).numpy()
+
+
+def _areas(weights: np.ndarray, area: float) -> np.ndarray:
+    """Of dots, ``area`` for a draw of mean weight."""
+    return np.minimum(area * weights, _LARGEST_AREA)
+
+
+def _say_effective_size(figure: Any, posterior: Posterior) -> None:
+    if posterior.log_weights is not None:
+        size, count = kish_effective_size(posterior.log_weights), posterior.log_weights.numel()
+        figure.suptitle(f"{count} weighted draws, effective size {size:.3g}", fontsize=9)
+
+
 def plot_trace(posterior: Posterior, names: list[str] | None = None, *, most: int = 12) -> Any:
     """Each chain's draws in order, beside their histogram.
+
+    Weighted draws are dots whose area is their weight, histograms add up weights, and the title says the effective size.
 
     Args:
         posterior: what to show.
@@ -42,10 +66,16 @@ def plot_trace(posterior: Posterior, names: list[str] | None = None, *, most: in
     columns = _columns(posterior, names, most)
     figure, axes = _figure(len(columns), 2, 2.6)
     figure.set_size_inches(10, 1.6 * len(columns) + 0.4)
+    _say_effective_size(figure, posterior)
+    weights = _relative_weights(posterior)
     for (name, values), (left, right) in zip(columns, axes, strict=True):
-        for chain in values:
-            left.plot(chain.numpy(), linewidth=0.5, alpha=0.8)
-            right.hist(chain.numpy(), bins=40, density=True, histtype="step")
+        for index, chain in enumerate(values.numpy()):
+            if weights is None:
+                left.plot(chain, linewidth=0.5, alpha=0.8)
+                right.hist(chain, bins=40, density=True, histtype="step")
+            else:
+                left.scatter(range(len(chain)), chain, s=_areas(weights[index], 2.0), alpha=0.6, linewidths=0)
+                right.hist(chain, bins=40, weights=weights[index], histtype="step")
         left.set_ylabel(name.removeprefix("kernel."), fontsize=7)
         right.set_yticks([])
     axes[-1, 0].set_xlabel("draw")
@@ -55,6 +85,8 @@ def plot_trace(posterior: Posterior, names: list[str] | None = None, *, most: in
 
 def plot_pair(posterior: Posterior, names: list[str] | None = None, *, most: int = 5) -> Any:
     """Scatter of every pair of hyperparameters on logarithmic axes where all draws are positive; divergent draws in red.
+
+    Weighted draws are dots whose area is their weight, histograms add up weights, and the title says the effective size.
 
     Args:
         posterior: what to show.
@@ -66,6 +98,9 @@ def plot_pair(posterior: Posterior, names: list[str] | None = None, *, most: int
     """
     columns = _columns(posterior, names, most)
     figure, axes = _figure(len(columns), len(columns), 2.0)
+    _say_effective_size(figure, posterior)
+    weights = _relative_weights(posterior)
+    flat = None if weights is None else weights.ravel()
     bad = posterior.stats["diverging"].bool().flatten().numpy() if "diverging" in posterior.stats else np.zeros(0, dtype=bool)
     for row, (y_name, y) in enumerate(columns):
         for column, (x_name, x) in enumerate(columns):
@@ -75,10 +110,11 @@ def plot_pair(posterior: Posterior, names: list[str] | None = None, *, most: int
                 continue
             log_x = bool((x > 0).all())
             if column == row:
-                axis.hist(x.flatten().log10().numpy() if log_x else x.flatten().numpy(), bins=40, histtype="step")
+                axis.hist(x.flatten().log10().numpy() if log_x else x.flatten().numpy(), bins=40, weights=flat, histtype="step")
                 axis.set_yticks([])
             else:
-                axis.plot(x.flatten().numpy(), y.flatten().numpy(), ".", markersize=1, alpha=0.4)
+                areas = 1.0 if flat is None else _areas(flat, 1.0)
+                axis.scatter(x.flatten().numpy(), y.flatten().numpy(), s=areas, alpha=0.4, linewidths=0)
                 if bad.any():
                     axis.plot(x.flatten().numpy()[bad], y.flatten().numpy()[bad], "r.", markersize=4)
                 axis.set_xscale("log" if log_x else "linear")

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchgpmc.diagnostics import Summary, complaints, nested_rhat, summarise
-from torchgpmc.draws import Draws
+from torchgpmc.diagnostics import SamplingWarning, Summary, complaints, nested_rhat, summarise
+from torchgpmc.draws import Draws, check_draws
 from torchgpmc.files import read_tensors, write_atomically
+from torchgpmc.fingerprint import Fingerprint, differences, model_fingerprint
 from torchgpmc.models.base import GPModel, likelihood_values
 from torchgpmc.models.validation import check_inputs
 from torchgpmc.prediction import Prediction
 from torchgpmc.random import make_generator
 
-_FORMAT = "torchgpmc posterior 1"
+_FORMAT = "torchgpmc posterior 2"
 _CHUNK_ELEMENTS = 4_000_000
 
 
@@ -50,8 +51,11 @@ class Posterior:
         (True, 1000)
     """
 
-    def __init__(self, model: GPModel, draws: Draws, stats: dict[str, Tensor], info: dict[str, Any]):
+    def __init__(
+        self, model: GPModel, draws: Draws, stats: dict[str, Tensor], info: dict[str, Any], fingerprint: Fingerprint | None = None
+    ):
         self.model = model
+        self._fingerprint = fingerprint  # as the model was when sampled: its owner may change it since
         self.theta = draws.theta
         self.whitened = draws.whitened
         self.log_weights = draws.log_weights
@@ -139,7 +143,10 @@ class Posterior:
         return self.log_weights.flatten()
 
     def summary(self) -> Summary:
-        """Mean, sd, 5 % and 95 % quantiles, bulk and tail effective sizes and rank R-hat of every hyperparameter, and of ``lp``."""
+        """Mean, sd, 5 % and 95 % quantiles, bulk and tail effective sizes and rank R-hat of every hyperparameter, and of ``lp``.
+
+        Weighted draws count by their weights; see :func:`torchgpmc.diagnostics.summarise`.
+        """
         return summarise({**self.samples, "lp": self.stats["lp"]}, self.log_weights)
 
     def resampled(self, num_draws: int, *, seed: int = 0) -> Posterior:
@@ -161,7 +168,7 @@ class Posterior:
         draws = Draws(self.theta.flatten(0, 1)[rows][None], self.whitened.flatten(0, 1)[rows][None], None)
         stats = {name: value.flatten(0, 1)[rows][None] for name, value in self.stats.items()}
         label = f"{num_draws} draws by weight from {len(weights)}; {len(rows.unique())} of them differ"
-        return Posterior(self.model, draws, stats, {**self.info, "resampled": label})
+        return Posterior(self.model, draws, stats, {**self.info, "resampled": label}, self._fingerprint)
 
     def complaints(self) -> list[str]:
         """What speaks against trusting these draws, one sentence each; empty if nothing does."""
@@ -174,7 +181,11 @@ class Posterior:
         return torch.tensor([nested_rhat(flat[..., i], superchain_ids) for i in range(flat.shape[-1])]).reshape(values.shape[2:])
 
     def to_arviz(self) -> Any:
-        """An ArviZ ``DataTree`` with groups ``posterior``, ``sample_stats`` and ``observed_data``; needs the extra ``arviz``."""
+        """An ArviZ ``DataTree`` with groups ``posterior``, ``sample_stats`` and ``observed_data``; needs the extra ``arviz``.
+
+        Warns (:class:`SamplingWarning`) where draws are weighted, since ArviZ takes all draws for equal: the weights are among the
+        statistics, and ``resampled(n).to_arviz()`` needs none.
+        """
         try:
             from arviz_base import from_dict
         except ImportError as error:
@@ -185,6 +196,12 @@ class Posterior:
         }
         groups["posterior"]["latents"] = self.latents.numpy()
         if self.log_weights is not None:
+            warnings.warn(
+                "these draws are weighted, and ArviZ's summaries and plots take all draws for equal. Export "
+                "posterior.resampled(n).to_arviz() in their place, or apply sample_stats['log_weight'] yourself.",
+                SamplingWarning,
+                stacklevel=2,
+            )
             groups["sample_stats"]["log_weight"] = self.log_weights.numpy()
         if not self.model.targets.one_a_chain:
             groups["observed_data"] = {"y": self.model.train_y.cpu().numpy()}
@@ -194,7 +211,7 @@ class Posterior:
         """Writes draws, statistics and settings to one file, atomically; tensors, numbers and strings only."""
         content = {
             "format": _FORMAT,
-            "model": model_fingerprint(self.model),
+            "model": model_fingerprint(self.model) if self._fingerprint is None else self._fingerprint,
             "theta": self.theta,
             "whitened": self.whitened,
             "log_weights": self.log_weights,
@@ -205,40 +222,18 @@ class Posterior:
 
     @staticmethod
     def load(path: str | os.PathLike[str], model: GPModel) -> Posterior:
-        """Reads what :meth:`save` wrote, for a model built with the same data, kernel and priors.
+        """Reads what :meth:`save` wrote, for a model with the same density: data, kernel, mean, likelihood, priors, constants.
+
+        The model may live on another device, and sampled parameters may have other present values.
 
         Raises:
-            ValueError: not such a file, or one made with other data or parameters.
+            ValueError: not such a file, one made with another model, or one whose draws are not of this model's shape.
         """
-        content = read_tensors(Path(path), _FORMAT)
+        content = read_tensors(Path(path), _FORMAT, ["model", "theta", "whitened", "log_weights", "stats", "info"])
+        model.refresh()
         different = differences(content["model"], model_fingerprint(model))
         if different:
             raise ValueError(f"{path} was made with another model: {different}. Expected the model it was sampled from.")
         draws = Draws(content["theta"], content["whitened"], content["log_weights"])
-        return Posterior(model, draws, content["stats"], content["info"])
-
-
-def model_fingerprint(model: GPModel) -> dict[str, str]:
-    """What identifies a model in files: its class, names, settings and a digest of its data."""
-    fixed = {entry.name: entry.value() for entry in model.layout.fixed}
-    return {
-        "class": type(model).__name__,
-        "parameters": ", ".join(f"{entry.name} {tuple(entry.shape)}" for entry in model.layout.entries),
-        "fixed parameters": ", ".join(f"{name} {_digest(value)}" for name, value in fixed.items()),
-        "kernel": " ".join(str(model.kernel).split()),
-        "likelihood": " ".join(str(model.likelihood).split()),
-        "jitter": repr(model.jitter),
-        "data": ", ".join(f"{name} {_digest(value)}" for name, value in model.named_buffers() if "." not in name),
-    }
-
-
-def differences(old: dict[str, str], new: dict[str, str]) -> str:
-    """The keys in which two fingerprints differ, for a message; empty if none."""
-    return "; ".join(
-        f"{key} was {old.get(key)!r}, is {new.get(key)!r}" for key in sorted({*old, *new}) if old.get(key) != new.get(key)
-    )
-
-
-def _digest(tensor: Tensor) -> str:
-    array = tensor.detach().cpu().contiguous().numpy()
-    return f"{array.dtype}{array.shape} {hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
+        check_draws(path, *draws[:3], content["stats"], model.layout.size, model.latent_size)
+        return Posterior(model, draws, content["stats"], content["info"], content["model"])

@@ -15,10 +15,11 @@ from tqdm.auto import tqdm
 from torchgpmc.checkpoint import Checkpoint, CheckpointFile
 from torchgpmc.diagnostics import SamplingWarning
 from torchgpmc.draws import DrawStore
+from torchgpmc.fingerprint import Fingerprint, model_fingerprint
 from torchgpmc.methods.importance import AMIS
 from torchgpmc.methods.joint import NUTS
 from torchgpmc.models.base import GPModel
-from torchgpmc.posterior import Posterior, model_fingerprint
+from torchgpmc.posterior import Posterior
 from torchgpmc.random import make_generator
 from torchgpmc.recommend import recommend
 from torchgpmc.runs.base import Method, Run, Settings, chain_settings, check_count
@@ -88,13 +89,14 @@ def sample(
         seed = secrets.randbits(62)
     check_count("seed", seed, 0)
     run = method.prepare(model, settings)
-    file = _checkpoint_file(checkpoint, model, method, settings, seed)
+    fingerprint = model_fingerprint(model)
+    file = _checkpoint_file(checkpoint, model, fingerprint, method, settings, seed)
     loop = _Loop(run, model, make_generator(seed, model.train_x.device), file)
     info = loop.run({**_description(method, settings, seed), "target": run.label}, progress)
     draw, stats = loop.store.joined()
     draws = run.finish(loop.state, draw)
     stats = {name: value[:, : draws.theta.shape[1]] for name, value in stats.items()}
-    posterior = Posterior(model, draws, stats, {**info, **draws.info})
+    posterior = Posterior(model, draws, stats, {**info, **draws.info}, fingerprint)
     for complaint in posterior.complaints():
         warnings.warn(complaint, SamplingWarning, stacklevel=2)
     return posterior
@@ -129,15 +131,20 @@ def _description(method: Method, settings: Settings, seed: int) -> dict[str, Any
 
 
 def _checkpoint_file(
-    checkpoint: str | os.PathLike[str] | Checkpoint | None, model: GPModel, method: Method, settings: Settings, seed: int
+    checkpoint: str | os.PathLike[str] | Checkpoint | None,
+    model: GPModel,
+    fingerprint: Fingerprint,
+    method: Method,
+    settings: Settings,
+    seed: int,
 ) -> CheckpointFile | None:
     if checkpoint is None:
         return None
     checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
     check_count("checkpoint.every", checkpoint.every)
-    identity = {key: str(value) for key, value in _description(method, settings, seed).items()}
+    identity: Fingerprint = {key: str(value) for key, value in _description(method, settings, seed).items()}
     identity |= {key: str(value) for key, value in settings._asdict().items()}
-    return CheckpointFile(checkpoint, identity | {"device": str(model.train_x.device)} | model_fingerprint(model))
+    return CheckpointFile(checkpoint, identity | {"device": str(model.train_x.device)} | fingerprint, model)
 
 
 class _Loop:

@@ -62,5 +62,28 @@ def pack(tree: Any) -> Any:
 
 
 def unpack(template: Any, packed: Any, device: torch.device) -> Any:
-    """The inverse of :func:`pack`, in the containers of ``template``."""
-    return _mapped(lambda _, leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, template, packed)
+    """The inverse of :func:`pack`, in the containers of ``template``.
+
+    Raises:
+        ValueError: what was packed is not built as ``template`` is; of a tensor the leading dimension may have grown, no other.
+    """
+    if isinstance(template, tuple) and isinstance(packed, list) and len(packed) == len(template):
+        parts = [unpack(part, saved, device) for part, saved in zip(template, packed, strict=True)]
+        return type(template)(*parts) if hasattr(template, "_fields") else tuple(parts)
+    if isinstance(template, dict) and isinstance(packed, dict) and template.keys() == packed.keys():
+        return {key: unpack(part, packed[key], device) for key, part in template.items()}
+    if isinstance(template, Tensor) and isinstance(packed, Tensor) and packed.dim() == template.dim():
+        if packed.shape[1:] == template.shape[1:] and packed.shape[:1] >= template.shape[:1]:
+            return packed.to(device)
+    elif not isinstance(template, tuple | dict | Tensor) and not isinstance(packed, list | dict | Tensor):
+        return packed
+    raise ValueError(
+        f"the checkpoint's state holds {_kind(packed)} where this run has {_kind(template)}. Expected the state of the same run; "
+        f"the file is damaged: delete it, or use another path."
+    )
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return f"{len(value)} parts" if isinstance(value, list | tuple | dict) else f"{value!r}"

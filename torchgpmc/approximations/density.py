@@ -47,7 +47,15 @@ class ApproximateMarginal(AutogradDensity):
         return torch.where(prior.ok & found.converged, log_prior + found.log_evidence, torch.nan)
 
     def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        """The density ``(C,)`` and its gradient ``(C, P)``, a few thetas at once where matrices of all would fill the memory."""
+        """The density ``(C,)`` and its gradient ``(C, P)``, a few thetas at once where matrices of all would fill the memory.
+
+        Raises:
+            NotImplementedError: a ``loose`` density, whose small jumps a gradient would not show.
+        """
+        if self.loose:
+            raise NotImplementedError(
+                "an ApproximateMarginal with loose=True has no gradient. Expected loose=False where one is needed."
+            )
         at_once = max(1, _CHUNK_ELEMENTS // self.model.latent_size**2)
         if len(position) <= at_once:
             written_out = self.approximation.value_and_grad(self.model, position.detach(), self.targets)

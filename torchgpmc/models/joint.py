@@ -92,7 +92,7 @@ class JointLogDensity(AutogradDensity):
 
 
 def joint_log_density(model: GPModel, targets: Tensor | Targets | None = None) -> JointLogDensity:
-    """The log density of [theta, v] given the data; see :class:`JointLogDensity`.
+    """The log density of [theta, v] given the data, differentiable once in its argument; see :class:`JointLogDensity`.
 
     Args:
         model: a GP or SparseGP.

@@ -36,7 +36,7 @@ class PseudoMarginalState(NamedTuple):
     log_density: Tensor  # NaN where it is not estimated yet, see on_surrogate
     payload: Any  # NamedTuple of tensors (C, ...): latent draw and the like
     auxiliary: Tensor  # (C, A), the standard normals behind the estimate where a kernel needs them again; else (C, 0)
-    surrogate: Tensor  # (C,), the cheap density at the position where a kernel uses one; else (C, 0)
+    surrogate: Tensor  # (C,), the cheap density at the position where a kernel uses one; else NaN
 
 
 class PseudoMarginalInfo(NamedTuple):
@@ -72,7 +72,7 @@ def pseudo_marginal(
 
     def init(position: Tensor, generator: torch.Generator) -> PseudoMarginalState:
         log_density, payload = density.draw(position, generator)
-        return PseudoMarginalState(position, log_density, payload, position[:, :0], position[:, :0])
+        return PseudoMarginalState(position, log_density, payload, position[:, :0], torch.full_like(log_density, torch.nan))
 
     def step(state: PseudoMarginalState, generator: torch.Generator) -> tuple[PseudoMarginalState, PseudoMarginalInfo]:
         move = propose(
@@ -111,7 +111,7 @@ def correlated_pseudo_marginal(
     def init(position: Tensor, generator: torch.Generator) -> PseudoMarginalState:
         auxiliary = normal_like(position.new_empty(len(position), density.auxiliary_size), generator)
         log_density, payload = density.evaluate(position, auxiliary)
-        return PseudoMarginalState(position, log_density, payload, auxiliary, position[:, :0])
+        return PseudoMarginalState(position, log_density, payload, auxiliary, torch.full_like(log_density, torch.nan))
 
     def step(state: PseudoMarginalState, generator: torch.Generator) -> tuple[PseudoMarginalState, PseudoMarginalInfo]:
         move = propose(state.position, step_size=step_size, preconditioner=preconditioner, generator=generator)
@@ -208,7 +208,7 @@ def pseudo_marginal_slice(density: NoisyDensity, *, width: Tensor, max_steps_out
     def init(position: Tensor, generator: torch.Generator) -> PseudoMarginalState:
         auxiliary = normal_like(position.new_empty(len(position), density.auxiliary_size), generator)
         log_density, payload = density.evaluate(position, auxiliary)
-        return PseudoMarginalState(position, log_density, payload, auxiliary, position[:, :0])
+        return PseudoMarginalState(position, log_density, payload, auxiliary, torch.full_like(log_density, torch.nan))
 
     def step(state: PseudoMarginalState, generator: torch.Generator) -> tuple[PseudoMarginalState, PseudoMarginalInfo]:
         position = state.position
