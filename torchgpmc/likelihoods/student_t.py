@@ -31,6 +31,9 @@ class StudentT(Factorised, StudentTLikelihood):
         constant = torch.lgamma(half) - torch.lgamma(0.5 * degrees) - 0.5 * torch.log(torch.pi * degrees * squared_scale)
         return constant - half * torch.log1p((targets - f).square() / (degrees * squared_scale))
 
+    def _peak(self, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return targets, self.noise.sqrt()
+
     def response_moments(self, mean: Tensor, variance: Tensor) -> Moments:
         degrees = self.deg_free
         noise = torch.where(degrees > 2, self.noise * degrees / (degrees - 2).clamp_min(1e-300), torch.inf)

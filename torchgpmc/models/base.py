@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchgpmc.covariance import CovarianceFunction, covariance_function
 from torchgpmc.density import AutogradDensity, keep_freed_memory, mask_failures
 from torchgpmc.functional import PureModule
-from torchgpmc.likelihoods.conversion import as_likelihood, check_forward, convert_likelihood
+from torchgpmc.likelihoods.conversion import as_likelihood, check_forward, convert_likelihood, count_latents
 from torchgpmc.linalg import cholesky, solve_lower
 from torchgpmc.mean_function import MeanFunction
 from torchgpmc.models.validation import check_devices, check_inputs, check_targets
@@ -133,7 +133,7 @@ class GPModel(nn.Module):
     @property
     def num_latents(self) -> int:
         """K, the number of latent functions, which the likelihood decides."""
-        return int(getattr(self.likelihood, "num_latents", getattr(self.likelihood, "num_features", 1)))
+        return count_latents(self.likelihood)
 
     @property
     def latent_shape(self) -> tuple[int, int]:
