@@ -302,11 +302,11 @@ def _warn_of_errors(panels: _Panels) -> None:
 
 
 def between(
-    function: Callable[[Tensor], Tensor], mean: Tensor, variance: Tensor, center: Tensor, scale: Tensor, num_nodes: int = 64
+    function: Callable[[Tensor], Tensor], mean: Tensor, variance: Tensor, center: Tensor, scale: Tensor, num_nodes: int = 80
 ) -> Tensor:
     r"""E function(f), f ~ N(mean, variance), for a function that turns at ``center`` over a distance ``scale``, however narrow.
 
-    Gauss-Legendre nodes in t, f = center + scale sinh(t), over mean +- 8 standard deviations: fixed, for densities that are sampled.
+    Gauss-Legendre nodes in t, f = center + scale sinh(t), over mean +- 8 standard deviations.
 
     Args:
         function: maps ``(num_nodes, ...)`` to the same shape.
