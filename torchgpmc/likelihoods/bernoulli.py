@@ -138,7 +138,7 @@ class Bernoulli(Factorised, Likelihood):
         if self.is_probit:
             probability = ndtr(mean / torch.sqrt(1 + variance))
         else:
-            probability = quadrature.expectation(torch.sigmoid, mean, variance)
+            probability = self.predictive_log_prob(mean, variance, torch.ones_like(mean)).exp()
         return Moments(probability, probability * (1 - probability))
 
     def sample(self, f: Tensor, generator: torch.Generator) -> Tensor:

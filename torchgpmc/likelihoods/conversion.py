@@ -32,6 +32,7 @@ class Foreign(Factorised):
 
     def __init__(self, likelihood: Any):
         self.likelihood = likelihood
+        self.num_latents = count_latents(likelihood)
 
     def forward(self, function_samples: Tensor) -> Distribution:
         return self.likelihood.forward(function_samples)
@@ -75,6 +76,11 @@ def as_likelihood(module: Any) -> Any:
     return module if isinstance(module, LogLikelihood) else Foreign(module)
 
 
+def count_latents(module: Any) -> int:
+    """K, the number of latent functions: ours say ``num_latents``, gpytorch's ``num_features``."""
+    return int(getattr(module, "num_latents", getattr(module, "num_features", 1)))
+
+
 def _forward(f: Tensor, module: Any) -> Any:
     return module.forward(f)
 
@@ -97,18 +103,22 @@ def check_forward(likelihood: nn.Module) -> None:
         settings[raw] = torch.stack([value + 0.1, value + 0.2]).abs()
         settings[raw] = settings[raw] if value.dim() else settings[raw].unsqueeze(-1)
     f = torch.tensor([[-0.3, 0.2, 0.5], [0.4, -0.1, 0.3]]).to(example)
+    latents = count_latents(likelihood)
+    if latents > 1:
+        f = torch.stack([f + 0.1 * k for k in range(latents)], -1)
+    described = "(chains, data) = (2, 3)" if latents == 1 else f"(chains, data, latents) = (2, 3, {latents})"
 
     try:
         together = pure(settings, partial(_forward, f))
         shape = tuple(together.batch_shape)
     except Exception as error:  # whatever a user's likelihood may raise
         raise ValueError(
-            f"{name}.forward failed on f of shape (chains, data) = (2, 3): {error}. Expected it to return a torch distribution "
+            f"{name}.forward failed on f of shape {described}: {error}. Expected it to return a torch distribution "
             f"over each element, with parameters of shape (chains, 1); subclass torchgpmc.likelihoods.Factorised to say more."
         ) from error
     if shape != (2, 3):
         raise ValueError(
-            f"{name}.forward gives a distribution of batch shape {shape} for f of shape (chains, data) = (2, 3). "
+            f"{name}.forward gives a distribution of batch shape {shape} for f of shape {described}. "
             f"Expected (2, 3): one distribution for each observation."
         )
     targets = draw(together, make_generator(0, f.device))

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from gpytorch.likelihoods import SoftmaxLikelihood
 from torch import Tensor
 from torch.distributions import Categorical
 
 from torchgpmc.likelihoods.base import Curvature, Factorised, Moments, require_targets
-from torchgpmc.quadrature import normal_points
+from torchgpmc.quadrature import log_integral_of_several
 from torchgpmc.random import log_uniform
+
+_STEP = 0.5  # on the scale of a Gumbel variable, whose characteristic function is 3e-9 at the frequency of such a lattice
+_REACH = 9  # deviations from the mean that matter to probabilities of 1e-12
+_WIDE = 0.63  # the deviation from which the lattice is fine enough for the normal too
 
 
 class Softmax(Factorised, SoftmaxLikelihood):
     r"""Classes 0..K-1 with :math:`p(y = k | f) \propto \exp((W f)_k)`; gpytorch's ``SoftmaxLikelihood`` at C settings.
 
     Takes gpytorch's arguments; ``mixing_weights=False`` gives one latent function a class. Unlike gpytorch's it never guesses
-    from the shape of f which dimension holds the data. Expectations are over 256 quasi-random points.
+    from the shape of f which dimension holds the data. Without mixing weights predictive probabilities are right to 1e-6 in the
+    logarithm (:func:`log_probabilities_of_normals`); with mixing weights they come from 4096 quasi-random points, right to about
+    1e-3, and a warning says where they are worse than 1e-2.
 
     Example:
         >>> import torch
@@ -61,23 +69,91 @@ class Softmax(Factorised, SoftmaxLikelihood):
             first, second = first @ weights, weights.mT.unsqueeze(-3) @ second @ weights.unsqueeze(-3)
         return Curvature(logs.gather(-1, index).squeeze(-1), first, second)
 
-    def _points(self, mean: Tensor, variance: Tensor) -> Tensor:
-        points = normal_points(mean.shape[-1], mean.dtype, mean.device)
-        return mean + variance.sqrt() * points.view(len(points), *[1] * (mean.dim() - 1), -1)
-
-    def expected_log_likelihood(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
-        return self.pointwise_log_prob(self._points(mean, variance), targets).mean(0)
+    def _predictive_log_probabilities(self, mean: Tensor, variance: Tensor) -> Tensor:
+        """Of all classes, ``(..., num_classes)``."""
+        if self.mixing_weights is None:
+            return log_probabilities_of_normals(mean, variance)
+        return log_integral_of_several(self._log_probabilities, mean, variance)
 
     def predictive_log_prob(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
-        logs = self.pointwise_log_prob(self._points(mean, variance), targets)
-        return torch.logsumexp(logs, 0) - torch.log(torch.tensor(float(len(logs))))
+        logs = self._predictive_log_probabilities(mean, variance)
+        index = targets.long().expand(logs.shape[:-1]).unsqueeze(-1)
+        return logs.gather(-1, index).squeeze(-1)
 
     def response_moments(self, mean: Tensor, variance: Tensor) -> Moments:
         """Class probabilities ``(..., num_classes)`` and their Bernoulli variances; mean and variance are ``(..., K)``."""
-        probabilities = self._log_probabilities(self._points(mean, variance)).exp().mean(0)
+        probabilities = self._predictive_log_probabilities(mean, variance).exp()
         return Moments(probabilities, probabilities * (1 - probabilities))
 
     def sample(self, f: Tensor, generator: torch.Generator) -> Tensor:
         logs = self._log_probabilities(f)
         gumbel = -torch.log(-log_uniform(logs.shape, logs, generator))
         return (logs + gumbel).argmax(-1).to(f.dtype)
+
+
+def log_probabilities_of_normals(mean: Tensor, variance: Tensor) -> Tensor:
+    r"""Log of E softmax(f), f independent normals, for all K classes: sums in one dimension, whatever K is.
+
+    With standard Gumbel variables g, softmax(f)_j is the probability that :math:`f_j + g_j` is the greatest, so with :math:`H_k`
+    the distribution function of :math:`f_k + g_k`
+
+    .. math:: E\,\mathrm{softmax}(f)_j = \int H_j'(u) \prod_{k \ne j} H_k(u) \, du, \quad H_k(u) = E \exp(-e^{f_k - u})
+
+    Both integrands are analytic in a strip, so sums over lattices converge geometrically (Trefethen & Weideman 2014): the error is
+    below 1e-7, relative to each probability.
+
+    Args:
+        mean: ``(..., K)``.
+        variance: the same shape.
+
+    Returns:
+        ``(..., K)``.
+
+    Example:
+        >>> import torch
+        >>> log_probabilities_of_normals(torch.zeros(2).double(), torch.ones(2).double()).exp()
+        tensor([0.5000, 0.5000], dtype=torch.float64)
+    """
+    dtype, mean, deviation = mean.dtype, mean.double(), variance.double().sqrt()
+    lowest = (mean - _REACH * deviation).detach().amax(-1, keepdim=True) - 4
+    length = float(((mean + _REACH * deviation).detach().amax(-1, keepdim=True) + 18 - lowest).max())
+    u = lowest + _STEP * torch.arange(int(length / _STEP) + 2, dtype=mean.dtype, device=mean.device).view(-1, *[1] * mean.dim())
+    wide = deviation > _WIDE
+    cdf, density = _sum_over_nodes(mean, torch.where(wide, _WIDE, deviation), u)
+    if bool(wide.any()):
+        parts = _sum_over_lattice(mean, torch.where(wide, deviation, _WIDE), u)
+        cdf, density = torch.where(wide, parts[0], cdf), torch.where(wide, parts[1], density)
+    tiny = torch.finfo(u.dtype).tiny
+    log_cdf, log_density = cdf.clamp_min(tiny).log(), density.clamp_min(tiny).log()
+    terms = log_density + log_cdf.sum(-1, keepdim=True) - log_cdf
+    return (torch.logsumexp(terms, 0) + math.log(_STEP)).to(dtype)
+
+
+def _sum_over_nodes(mean: Tensor, deviation: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """Distribution function and density of a normal plus a Gumbel variable at u, for narrow normals."""
+    nodes = 0.8 * torch.arange(-8, 9, dtype=mean.dtype)
+    weights = torch.softmax(-0.5 * nodes.square(), 0)
+    at_mean = (mean - u).exp()
+    cdf, density = torch.zeros_like(at_mean), torch.zeros_like(at_mean)
+    for node, weight in zip(nodes.tolist(), weights.tolist(), strict=True):
+        rate = at_mean * (deviation * node).exp()
+        below = weight * torch.exp(-rate)
+        cdf.add_(below)
+        density.addcmul_(rate, below)
+    return cdf, density
+
+
+def _sum_over_lattice(mean: Tensor, deviation: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for wide ones: f on the lattice of u, so that the Gumbel variable's functions are worked out once a difference."""
+    half = int(_REACH * float(deviation.detach().max()) / _STEP) + 1
+    offsets = _STEP * torch.arange(-half, half + 1, dtype=mean.dtype, device=mean.device).view(-1, *[1] * mean.dim())
+    weights = torch.softmax(-0.5 * (offsets / deviation).square(), 0)
+    differences = torch.cat([u[:1] + offsets[:half], u, u[-1:] + offsets[half + 1 :]])
+    rates = (mean - differences).exp()
+    below = torch.exp(-rates)
+    slope = rates * below
+    cdf, density = torch.zeros_like(rates[: len(u)]), torch.zeros_like(rates[: len(u)])
+    for j, weight in enumerate(weights.flip(0)):
+        cdf.addcmul_(weight, below[j : j + len(u)])
+        density.addcmul_(weight, slope[j : j + len(u)])
+    return cdf, density

@@ -7,6 +7,7 @@ from gpytorch.likelihoods import StudentTLikelihood
 from torch import Tensor
 from torch.distributions import StudentT as StudentTDistribution
 
+from torchgpmc import quadrature
 from torchgpmc.likelihoods.base import Factorised, Moments
 
 
@@ -30,6 +31,19 @@ class StudentT(Factorised, StudentTLikelihood):
         half = 0.5 * (degrees + 1)
         constant = torch.lgamma(half) - torch.lgamma(0.5 * degrees) - 0.5 * torch.log(torch.pi * degrees * squared_scale)
         return constant - half * torch.log1p((targets - f).square() / (degrees * squared_scale))
+
+    def expected_log_likelihood(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
+        """To 1e-6: by 20 nodes if all latents are narrow beside the noise, else by 80 about the datum.
+
+        The logarithm has branch points at a distance of sqrt(deg_free * noise) from the datum, which a normal rule passes over.
+        """
+        scale = (self.deg_free * self.noise).sqrt().detach()
+        if bool((variance.detach() <= 0.25 * scale.square()).all()):
+            return super().expected_log_likelihood(mean, variance, targets)
+        return quadrature.between(lambda f: self.pointwise_log_prob(f, targets), mean, variance, targets, scale)
+
+    def _peak(self, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return targets, self.noise.sqrt()
 
     def response_moments(self, mean: Tensor, variance: Tensor) -> Moments:
         degrees = self.deg_free

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchgpmc.covariance import BoundClosedForm, CovarianceFunction, covariance_function
 from torchgpmc.functional import PureModule
 from torchgpmc.likelihoods.base import Factorised
-from torchgpmc.likelihoods.conversion import as_likelihood, check_forward, convert_likelihood
+from torchgpmc.likelihoods.conversion import as_likelihood, check_forward, convert_likelihood, count_latents
 from torchgpmc.linalg import apply_factor, cholesky, factor_with_gradient, solve_lower, whiten
 from torchgpmc.mean_function import MeanFunction
 from torchgpmc.models.validation import check_devices, check_inputs, check_targets
@@ -160,7 +160,7 @@ class GPModel(nn.Module):
     @property
     def num_latents(self) -> int:
         """K, the number of latent functions, which the likelihood decides."""
-        return int(getattr(self.likelihood, "num_latents", getattr(self.likelihood, "num_features", 1)))
+        return count_latents(self.likelihood)
 
     @property
     def factorises(self) -> bool:

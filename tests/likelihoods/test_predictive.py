@@ -1,0 +1,295 @@
+"""Predictive densities and probabilities against dense rules that know where each likelihood is narrow."""
+
+import math
+import warnings
+
+import gpytorch
+import numpy as np
+import pytest
+import torch
+from gpytorch.constraints import GreaterThan
+
+import torchgpmc as tg
+from tests.problems import inputs, kernel
+from torchgpmc import quadrature
+from torchgpmc.likelihoods.conversion import as_likelihood, convert_likelihood
+from torchgpmc.prediction import Prediction
+
+MEANS = torch.tensor([-10.0, -3.0, -0.4, 0.0, 1.0, 5.0], dtype=torch.float64)
+VARIANCES = torch.tensor([1e-4, 0.01, 1.0, 4.0, 25.0, 400.0], dtype=torch.float64)
+
+
+def student_t(scale, degrees):
+    likelihood = tg.likelihoods.StudentT(deg_free_constraint=GreaterThan(1.0), noise_constraint=GreaterThan(1e-9)).double()
+    likelihood.noise, likelihood.deg_free = scale**2, degrees
+    return likelihood.requires_grad_(False)
+
+
+def foreign(made, **parameters):
+    for name, value in parameters.items():
+        setattr(made, name, value)
+    return as_likelihood(convert_likelihood(made.double())).likelihood.requires_grad_(False)
+
+
+def gaussian(noise):
+    made = tg.likelihoods.Gaussian(noise_constraint=GreaterThan(1e-9)).double()
+    made.noise = noise
+    return made.requires_grad_(False)
+
+
+class Noise(gpytorch.likelihoods.Likelihood):
+    """A user's Gaussian noise of sd 0.003: forward alone."""
+
+    def forward(self, function_samples):
+        return torch.distributions.Normal(function_samples, 0.003)
+
+
+# Likelihood, targets, and where each is narrow and how narrow.
+CASES = {
+    "probit": (tg.likelihoods.Bernoulli(), [0.0, 1.0], lambda y: (0.0, 1.0)),
+    "logit": (tg.likelihoods.Bernoulli("logit"), [0.0, 1.0], lambda y: (0.0, 1.0)),
+    "gaussian": (gaussian(1e-4), [0.0, 3.0], lambda y: (y, 0.01)),
+    "poisson": (tg.likelihoods.Poisson(), [0.0, 1.0, 30.0, 1100.0, 10000.0], lambda y: (math.log(y + 0.5), (1 + y) ** -0.5)),
+    "laplace": (foreign(gpytorch.likelihoods.LaplaceLikelihood(), noise=0.01), [0.0, 3.0], lambda y: (y, 0.01)),
+    "noise": (Noise(), [0.0, 3.0], lambda y: (y, 0.003)),
+    "beta": (foreign(gpytorch.likelihoods.BetaLikelihood(), scale=30.0), [0.1, 0.7], lambda y: (0.0, 1.0)),
+}
+for scale in (1.0, 0.05, 0.01, 1e-4):
+    for degrees in (1.1, 4.0, 50.0):
+        CASES[f"student_t-{scale}-{degrees}"] = student_t(scale, degrees), [0.0, 3.0, -20.0], lambda y, scale=scale: (y, scale)
+
+
+def dense_log_integral(log_function, mean, variance, center, scale):
+    """Ten Gauss-Legendre nodes on each of 12000 panels: even ones, and others in geometric progression about the likelihood."""
+    edges = np.unique(
+        np.concatenate(
+            [
+                mean + variance**0.5 * np.linspace(-400, 400, 4001),
+                mean + variance**0.5 * np.linspace(-20, 20, 2001),
+                center + scale * np.sinh(np.linspace(-16, 16, 4001)),
+                np.linspace(mean, center, 2001),
+            ]
+        )
+    )
+    nodes, weights = np.polynomial.legendre.leggauss(10)
+    widths = np.diff(edges)[:, None]
+    points, weights = edges[:-1, None] + widths * (nodes + 1) / 2, widths * weights / 2
+    at = torch.as_tensor(points.ravel())
+    logs = log_function(at) - 0.5 * (at - mean) ** 2 / variance - 0.5 * math.log(2 * math.pi * variance)
+    logs = torch.where(logs.isnan(), -torch.inf, logs) + torch.as_tensor(weights.ravel()).log()
+    return float(torch.logsumexp(logs, 0))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_predictive_log_prob_is_right_to_1e_6_however_narrow_the_likelihood(name):
+    module, targets, narrow = CASES[name]
+    likelihood = as_likelihood(module)
+    # Beta's gpytorch forward loses its digits where a latent is far out.
+    means, variances = (MEANS[1:], VARIANCES[:4]) if name == "beta" else (MEANS, VARIANCES)
+    if name == "poisson":
+        means = torch.cat([means, torch.tensor([7.0, 9.0]).double()])
+    mean, variance = torch.meshgrid(means, variances, indexing="ij")
+    for y in targets:
+        target = torch.tensor(y, dtype=torch.float64)
+        with torch.no_grad():
+            found = likelihood.predictive_log_prob(mean, variance, target)
+        expected = torch.tensor(
+            [
+                dense_log_integral(lambda f, t=target: likelihood.pointwise_log_prob(f[None], t)[0], m, v, *narrow(y))
+                for m, v in zip(mean.flatten().tolist(), variance.flatten().tolist(), strict=True)
+            ],
+            dtype=torch.float64,
+        ).view(mean.shape)
+        # Logarithms of many thousands nats have no sixth decimal.
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("module", "mean", "variance", "y", "expected"),
+    [
+        (student_t(0.05, 4.0), 0.0, 1.0, 0.0, -0.921),
+        (student_t(0.01, 4.0), 0.0, 1.0, 0.0, -0.919),
+        (tg.likelihoods.Poisson(), 7.0, 1.0, 1100.0, -7.92),
+        (tg.likelihoods.Poisson(), 9.0, 1.0, 10000.0, -10.15),
+        (tg.likelihoods.Bernoulli("logit"), 5.0, 400.0, 1.0, math.log(0.598)),
+    ],
+)
+def test_narrow_likelihoods_that_were_wrong_by_nats(module, mean, variance, y, expected):
+    mean, variance, y = (torch.tensor([[value]], dtype=torch.float64) for value in (mean, variance, y))
+    found = module.predictive_log_prob(mean, variance, y[0])
+    assert float(found) == pytest.approx(expected, abs=6e-3)
+
+
+def prediction_of(likelihood, mean, variance):
+    """A prediction from one draw with these marginals of f, ``(K, T)``."""
+    model = tg.GP(inputs(3), torch.tensor([0.0, 1.0, 1.0]), kernel(), likelihood)
+    return Prediction(model, mean[None], variance[None], {}, torch.zeros(1, dtype=torch.float64))
+
+
+def test_probs_and_log_prob_of_the_logit_are_one_number():
+    mean, variance = (part.reshape(1, -1) for part in torch.meshgrid(MEANS, VARIANCES, indexing="ij"))
+    prediction = prediction_of(tg.likelihoods.Bernoulli("logit"), mean, variance)
+    ones = prediction.log_prob(torch.ones(mean.shape[1]))
+    zeros = prediction.log_prob(torch.zeros(mean.shape[1]))
+    torch.testing.assert_close(prediction.probs.log(), ones, rtol=0, atol=1e-6)
+    torch.testing.assert_close((1 - prediction.probs).log(), zeros, rtol=1e-6, atol=1e-6)
+
+
+def dense_softmax(mean, variance):
+    """Log of E softmax by a product of trapezoid rules."""
+    grids = [torch.arange(-11, 11, min(0.4, 0.4 / v**0.5), dtype=torch.float64) for v in variance.tolist()]
+    mesh = torch.stack(torch.meshgrid(*grids, indexing="ij"), -1).flatten(0, -2)
+    weights = -0.5 * mesh.square().sum(-1, keepdim=True)
+    logs = torch.log_softmax(mean + variance.sqrt() * mesh, -1)
+    return torch.logsumexp(logs + weights, 0) - torch.logsumexp(weights, 0)
+
+
+SOFTMAX = [
+    ([0.0, 0.0, 0.0], [0.01, 0.01, 0.01]),
+    ([10.0, 0.0, 0.0], [4.0, 4.0, 4.0]),
+    ([10.0, 0.0, 1.0], [0.3, 0.5, 0.2]),
+    ([-3.0, 2.0, 5.0], [1.0, 0.7, 0.6]),
+    ([3.0, -2.0, 0.0], [9.0, 0.04, 1.0]),
+    ([0.0, 15.0], [25.0, 0.25]),
+    ([0.0, 0.0], [100.0, 1e-4]),
+    ([1.0, 30.0], [9.0, 5.0]),
+    ([20.0, 0.0], [1.0, 1.0]),
+]
+
+
+@pytest.mark.parametrize(("mean", "variance"), SOFTMAX)
+def test_softmax_probabilities_and_log_prob_are_right_to_1e_6(mean, variance):
+    mean, variance = torch.tensor(mean).double(), torch.tensor(variance).double()
+    expected = dense_softmax(mean, variance)
+    likelihood = tg.likelihoods.Softmax(num_classes=len(mean), mixing_weights=False)
+    prediction = prediction_of(likelihood, mean[:, None], variance[:, None])
+    logs = torch.cat([prediction.log_prob(torch.tensor([float(k)])) for k in range(len(mean))])
+    torch.testing.assert_close(logs, expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(prediction.probs[0].log(), logs, rtol=0, atol=1e-6)
+
+
+def test_softmax_with_mixing_weights_serves_both_from_the_same_points():
+    likelihood = tg.likelihoods.Softmax(num_features=2, num_classes=3).double()
+    torch.nn.init.normal_(likelihood.mixing_weights, generator=torch.Generator().manual_seed(0))
+    mean, variance = torch.tensor([[0.3, -1.0]]).double(), torch.tensor([[0.5, 1.0]]).double()
+    logs = torch.cat([likelihood.predictive_log_prob(mean, variance, torch.tensor([float(k)])) for k in range(3)])
+    torch.testing.assert_close(likelihood.response_moments(mean, variance).mean[0].log(), logs)
+    grid = torch.arange(-9, 9, 0.1, dtype=torch.float64)
+    mesh = torch.cartesian_prod(grid, grid)
+    weights = torch.softmax(-0.5 * mesh.square().sum(-1), 0)
+    expected = weights @ torch.softmax((mean + variance.sqrt() * mesh) @ likelihood.mixing_weights.mT, -1)
+    torch.testing.assert_close(logs, expected.log(), rtol=0, atol=2e-3)
+
+
+class Wavy(tg.likelihoods.Factorised, gpytorch.likelihoods.Likelihood):
+    """No rule follows this."""
+
+    def pointwise_log_prob(self, f, targets):
+        return 5 * torch.sin(1e5 * f)
+
+
+def test_an_integral_that_does_not_settle_is_a_warning():
+    zero = torch.zeros(1, 1, dtype=torch.float64)
+    with pytest.warns(UserWarning, match="did not settle"):
+        Wavy().predictive_log_prob(zero, zero + 1, zero[0])
+
+
+def test_predictive_log_prob_has_the_right_gradients():
+    mean, variance = MEANS[None, 2:].clone().requires_grad_(True), VARIANCES[None, 1:5].clone().requires_grad_(True)
+    likelihood, y = student_t(0.3, 4.0), torch.tensor(0.5, dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda m, v: likelihood.predictive_log_prob(m, v, y), (mean, variance))
+    classes = tg.likelihoods.Softmax(num_classes=4, mixing_weights=False)
+    assert torch.autograd.gradcheck(lambda m, v: classes.predictive_log_prob(m, v, torch.ones(1)), (mean, variance), atol=1e-6)
+
+
+class Sigmoid(gpytorch.likelihoods.Likelihood):
+    """A user's classifier: forward alone."""
+
+    def forward(self, function_samples):
+        return torch.distributions.Bernoulli(logits=function_samples)
+
+
+def test_response_moments_of_a_foreign_likelihood_are_right_for_wide_latents():
+    mean, variance = torch.tensor([[5.0, 0.5]]).double(), torch.tensor([[400.0, 1.0]]).double()
+    found = as_likelihood(Sigmoid()).response_moments(mean, variance)
+    probability = tg.likelihoods.Bernoulli("logit").predictive_log_prob(mean, variance, torch.ones(2).double()).exp()
+    torch.testing.assert_close(found.mean, probability, rtol=1e-6, atol=0)
+    torch.testing.assert_close(found.variance, probability * (1 - probability), rtol=1e-6, atol=0)
+
+
+class Heteroscedastic(gpytorch.likelihoods.Likelihood):
+    """A user's likelihood of two latents, mean and log scale: forward alone."""
+
+    num_latents = 2
+
+    def forward(self, function_samples):
+        return torch.distributions.Normal(function_samples[..., 0], function_samples[..., 1].exp())
+
+
+class OwnHeteroscedastic(tg.likelihoods.Factorised, Heteroscedastic):
+    num_latents = 2
+    forward = Heteroscedastic.forward
+
+
+@pytest.mark.parametrize("made", [Heteroscedastic, OwnHeteroscedastic])
+def test_a_likelihood_of_two_latents_with_forward_alone_gets_nodes_over_both(made):
+    x, y = inputs(6), torch.linspace(-1, 1, 6, dtype=torch.float64)
+    sparse = tg.SparseGP(x, y, kernel(), made(), inducing_points=inputs(3, seed=7))
+    prior = sparse.prior(torch.zeros(2, sparse.layout.size, dtype=torch.float64))
+    v = torch.randn(2, sparse.latent_size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    at = sparse.at(prior)
+    mean, variance = (moment.mT for moment in sparse.marginals(at, v))
+    expected = -0.5 * math.log(2 * math.pi) - mean[..., 1]
+    expected -= 0.5 * ((y - mean[..., 0]).square() + variance[..., 0]) * torch.exp(2 * variance[..., 1] - 2 * mean[..., 1])
+    torch.testing.assert_close(sparse.log_likelihood(at, v), expected.sum(-1), rtol=1e-6, atol=0)
+
+    model = tg.GP(x, y, kernel(), made())
+    marginals = torch.tensor([[[0.2], [-0.5]], [[0.4], [0.3]]], dtype=torch.float64)
+    prediction = Prediction(model, marginals[0][None], marginals[1][None], {}, torch.zeros(1, dtype=torch.float64))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = prediction.log_prob(torch.tensor([0.7]).double())
+    grid = torch.arange(-9, 9, 0.05, dtype=torch.float64)
+    mesh = torch.cartesian_prod(grid, grid)
+    f = marginals[0].T + marginals[1].T.sqrt() * mesh
+    weights = torch.log_softmax(-0.5 * mesh.square().sum(-1), 0)
+    truth = torch.logsumexp(weights + torch.distributions.Normal(f[:, 0], f[:, 1].exp()).log_prob(torch.tensor(0.7)), 0)
+    assert float(found) == pytest.approx(float(truth), abs=5e-3)
+    assert float(prediction.mean) == pytest.approx(0.2, abs=1e-9)
+    assert float(prediction.variance) == pytest.approx(0.4 + math.exp(-1.0 + 0.6), rel=1e-6)
+
+
+def test_a_density_of_several_latents_that_points_cannot_see_is_a_warning():
+    likelihood = as_likelihood(Heteroscedastic())
+    mean, variance = torch.tensor([[[0.0, -7.0]]]).double(), torch.tensor([[[1.0, 0.1]]]).double()
+    with pytest.warns(UserWarning, match="standard error of up to"):
+        likelihood.predictive_log_prob(mean, variance, torch.tensor([0.3]).double())
+
+
+def test_two_humps_far_apart_of_similar_mass():
+    """The mean's, of width 1, and that of a datum 15 deviations away, of width 1e-4."""
+    zero = torch.zeros(1, dtype=torch.float64)
+    floor, height = -118.0, 5.0
+
+    def log_p(f):
+        return torch.logaddexp(torch.full_like(f, floor), -0.5 * ((f - 15) / 1e-4).square() + height)
+
+    found = quadrature.log_integral(log_p, zero, zero + 1, (zero + 15, zero + 1e-4))
+    hump = height + math.log(1e-4) - 0.5 * 225 / (1 + 1e-8) - 0.5 * math.log1p(1e-8)
+    assert abs(floor - hump) < 2
+    assert float(found) == pytest.approx(np.logaddexp(floor, hump), abs=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.3, 0.05, 0.01])
+@pytest.mark.parametrize("degrees", [1.1, 4.0, 50.0])
+def test_expected_log_likelihood_of_student_t_is_right_to_1e_6(scale, degrees):
+    """By 12000 panels: the sum of positive and negative parts, each in the logarithm."""
+    likelihood, y = student_t(scale, degrees), torch.tensor(0.0, dtype=torch.float64)
+    least = float(likelihood.pointwise_log_prob(torch.tensor([[500.0]]).double(), y))  # the integrand less this is positive
+    for variance in (0.01, 0.2 * scale**2 * degrees, 1.0, 9.0):
+        for mean in (-5.0, -0.4, 0.1, 2.0):
+            found = likelihood.expected_log_likelihood(*torch.tensor([[[mean]], [[variance]]], dtype=torch.float64), y)
+            log_excess = dense_log_integral(
+                lambda f: (likelihood.pointwise_log_prob(f[None], y)[0] - least).clamp_min(0).log(), mean, variance, 0.0, scale
+            )
+            assert float(found) == pytest.approx(least + math.exp(log_excess), abs=1e-6, rel=1e-6)
