@@ -25,6 +25,7 @@ from torchgpmc.importance import (
     from_modes,
     log_evidence,
     log_weights,
+    own_log_weights,
     start,
     with_defence,
 )
@@ -143,7 +144,7 @@ class ImportanceRun(NamedTuple):
                 f"all {len(weights)} draws have evidence zero: every covariance failed to factorise. Expected some to succeed; "
                 f"raise the model's jitter (now {self.model.jitter:g}) or use priors that keep lengthscales and scales moderate."
             )
-        value, error = log_evidence(weights)
+        value, error = log_evidence(own_log_weights(state.draws))
         if self.smooth:
             weights = smoothed_log_weights(weights)
         known = {"log_evidence": float(value), "log_evidence_error": float(error)}
