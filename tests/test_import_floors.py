@@ -26,7 +26,7 @@ FLOORS = [
     },
     {"density", "priors", "diagnostics", "covariance", "mean_function", "likelihoods"},
     {"parameters", "samplers", "importance", "orthant"},
-    {"models", "normal_scale"},
+    {"models", "normal_scale", "prior_mass"},
     {"prediction"},
     {"posterior", "approximations"},
     {"checkpoint", "evidence", "fitting"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from torchgpmc.approximations import ApproximateMarginal, Approximation, Laplace
 from torchgpmc.approximations.base import check_model
-from torchgpmc.diagnostics import kish_effective_size, smoothed_log_weights
+from torchgpmc.diagnostics import SamplingWarning, kish_effective_size, smoothed_log_weights
 from torchgpmc.draws import Draw, Draws
 from torchgpmc.evidence import Evidence, LatentEstimator
 from torchgpmc.importance import (
@@ -35,8 +36,14 @@ from torchgpmc.methods.modes import posterior_modes
 from torchgpmc.methods.targets import check_has_hyperparameters, estimator_for, log_standard_normal, suited_approximation
 from torchgpmc.models.base import GPModel
 from torchgpmc.normal_scale import NormalScale, linear_scale, normal_scale
+from torchgpmc.prior_mass import log_prior_mass
 
 _MAX_ANCHORS = 128
+_NO_EVIDENCE = (
+    "the log evidence is NaN: a constraint cuts off part of a prior, or a transform distorts it, and how much of its mass remains "
+    "is not known, as the prior has no cdf and cannot draw inside. The draws and their weights are right; for the evidence "
+    "give the prior a cdf or a sample method, or a support that is the parameter's own."
+)
 
 
 class ImportanceState(NamedTuple):
@@ -147,7 +154,10 @@ class ImportanceRun(NamedTuple):
         value, error = log_evidence(own_log_weights(state.draws))
         if self.smooth:
             weights = smoothed_log_weights(weights)
-        known = {"log_evidence": float(value), "log_evidence_error": float(error)}
+        mass = log_prior_mass(self.model.layout)
+        if math.isnan(mass.value):
+            warnings.warn(_NO_EVIDENCE, SamplingWarning, stacklevel=2)
+        known = {"log_evidence": float(value) - mass.value, "log_evidence_error": math.hypot(float(error), mass.error)}
         # Ctrl-C may have come between a batch's being kept and its being weighed.
         weighed = len(weights)
         return Draws(draw.theta[:, :weighed], draw.whitened[:, :weighed], weights.cpu()[None], known)
