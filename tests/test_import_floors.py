@@ -28,7 +28,7 @@ FLOORS = [
     },
     {"density", "priors", "diagnostics", "covariance", "mean_function", "likelihoods"},
     {"parameters", "samplers", "importance", "orthant"},
-    {"models", "normal_scale"},
+    {"models", "normal_scale", "prior_mass"},
     {"prediction", "fingerprint"},
     {"posterior", "approximations"},
     {"checkpoint", "evidence", "fitting"},

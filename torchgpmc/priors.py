@@ -73,6 +73,8 @@ def support_of(prior: Distribution) -> Interval:
 class RestrictedPrior:
     """A prior over one parameter, restricted to an interval and renormalised there where it has a distribution function.
 
+    ``is_normalised`` says whether it is; :func:`torchgpmc.prior_mass.log_prior_mass` has what is missing.
+
     Args:
         prior: a gpytorch prior on constrained values; a user's own with ``log_prob`` alone is enough.
         shape: shape of the parameter.
@@ -87,7 +89,9 @@ class RestrictedPrior:
         self.interval = interval
         self._like = torch.zeros((), dtype=dtype, device=device)
         self._rows_at_once = self._answers_rows_independently()
-        self._log_mass = self._restricted_log_mass(support_of(prior))
+        log_mass = self._restricted_log_mass(support_of(prior))
+        self.is_normalised = log_mass is not None
+        self._log_mass = torch.zeros_like(self._like) if log_mass is None else log_mass
         self._closed = _closed_slopes(self.prior)
         self._closed_constant = self._constant_of(self._closed)
 
@@ -140,15 +144,21 @@ class RestrictedPrior:
             return False
         return together.shape == alone.shape and torch.allclose(together, alone, rtol=1e-4, atol=1e-5, equal_nan=True)
 
-    def _restricted_log_mass(self, support: Interval) -> Tensor:
-        zero = torch.zeros_like(self._like)
-        if self.interval == support or getattr(self.prior, "_transform", None) is not None:
-            return zero
+    def _restricted_log_mass(self, support: Interval) -> Tensor | None:
+        if self.has_transform:
+            return None
+        if self.interval == support:
+            return torch.zeros_like(self._like)
         try:
             bounds = (self._cdf(self.interval.lower, support, 0.0), self._cdf(self.interval.upper, support, 1.0))
-        except (NotImplementedError, AttributeError):  # no distribution function: the constant does not matter to sampling
-            return zero
+        except (NotImplementedError, AttributeError):  # no distribution function: the constant matters to the evidence alone
+            return None
         return torch.log(bounds[1] - bounds[0]).expand(self.shape).sum()
+
+    @property
+    def has_transform(self) -> bool:
+        """Whether ``log_prob`` is that of a function of the value, without a Jacobian: no density, and its draws are others."""
+        return getattr(self.prior, "_transform", None) is not None
 
     def _cdf(self, point: float, support: Interval, beyond: float) -> Tensor:
         if point <= support.lower or point >= support.upper:
@@ -172,11 +182,9 @@ class RestrictedPrior:
             NotImplementedError: the prior cannot draw.
             RuntimeError: nearly all of the prior's mass lies outside the interval.
         """
-        event = self.prior.batch_shape + self.prior.event_shape
-        missing = self.shape[: len(self.shape) - len(event)] if event != torch.Size([1]) else self.shape
 
         def propose() -> Tensor:
-            return self.prior.sample(torch.Size((num_draws, *missing))).reshape(num_draws, *self.shape)
+            return self._unrestricted_draws(num_draws)
 
         result = with_forked_global_generator(propose, generator)
         joint = len(self.prior.event_shape) > 0
@@ -191,3 +199,17 @@ class RestrictedPrior:
             f"could not draw from {type(self.prior).__name__} inside ({self.interval.lower}, {self.interval.upper}): "
             f"nearly all of its mass lies outside. Change the prior or the constraint."
         )
+
+    def _unrestricted_draws(self, num_draws: int) -> Tensor:
+        event = self.prior.batch_shape + self.prior.event_shape
+        missing = self.shape[: len(self.shape) - len(event)] if event != torch.Size([1]) else self.shape
+        return self.prior.sample(torch.Size((num_draws, *missing))).reshape(num_draws, *self.shape)
+
+    def share_inside(self, num_draws: int, generator: torch.Generator) -> float:
+        """Share of the unrestricted prior's draws that lie in the interval with all their elements.
+
+        Raises:
+            NotImplementedError: the prior cannot draw.
+        """
+        draws = with_forked_global_generator(lambda: self._unrestricted_draws(num_draws), generator)
+        return float(self.interval.contains(draws).reshape(num_draws, -1).all(-1).double().mean())

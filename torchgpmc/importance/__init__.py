@@ -1,6 +1,15 @@
 """Adaptive importance sampling of densities. It knows densities, not Gaussian processes."""
 
-from torchgpmc.importance.adaptive import Adaptation, AdaptiveState, adapt, add_draws, log_evidence, log_weights, start
+from torchgpmc.importance.adaptive import (
+    Adaptation,
+    AdaptiveState,
+    adapt,
+    add_draws,
+    log_evidence,
+    log_weights,
+    own_log_weights,
+    start,
+)
 from torchgpmc.importance.modes import Mode, find_modes
 from torchgpmc.importance.proposal import Proposal, draw_from, from_modes, log_density_of, with_defence
 
@@ -17,6 +26,7 @@ __all__ = [
     "log_density_of",
     "log_evidence",
     "log_weights",
+    "own_log_weights",
     "start",
     "with_defence",
 ]

@@ -76,8 +76,24 @@ def log_weights(state: AdaptiveState) -> Tensor:
     return state.log_target - state.log_denominator + state.counts.sum().log()
 
 
+def own_log_weights(state: AdaptiveState) -> Tensor:
+    """Log weights ``(S,)`` by the proposal that each draw came from alone.
+
+    A proposal is settled before its draws are, so each of these weights has the evidence for its mean, whatever was learned when;
+    those of :func:`log_weights` have not, since the proposals in their denominators were learned from the draws they weigh.
+    """
+    proposals = [Proposal(*(part[index] for part in state.past)) for index in range(len(state.counts))]
+    parts = state.position.split([int(count) for count in state.counts])
+    log_density = [log_density_of(proposal, part) for proposal, part in zip(proposals, parts, strict=True)]
+    return state.log_target - torch.cat(log_density)
+
+
 def log_evidence(weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Log of the mean weight, and its relative standard error; unbiased for fixed proposals, consistent once they adapt."""
+    """Log of the mean weight, and its relative standard error; unbiased, adaptation or not, for :func:`own_log_weights`.
+
+    Weights less their common mean are a martingale's differences, so their squares add up to the variance of its sum (Owen & Zhou
+    2020, "The square root rule for adaptive importance sampling").
+    """
     value = torch.logsumexp(weights, 0) - math.log(len(weights))
     relative = (weights - value).exp()
     return value, relative.std() / len(weights) ** 0.5

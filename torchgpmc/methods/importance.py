@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from torchgpmc.approximations import ApproximateMarginal, Approximation, Laplace
 from torchgpmc.approximations.base import check_model
-from torchgpmc.diagnostics import kish_effective_size, smoothed_log_weights
+from torchgpmc.diagnostics import SamplingWarning, kish_effective_size, smoothed_log_weights
 from torchgpmc.draws import Draw, Draws
 from torchgpmc.evidence import Evidence, LatentEstimator
 from torchgpmc.importance import (
@@ -25,17 +26,24 @@ from torchgpmc.importance import (
     from_modes,
     log_evidence,
     log_weights,
+    own_log_weights,
     start,
     with_defence,
 )
 from torchgpmc.linalg import solve_lower
 from torchgpmc.models.base import GPModel
 from torchgpmc.normal_scale import NormalScale, linear_scale, normal_scale
+from torchgpmc.prior_mass import log_prior_mass
 from torchgpmc.runs.base import Settings, check_count, check_positive, refuse_chain_options
 from torchgpmc.runs.starts import posterior_modes
 from torchgpmc.runs.targets import check_has_hyperparameters, estimator_for, log_standard_normal, suited_approximation
 
 _MAX_ANCHORS = 128
+_NO_EVIDENCE = (
+    "the log evidence is NaN: a constraint cuts off part of a prior, or a transform distorts it, and how much of its mass remains "
+    "is not known, as the prior has no cdf and cannot draw inside. The draws and their weights are right; for the evidence "
+    "give the prior a cdf or a sample method, or a support that is the parameter's own."
+)
 
 
 class ImportanceState(NamedTuple):
@@ -143,10 +151,13 @@ class ImportanceRun(NamedTuple):
                 f"all {len(weights)} draws have evidence zero: every covariance failed to factorise. Expected some to succeed; "
                 f"raise the model's jitter (now {self.model.jitter:g}) or use priors that keep lengthscales and scales moderate."
             )
-        value, error = log_evidence(weights)
+        value, error = log_evidence(own_log_weights(state.draws))
         if self.smooth:
             weights = smoothed_log_weights(weights)
-        known = {"log_evidence": float(value), "log_evidence_error": float(error)}
+        mass = log_prior_mass(self.model.layout)
+        if math.isnan(mass.value):
+            warnings.warn(_NO_EVIDENCE, SamplingWarning, stacklevel=2)
+        known = {"log_evidence": float(value) - mass.value, "log_evidence_error": math.hypot(float(error), mass.error)}
         # Ctrl-C may have come between a batch's being kept and its being weighed.
         weighed = len(weights)
         return Draws(draw.theta[:, :weighed], draw.whitened[:, :weighed], weights.cpu()[None], known)

@@ -1,0 +1,64 @@
+"""The mass of priors within their intervals, where they have no distribution function: a constant that the evidence needs."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from torch.distributions import MultivariateNormal
+
+from torchgpmc.orthant import log_probability
+from torchgpmc.parameters import Entry, Layout
+from torchgpmc.random import make_generator
+
+_DRAWS = 200_000
+
+
+class LogMass(NamedTuple):
+    """Log of a probability, with its standard error; NaN where it cannot be known."""
+
+    value: float
+    error: float
+
+
+def log_prior_mass(layout: Layout) -> LogMass:
+    r"""What :meth:`Layout.log_prior` integrates to, in logarithms: 0 but for restricted priors without a distribution function.
+
+    .. math:: \log \int p(\theta) d\theta = \sum_j \log P(x_j \in I_j)
+
+    A normal prior's is a Gaussian box probability (:func:`torchgpmc.orthant.log_probability`), another's the share of its draws
+    that lie inside. NaN for a prior that cannot draw, or whose ``log_prob`` transforms its argument.
+
+    Args:
+        layout: of a model.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import MultivariateNormalPrior
+        >>> prior = MultivariateNormalPrior(torch.zeros(2), covariance_matrix=torch.eye(2))
+        >>> kernel = RBFKernel(ard_num_dims=2, lengthscale_prior=prior)
+        >>> model = tg.GP(torch.rand(5, 2), torch.tensor([0, 1, 1, 0, 1]), kernel, tg.likelihoods.Bernoulli())
+        >>> round(math.exp(log_prior_mass(model.layout).value), 4)  # both lengthscales are positive
+        0.25
+    """
+    masses = [_mass(entry, layout) for entry in layout.entries if not entry.prior.is_normalised]
+    return LogMass(math.fsum(mass.value for mass in masses), math.hypot(*(mass.error for mass in masses)))
+
+
+def _mass(entry: Entry, layout: Layout) -> LogMass:
+    prior, interval = entry.prior.prior, entry.interval
+    if entry.prior.has_transform:
+        return LogMass(math.nan, math.nan)
+    if isinstance(prior, MultivariateNormal):
+        covariance, mean = prior.covariance_matrix.double(), prior.loc.double()
+        found = log_probability(covariance, mean=mean, lower=interval.lower, upper=interval.upper)
+        copies = math.prod(entry.shape) / mean.numel()  # one prior for each row of a larger parameter
+        return LogMass(copies * float(found.value.sum()), copies * float(found.variance.sum().sqrt()))
+    try:
+        share = entry.prior.share_inside(_DRAWS, make_generator(0, layout.device))
+    except NotImplementedError:
+        share = 0.0
+    if share == 0:
+        return LogMass(math.nan, math.nan)
+    return LogMass(math.log(share), math.sqrt((1 - share) / (share * _DRAWS)))
