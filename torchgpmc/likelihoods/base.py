@@ -57,9 +57,14 @@ class TiltedMoments(NamedTuple):
 
 
 class LogLikelihood:
-    """Mixin for any log p(y | f), also one that does not factorise over data: ``log_prob`` is all that samplers need."""
+    """Mixin for any log p(y | f), also one that does not factorise over data: ``log_prob`` is all that samplers need.
+
+    ``is_log_concave``: whether log p(y | f) is concave in f for all parameters and targets. p(f | y, theta) then has one mode, and
+    a Gaussian density there is all that f is drawn from; else other modes are searched for. Nothing is taken on trust: say so.
+    """
 
     num_latents = 1
+    is_log_concave = False
 
     def validate_targets(self, targets: Tensor) -> Tensor:
         """The targets in the form ``log_prob`` takes.

@@ -7,7 +7,7 @@ from gpytorch.likelihoods import StudentTLikelihood
 from torch import Tensor
 from torch.distributions import StudentT as StudentTDistribution
 
-from torchgpmc.likelihoods.base import Factorised, Moments
+from torchgpmc.likelihoods.base import Derivatives, Factorised, Moments
 
 
 class StudentT(Factorised, StudentTLikelihood):
@@ -30,6 +30,15 @@ class StudentT(Factorised, StudentTLikelihood):
         half = 0.5 * (degrees + 1)
         constant = torch.lgamma(half) - torch.lgamma(0.5 * degrees) - 0.5 * torch.log(torch.pi * degrees * squared_scale)
         return constant - half * torch.log1p((targets - f).square() / (degrees * squared_scale))
+
+    def derivatives(self, f: Tensor, targets: Tensor) -> Derivatives:
+        residual = targets - f.detach()
+        spread = self.deg_free * self.noise
+        total = spread + residual.square()
+        slope = (self.deg_free + 1) / total
+        second = slope * (residual.square() - spread) / total
+        third = 2 * slope * residual * (residual.square() - 3 * spread) / total.square()
+        return Derivatives(self.pointwise_log_prob(f.detach(), targets), slope * residual, second, third)
 
     def response_moments(self, mean: Tensor, variance: Tensor) -> Moments:
         degrees = self.deg_free
