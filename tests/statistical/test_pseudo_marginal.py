@@ -28,11 +28,14 @@ def rough_probit():
 MODELS = {
     "probit": lambda: gp("probit", num_data=3),
     "poisson": lambda: gp("poisson", num_data=3),
+    "student_t": lambda: gp("student_t", num_data=3),
     "rough probit": rough_probit,
 }
 
 
 def served(likelihood, name):
+    if likelihood == "student_t":
+        return name in ("one sample", "pairs, latent moves", "correlated")
     return likelihood == "probit" or ("evidence" in KERNELS[name][1]) == (likelihood == "rough probit")
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from torchgpmc.approximations import Approximation
 from torchgpmc.approximations.base import covariance_factor, problem_of, without_graph
 from torchgpmc.diagnostics import pareto_khat
+from torchgpmc.evidence.estimators import importance
 from torchgpmc.evidence.gaussian_draws import log_likelihoods, or_prior, quadratic, stacked_mean
-from torchgpmc.evidence.importance_sampling import importance
 from torchgpmc.models.base import GPModel
 from torchgpmc.random import normal_like
 from torchgpmc.samplers.elliptical_slice import EllipticalSliceState, elliptical_slice
