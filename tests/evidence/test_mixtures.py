@@ -89,3 +89,14 @@ def test_amis_finds_the_evidence(approximation, seed):
     assert posterior.info["log_evidence_error"] < 0.1
     latents = posterior.resampled(400).latents[0, :, 0]
     assert 0.3 < float((latents > 0).double().mean()) < 0.7
+
+
+@pytest.mark.statistical
+def test_annealing_sees_every_mode():
+    truth, error, shift = truth_of("four")
+    estimator = tg.evidence.annealed(two_modes("four"), num_importance=64, num_temperatures=20)
+    found = estimator(torch.zeros(100, 0, dtype=torch.float64), torch.Generator().manual_seed(1))
+    ratio = (found.value - shift).exp() / truth
+    deviation = (ratio.var() / len(ratio) + (error / truth).square()).sqrt()
+    assert abs(float((ratio.mean() - 1) / deviation)) < z_limit(1, len(ratio))
+    assert float(deviation) < 0.05
