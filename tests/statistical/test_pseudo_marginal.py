@@ -66,7 +66,8 @@ def geweke(model, name, seed, *, rounds=4, steps=2, chains=CHAINS, prepare=None,
 @pytest.mark.statistical
 @pytest.mark.parametrize(("likelihood", "name"), [case for case in itertools.product(MODELS, KERNELS) if served(*case)])
 def test_kernels_leave_the_joint_distribution_as_it_is(name, likelihood):
-    chains = 6000 if name == "slice" else CHAINS  # some twenty estimates a step
+    # Some twenty estimates a step; nine densities an estimate.
+    chains = 6000 if name == "slice" else 4000 if likelihood == "student_t" else CHAINS
     assert geweke(MODELS[likelihood](), name, seed=31, chains=chains) < 1
 
 
