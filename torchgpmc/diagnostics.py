@@ -13,6 +13,7 @@ from torch import Tensor
 from torchgpmc import chain_statistics
 
 MAX_RHAT = 1.01  # Vehtari et al. 2021, section 4
+MAX_LATENT_RHAT = 1.1  # Gelman et al. 2013, section 11.4; of hundreds of latents the worst exceeds 1.01 by chance
 MIN_ESS_PER_CHAIN = 100  # the same
 MAX_ESTIMATE_VARIANCE = 2.0  # of the logarithm; chains on noisier estimates stick for long stretches
 MIN_DRAWS_FOR_KHAT = 25  # a fifth of them are its tail
@@ -78,6 +79,45 @@ def effective_sizes(values: Tensor) -> tuple[float, float, float]:
         return math.nan, math.nan, math.nan
     bulk = chain_statistics.ess(array, "bulk")
     return bulk, chain_statistics.ess(array, "tail", (0.05, 0.95)), chain_statistics.rhat(array)
+
+
+def worst_latent(whitened: Tensor) -> tuple[int, float]:
+    """The latent whose chains agree least, and its rank R-hat (Vehtari et al. 2021); NaN where there are too few draws.
+
+    The latent is found by split R-hat of all at once, which costs next to nothing; only its own R-hat is worked out by ranks.
+
+    Args:
+        whitened: ``(C, S, V)``.
+
+    Example:
+        >>> import torch
+        >>> draws = torch.randn(4, 500, 3, generator=torch.Generator().manual_seed(0))
+        >>> worst_latent(draws)[1] < 1.1
+        True
+        >>> draws[:2, :, 1] += 5.0  # two chains elsewhere
+        >>> worst_latent(draws)[0], worst_latent(draws)[1] > 1.1
+        (1, True)
+    """
+    draws = whitened.shape[1]
+    if draws < 4:
+        return 0, math.nan
+    half = draws // 2
+    halves = torch.cat([whitened[:, :half], whitened[:, draws - half :]])
+    between, within = halves.mean(1).var(0), halves.var(1).mean(0)
+    worst = int(torch.nan_to_num(between / within, nan=0.0).argmax())
+    return worst, effective_sizes(whitened[..., worst].cpu())[2]
+
+
+def complaints_about_latents(whitened: Tensor) -> list[str]:
+    """That chains are in different modes of f, which hyperparameters and densities need not show; empty if nothing says so."""
+    index, rhat = worst_latent(whitened)
+    if not rhat > MAX_LATENT_RHAT:
+        return []
+    return [
+        f"R-hat of latent {index} is {rhat:.3f} (at most {MAX_LATENT_RHAT} is reliable for the worst of {whitened.shape[-1]}): the "
+        f"chains are in different places, maybe one in each mode of f, whatever hyperparameters and lp look like, and how many are "
+        f"in each says nothing of how probable it is. Run longer, or use AMIS(), which searches for modes, and compare."
+    ]
 
 
 def nested_rhat(values: Tensor, superchain_ids: list[int]) -> float:

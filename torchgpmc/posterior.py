@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchgpmc.diagnostics import SamplingWarning, Summary, complaints, nested_rhat, summarise
+from torchgpmc.diagnostics import SamplingWarning, Summary, complaints, complaints_about_latents, nested_rhat, summarise
 from torchgpmc.draws import Draws, check_draws
 from torchgpmc.files import read_tensors, write_atomically
 from torchgpmc.fingerprint import Fingerprint, differences, model_fingerprint
@@ -172,7 +172,8 @@ class Posterior:
 
     def complaints(self) -> list[str]:
         """What speaks against trusting these draws, one sentence each; empty if nothing does."""
-        return complaints(self.summary(), self.stats, self.num_chains, self.log_weights)
+        found = complaints(self.summary(), self.stats, self.num_chains, self.log_weights)
+        return found if self.log_weights is not None else found + complaints_about_latents(self.whitened)
 
     def nested_rhat(self, name: str, superchain_ids: list[int]) -> Tensor:
         """R-hat for many short chains in groups that share a start, for each element of ``samples[name]``."""

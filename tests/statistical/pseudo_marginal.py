@@ -9,6 +9,7 @@ import torchgpmc as tg
 from torchgpmc.approximations import ApproximateMarginal
 from torchgpmc.evidence import importance
 from torchgpmc.evidence.importance_sampling import _choose
+from torchgpmc.evidence.mixtures import MixtureEstimator
 from torchgpmc.evidence.smooth_probit import smoothed
 from torchgpmc.linalg import times_blocks
 from torchgpmc.runs.anchors import Anchors, MarginalDensity
@@ -132,7 +133,11 @@ def check_kept_draw(found, v):
 
 def _given_kept_draw(estimator, prior, v, auxiliary, start, generator):
     """An importance estimate's normals, given that the first draw is v and is the one that is kept."""
-    auxiliary = _make_first_draw(estimator, prior, v, auxiliary, start)
+    if isinstance(estimator, MixtureEstimator):
+        auxiliary = _make_first_draw_of_mixture(estimator, prior, v, auxiliary, start, generator)
+    else:
+        found = estimator.approximation.importance_density(estimator.model, prior, estimator._targets(), start)
+        auxiliary = _make_first_draw(estimator, prior, v, auxiliary, found)
     _, log_weight = estimator.at_prior(prior, auxiliary, start)
     # The number that chooses the kept draw, given that it chose the first.
     first = torch.softmax(log_weight, -1)[:, 0]
@@ -173,10 +178,30 @@ def _given_f(estimator, theta, v, auxiliary, start, generator):
     return torch.cat([base, *(torch.where(d > 0, part, other) for part, other in zip((first, second), free, strict=True))], -1)
 
 
-def _make_first_draw(estimator, prior, v, auxiliary, start):
+def _make_first_draw_of_mixture(estimator, prior, v, auxiliary, start, generator):
+    """The component of the first direction given its draw, by dense densities; then its normals given both."""
+    _, densities, share, _ = estimator.components(prior, start)
+    f = prior.mean + (prior.factor @ v.unsqueeze(-1)).squeeze(-1)
+    logs = []
+    for found in densities:
+        precision = torch.cholesky_inverse(prior.factor) + torch.diag_embed(found.precision)
+        normal = torch.distributions.MultivariateNormal(found.mean, precision_matrix=precision, validate_args=False)
+        logs.append(normal.log_prob(f))
+    component = torch.distributions.Categorical(logits=torch.stack(logs, -1) + share.log()).probs
+    component = torch.multinomial(component, 1, generator=generator)
+    high = share.cumsum(-1).gather(-1, component)
+    level = high - share.gather(-1, component) * torch.rand(len(v), 1, generator=generator, dtype=v.dtype)
+    rows = torch.arange(len(v))
+    fields = ("alpha", "precision", "factor")
+    taken = {name: torch.stack([getattr(found, name) for found in densities], 1)[rows, component[:, 0]] for name in fields}
+    count = estimator.num_directions
+    rest = _make_first_draw(estimator, prior, v, auxiliary[:, count:], densities[0]._replace(**taken))
+    return torch.cat([torch.special.ndtri(level), auxiliary[:, 1:count], rest], -1)
+
+
+def _make_first_draw(estimator, prior, v, auxiliary, found):
     """Conditions the first direction's normals (z, e) on delta = A (z, e): adds A' Sigma^-1 (delta - A (z0, e0))."""
     model = estimator.model
-    found = estimator.approximation.importance_density(model, prior, estimator._targets(), start)
     size, count = model.latent_size, estimator.num_directions
     if model.num_latents > 1:  # one vector a direction: e = G' (v - v at the mode), G G' = H
         mode = times_blocks(found.alpha, prior.factor)

@@ -2,7 +2,8 @@
 
 from torchgpmc.evidence.annealing import AnnealedEstimator, annealed
 from torchgpmc.evidence.base import Evidence, LatentEstimate, LatentEstimator
-from torchgpmc.evidence.importance_sampling import ImportanceEstimate, ImportanceEstimator, importance
+from torchgpmc.evidence.estimators import importance
+from torchgpmc.evidence.importance_sampling import ImportanceEstimate, ImportanceEstimator
 from torchgpmc.evidence.orthants import Orthant, OrthantClassifier, OrthantEstimator, classify, exact_latents
 from torchgpmc.evidence.smooth_probit import SmoothProbit, SmoothProbitEstimator
 

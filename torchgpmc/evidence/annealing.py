@@ -12,8 +12,9 @@ from torch import Tensor
 from torchgpmc.approximations import Approximation
 from torchgpmc.approximations.base import covariance_factor, problem_of, without_graph
 from torchgpmc.diagnostics import pareto_khat
-from torchgpmc.evidence.gaussian_draws import log_likelihoods, or_prior, quadratic, stacked_mean
-from torchgpmc.evidence.importance_sampling import importance
+from torchgpmc.evidence.estimators import importance
+from torchgpmc.evidence.gaussian_draws import log_likelihoods, or_prior, prior_unless, quadratic, stacked_mean
+from torchgpmc.likelihoods.conversion import as_likelihood
 from torchgpmc.models.base import GPModel
 from torchgpmc.random import normal_like
 from torchgpmc.samplers.elliptical_slice import EllipticalSliceState, elliptical_slice
@@ -56,6 +57,8 @@ class AnnealedEstimator:
         with torch.no_grad():
             prior = self.model.prior(theta)
             found = or_prior(self.model, self.approximation.importance_density(self.model, prior, targets), prior)
+            if not as_likelihood(self.model.likelihood).is_log_concave:  # annealing from one mode would seldom see another
+                found = prior_unless(torch.zeros_like(found.converged), self.model, found, prior)
             problem = without_graph(problem_of(self.model, prior, targets))
             root = covariance_factor(prior, found)
             alpha = found.alpha.unsqueeze(-1)
@@ -99,6 +102,8 @@ def annealed(
     targets: Tensor | Targets | None = None,
 ) -> AnnealedEstimator:
     """An unbiased estimator of p(y | theta) by annealing from a Gaussian approximation to the posterior.
+
+    Where the likelihood is not log-concave it begins at the prior, which has every mode.
 
     Dearer than :func:`importance` and worth it where the approximation is poor: no single step has to bridge all of the gap.
 

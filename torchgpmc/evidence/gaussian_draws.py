@@ -137,8 +137,11 @@ def or_prior(model: GPModel, found: GaussianApproximation, prior: LatentPrior) -
     diagonal = found.factor.diagonal(dim1=-2, dim2=-1)
     finite = torch.isfinite(found.alpha.sum(-1) + found.precision.flatten(1).sum(-1) + diagonal.sum(-1))
     sound = finite & (diagonal > 0).all(-1)
-    if bool(sound.all()):
-        return found
+    return found if bool(sound.all()) else prior_unless(sound, model, found, prior)
+
+
+def prior_unless(sound: Tensor, model: GPModel, found: GaussianApproximation, prior: LatentPrior) -> GaussianApproximation:
+    """The approximation where it is ``sound`` ``(C,)``, elsewhere the prior, in the same form and not converged."""
     good = sound.unsqueeze(-1)
     identity = torch.eye(found.factor.shape[-1]).to(found.factor)
     return found._replace(

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.approximations import Approximation, Laplace
-from torchgpmc.approximations.base import check_model, problem_of, without_graph
+from torchgpmc.approximations import Approximation, GaussianApproximation
+from torchgpmc.approximations.base import Problem, problem_of, without_graph
 from torchgpmc.diagnostics import pareto_khat
-from torchgpmc.evidence.gaussian_draws import draws_around, log_likelihoods, or_prior, quadratic, stacked_mean
+from torchgpmc.evidence.gaussian_draws import GaussianDraws, draws_around, log_likelihoods, or_prior, quadratic, stacked_mean
 from torchgpmc.linalg import apply_factor, times_blocks
 from torchgpmc.models.base import GPModel, LatentPrior, likelihood_values
 from torchgpmc.random import normal_like
@@ -56,7 +56,7 @@ class ImportanceEstimator:
     rule, u - K R u - K W^1/2 B^-1 e with u ~ N(0, K), e ~ N(0, I): no factor of its covariance is needed. For several latents it is
     L H^-T/2 e, H = I + L' W L.
 
-    Made by :func:`importance`.
+    Made by :func:`torchgpmc.evidence.importance`.
     """
 
     model: GPModel
@@ -144,10 +144,7 @@ class ImportanceEstimator:
 
     def at_prior(self, prior: LatentPrior, auxiliary: Tensor, start: Tensor | None) -> tuple[ImportanceEstimate, Tensor]:
         """Estimates of the integral of p(y | f) under C priors of f, and the log weights ``(C, draws)``."""
-        problem = without_graph(problem_of(self.model, prior, self.targets))
-        found = self.approximation.importance_density(self.model, prior, self.targets, start)
-        found = or_prior(self.model, found, prior)
-        spread = draws_around(prior, problem, found, self._directions(auxiliary))
+        spread = self._draws(prior, auxiliary, start)
         log_weight, log_likelihood = spread.weigh(self.antithetic)
         value, variance = self._average(log_weight)
         value = torch.where(prior.ok, value, -torch.inf)
@@ -159,13 +156,22 @@ class ImportanceEstimator:
             spread.whitened_at(chosen),
             log_likelihood.gather(-1, column).squeeze(-1),
             self._log_rest(log_weight, chosen),
-            found.alpha,
-            found.precision,
+            spread.found.alpha,
+            spread.found.precision,
             spread.log_constant,
-            found.num_iterations.to(value) + 1,
-            found.converged,
+            spread.found.num_iterations.to(value) + 1,
+            spread.found.converged,
         )
         return estimate, log_weight
+
+    def _draws(self, prior: LatentPrior, auxiliary: Tensor, start: Tensor | None) -> GaussianDraws:
+        problem, found = self._approximate(prior, start)
+        return draws_around(prior, problem, found, self._directions(auxiliary))
+
+    def _approximate(self, prior: LatentPrior, start: Tensor | None) -> tuple[Problem, GaussianApproximation]:
+        problem = without_graph(problem_of(self.model, prior, self.targets))
+        found = self.approximation.importance_density(self.model, prior, self.targets, start)
+        return problem, or_prior(self.model, found, prior)
 
     @property
     def _vectors_a_direction(self) -> int:
@@ -196,10 +202,7 @@ class ImportanceEstimator:
             part = self._at(rows)
             prior = part.model.prior(theta[rows])
             with torch.no_grad():
-                problem = without_graph(problem_of(part.model, prior, part.targets))
-                found = part.approximation.importance_density(part.model, prior, part.targets)
-                found = or_prior(part.model, found, prior)
-                spread = draws_around(prior, problem, found, part._directions(auxiliary[rows]))
+                spread = part._draws(prior, auxiliary[rows], None)
                 weights = torch.softmax(spread.weigh(part.antithetic)[0], -1)
                 v = spread.whitened(part.antithetic)
             blocks = v.view(len(v), -1, prior.mean.shape[-1])  # a row a draw and latent
@@ -226,17 +229,25 @@ class ImportanceEstimator:
             state = EllipticalSliceState(estimate.whitened, estimate.log_likelihood)
             for _ in range(num_steps):
                 state, _ = elliptical_slice(log_likelihood).step(state, generator)
-            middle = times_blocks(estimate.alpha, prior.covariance)
-            delta = times_blocks(state.position, prior.factor.mT) - middle
-            linear = (estimate.alpha * delta).sum(-1)
-            common = estimate.log_constant + 0.5 * quadratic(estimate.precision, delta.unsqueeze(1)).squeeze(1)
-            terms = [estimate.log_rest, state.log_density + common - linear]
-            if self.antithetic:
-                twin = stacked_mean(self.model, prior) + middle - delta
-                other = log_likelihoods(self.model, problem.values, twin.unsqueeze(1), self.targets).squeeze(-1)
-                terms.append(other + common + linear)
-            value = torch.logsumexp(torch.stack(terms), 0) - math.log(self.num_importance)
-        return estimate._replace(value=value, whitened=state.position, log_likelihood=state.log_density)
+            moved = estimate._replace(whitened=state.position, log_likelihood=state.log_density)
+            weights = [estimate.log_rest, *self._weights_of_kept(prior, problem, moved, generator)]
+            value = torch.logsumexp(torch.stack(weights), 0) - math.log(self.num_importance)
+        return moved._replace(value=value)
+
+    def _weights_of_kept(
+        self, prior: LatentPrior, problem: Problem, kept: ImportanceEstimate, generator: torch.Generator
+    ) -> list[Tensor]:
+        """Log weights ``(C,)`` of the kept draw and, if there is one, of its twin."""
+        middle = times_blocks(kept.alpha, prior.covariance)
+        delta = times_blocks(kept.whitened, prior.factor.mT) - middle
+        linear = (kept.alpha * delta).sum(-1)
+        common = kept.log_constant + 0.5 * quadratic(kept.precision, delta.unsqueeze(1)).squeeze(1)
+        weights = [kept.log_likelihood + common - linear]
+        if self.antithetic:
+            twin = stacked_mean(self.model, prior) + middle - delta
+            other = log_likelihoods(self.model, problem.values, twin.unsqueeze(1), self.targets).squeeze(-1)
+            weights.append(other + common + linear)
+        return weights
 
 
 def _choose(log_weight: Tensor, uniform: Tensor) -> Tensor:
@@ -245,47 +256,3 @@ def _choose(log_weight: Tensor, uniform: Tensor) -> Tensor:
     # A uniform of one, or a sum that rounds to less, must not point beyond the last draw, nor to one of weight zero.
     level = (uniform * cumulative[:, -1]).clamp_max(cumulative[:, -1] * (1 - 1e-12))
     return torch.searchsorted(cumulative, level.unsqueeze(-1), right=True).squeeze(-1).clamp_max(log_weight.shape[-1] - 1)
-
-
-def importance(
-    model: GPModel,
-    approximation: Approximation | None = None,
-    *,
-    num_importance: int = 16,
-    antithetic: bool | None = None,
-    targets: Tensor | Targets | None = None,
-) -> ImportanceEstimator:
-    """An unbiased estimator of p(y | theta) by importance sampling from a Gaussian approximation.
-
-    Args:
-        model: a :class:`GP` with a factorised likelihood.
-        approximation: :class:`Laplace` (default), or :class:`EP` for one latent function.
-        num_importance: latent vectors an estimate, N_imp.
-        antithetic: draw them in pairs mirrored at the approximation's mean, which cancels the odd part of the error for free; by
-            default where ``num_importance`` is even.
-        targets: ``(N,)``, or ``(C, N)`` for one data set a row; the model's own by default.
-
-    Returns:
-        A function ``(theta (C, P), generator) -> LogEstimate``.
-
-    Raises:
-        ValueError: ``num_importance`` below 1, or odd where pairs are wanted; a model that cannot be approximated so.
-
-    Example:
-        >>> import torch, torchgpmc as tg
-        >>> from gpytorch.kernels import RBFKernel
-        >>> from gpytorch.priors import GammaPrior
-        >>> kernel = RBFKernel(lengthscale_prior=GammaPrior(2.0, 1.0))
-        >>> model = tg.GP(torch.rand(5, 2), torch.tensor([0, 1, 1, 0, 1]), kernel, tg.likelihoods.Bernoulli())
-        >>> estimator = tg.evidence.importance(model, tg.EP(), num_importance=8)
-        >>> estimator(torch.zeros(3, 1, dtype=torch.float64), torch.Generator().manual_seed(0)).value.shape
-        torch.Size([3])
-    """
-    if not isinstance(num_importance, int) or isinstance(num_importance, bool) or num_importance < 1:
-        raise ValueError(f"num_importance is {num_importance!r}. Expected a whole number of at least 1.")
-    pairs = num_importance % 2 == 0 if antithetic is None else antithetic
-    if pairs and num_importance % 2:
-        raise ValueError(f"num_importance is {num_importance} with antithetic=True. Expected an even number: draws come in pairs.")
-    approximation = Laplace() if approximation is None else approximation
-    check_model(model, f"evidence.importance with {type(approximation).__name__}", approximation)
-    return ImportanceEstimator(model, approximation, num_importance, pairs, model.as_targets(targets))

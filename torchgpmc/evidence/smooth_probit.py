@@ -19,7 +19,8 @@ from torch import Tensor
 
 from torchgpmc.approximations import Approximation, Laplace
 from torchgpmc.evidence.base import LatentEstimate
-from torchgpmc.evidence.importance_sampling import ImportanceEstimator, importance
+from torchgpmc.evidence.estimators import importance
+from torchgpmc.evidence.importance_sampling import ImportanceEstimator
 from torchgpmc.evidence.orthants import check_probit
 from torchgpmc.linalg import cholesky, solve_lower, times_blocks, times_vector
 from torchgpmc.models.base import GPModel, LatentPrior

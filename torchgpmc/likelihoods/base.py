@@ -55,9 +55,14 @@ class TiltedMoments(NamedTuple):
 
 
 class LogLikelihood:
-    """Mixin for any log p(y | f), also one that does not factorise over data: ``log_prob`` is all that samplers need."""
+    """Mixin for any log p(y | f), also one that does not factorise over data: ``log_prob`` is all that samplers need.
+
+    ``is_log_concave``: whether log p(y | f) is concave in f for all parameters and targets. p(f | y, theta) then has one mode, and
+    a Gaussian density there is all that f is drawn from; else other modes are searched for. Nothing is taken on trust: say so.
+    """
 
     num_latents = 1
+    is_log_concave = False
 
     def target_shape(self, num_inputs: int) -> tuple[int, ...]:
         """The shape of the targets that go with N inputs: ``(N,)``, unless the likelihood says otherwise."""

@@ -58,6 +58,7 @@ class Bernoulli(Factorised, Likelihood):
     """
 
     is_classification = True
+    is_log_concave = True
 
     def __init__(self, link: str = "probit"):
         super().__init__()

@@ -29,6 +29,8 @@ class Gaussian(Factorised, GaussianLikelihood):
         tensor([-1.8379])
     """
 
+    is_log_concave = True
+
     def forward(self, function_samples: Tensor) -> Normal:  # type: ignore[override]  # gpytorch's has unused extra arguments
         return Normal(function_samples, self.noise.sqrt())
 

@@ -19,6 +19,8 @@ class Poisson(Factorised, Likelihood):
         tensor([-2.])
     """
 
+    is_log_concave = True
+
     def forward(self, function_samples: Tensor) -> PoissonDistribution:
         return PoissonDistribution(function_samples.exp(), validate_args=False)
 

@@ -33,6 +33,7 @@ class Softmax(Factorised, SoftmaxLikelihood):
     """
 
     is_classification = True
+    is_log_concave = True
 
     @property
     def num_latents(self) -> int:  # type: ignore[override]  # K is a setting of this likelihood

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributions import StudentT as StudentTDistribution
 
 from torchgpmc import quadrature
-from torchgpmc.likelihoods.base import Factorised, Moments
+from torchgpmc.likelihoods.base import Derivatives, Factorised, Moments
 
 
 class StudentT(Factorised, StudentTLikelihood):
@@ -44,6 +44,15 @@ class StudentT(Factorised, StudentTLikelihood):
 
     def _peak(self, targets: Tensor) -> tuple[Tensor, Tensor]:
         return targets, self.noise.sqrt()
+
+    def derivatives(self, f: Tensor, targets: Tensor) -> Derivatives:
+        residual = targets - f.detach()
+        spread = self.deg_free * self.noise
+        total = spread + residual.square()
+        slope = (self.deg_free + 1) / total
+        second = slope * (residual.square() - spread) / total
+        third = 2 * slope * residual * (residual.square() - 3 * spread) / total.square()
+        return Derivatives(self.pointwise_log_prob(f.detach(), targets), slope * residual, second, third)
 
     def response_moments(self, mean: Tensor, variance: Tensor) -> Moments:
         degrees = self.deg_free

@@ -1,0 +1,90 @@
+"""Other modes of p(f | y, theta), where the likelihood is not log-concave, than the one that an approximation found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgpmc.approximations.base import GaussianApproximation, Problem
+
+# A datum alone is looked for within so many standard deviations of its prior mean, on nested grids.
+_REACH, _GRIDS, _POINTS = 6.0, 3, 33
+
+
+def other_modes(
+    problem: Problem, found: GaussianApproximation, find: Callable[[Tensor], GaussianApproximation]
+) -> list[GaussianApproximation]:
+    r"""Three more modes (those that there are not come out as others again): past one datum, past another, and past both.
+
+    A datum that a mode passes by, as an outlier, may be what another mode follows. With g_n the value that datum n alone, under its
+    marginal prior, would give f_n, the search starts where the prior moves the mode once f_n is known,
+
+    .. math:: \hat f + K_{\cdot n} (g_n - \hat f_n) / K_{nn}
+
+    The first n has the largest move; the second the largest of those that the prior correlates less with the first, or that go the
+    other way. g_n is looked for above the prior mean and below it: a likelihood of two modes a datum shows both. All is a function
+    of ``problem`` and ``found``, row by row. No others are looked for with several latents a datum.
+
+    Args:
+        problem: without graph.
+        found: where to start from, without NaN.
+        find: the mode near a start ``(C, 2 N)``, as of :class:`Laplace`.
+    """
+    if problem.model.num_latents > 1:
+        return []
+    first, second = _targets(problem, found)
+    past_first = find(_through(problem, found, first))
+    return [past_first, find(_through(problem, found, second)), find(_through(problem, past_first, second))]
+
+
+class _Target(NamedTuple):
+    """A datum and a centred value of its latent, ``(C, 1)``."""
+
+    datum: Tensor
+    value: Tensor
+
+
+def _targets(problem: Problem, found: GaussianApproximation) -> tuple[_Target, _Target]:
+    variance = problem.covariance.diagonal(dim1=-2, dim2=-1)
+    deviation = variance.sqrt()
+    value = torch.cat([_alone(problem, deviation, 1.0), _alone(problem, deviation, -1.0)], -1)  # (C, 2 N)
+    move = value - (found.mean - problem.mean).repeat(1, 2)
+    first = move.abs().argmax(-1, keepdim=True)
+    size = variance.shape[-1]
+    column = _column(problem.covariance, first % size)
+    correlation = (column / (deviation * deviation.gather(-1, first % size))).repeat(1, 2)
+    same = correlation * (move * move.gather(-1, first)).sign() > 0.5
+    second = move.abs().masked_fill(same, -1.0).argmax(-1, keepdim=True)
+    return _Target(first % size, value.gather(-1, first)), _Target(second % size, value.gather(-1, second))
+
+
+def _through(problem: Problem, found: GaussianApproximation, target: _Target) -> Tensor:
+    centred = found.mean - problem.mean
+    column = _column(problem.covariance, target.datum)
+    shift = (target.value - centred.gather(-1, target.datum)) / column.gather(-1, target.datum)
+    return torch.cat([found.alpha.scatter_add(-1, target.datum, shift), centred + column * shift], -1)
+
+
+def _column(covariance: Tensor, datum: Tensor) -> Tensor:
+    return covariance.gather(-2, datum.unsqueeze(-1).expand(-1, -1, covariance.shape[-1])).squeeze(-2)
+
+
+def _alone(problem: Problem, deviation: Tensor, sign: float) -> Tensor:
+    """Where p(y_n | f_n) N(f_n | m_n, K_nn) is largest on one side of m_n ``(C, N)``, centred: on a grid, and finer ones in it.
+
+    Newton's steps overshoot where the likelihood is narrow and its tails flat.
+    """
+    middle, width = torch.full_like(deviation, 0.5 * _REACH), 0.5 * _REACH
+    for _ in range(_GRIDS):
+        grid = torch.linspace(-width, width, _POINTS).to(deviation).view(-1, 1, 1)
+        at = (middle + grid).clamp(0.0, _REACH)
+        f = problem.mean + sign * deviation * at
+        value = problem.model.likelihood_function(
+            problem.values, lambda part, f=f: part.pointwise_log_prob(f, problem.targets.values)
+        )
+        best = torch.nan_to_num(value - 0.5 * at.square(), nan=-torch.inf).argmax(0, keepdim=True)
+        middle, width = at.gather(0, best).squeeze(0), 2 * width / (_POINTS - 1)
+    return sign * deviation * middle
