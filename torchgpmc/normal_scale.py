@@ -62,7 +62,7 @@ class NormalScale(NamedTuple):
         piece = ((inside - self.lowest) / self.spacing).floor().clamp(0, pieces - 1).long()
         coordinate = torch.arange(self.size, device=z.device).expand_as(piece)
         cubic, square, linear, constant = self.coefficients[coordinate, piece].unbind(-1)
-        step = inside - self.lowest - piece * self.spacing
+        step = inside - self.lowest - piece.to(z) * self.spacing  # a whole number times a float has torch's default dtype
         slope = (3 * cubic * step + 2 * square) * step + linear
         beyond = z - inside
         theta = ((cubic * step + square) * step + linear) * step + constant + slope * beyond
