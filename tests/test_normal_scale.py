@@ -98,6 +98,8 @@ PRIORS = {
     "a square": (SquareOfHalfNormal(), Positive()),
 }
 
+OTHERS = {"humps": (TwoHumps(), None), "flat": (Flat(), None), "nowhere": (Nowhere(), None)}
+
 
 @pytest.mark.parametrize("name", PRIORS)
 def test_priors_are_standard_normal_there(name):
@@ -111,7 +113,7 @@ def test_priors_are_standard_normal_there(name):
 
 
 @pytest.mark.parametrize("make", [normal_scale, linear_scale])
-@pytest.mark.parametrize("prior", [*PRIORS.values(), (TwoHumps(), None), (Flat(), None), (Nowhere(), None)], ids=[*PRIORS, "humps", "flat", "nowhere"])
+@pytest.mark.parametrize("prior", [*PRIORS.values(), *OTHERS.values()], ids=[*PRIORS, *OTHERS])
 def test_map_increases_and_its_jacobian_is_its_own(make, prior):
     """Far beyond the knots, too: weights stay exact whatever the map is, so long as the two agree."""
     scale = make(layout_of(Holder(*prior)))
