@@ -64,8 +64,8 @@ def covariance_function(kernel: Kernel, x: Tensor) -> CovarianceFunction:
     if outputs != 1:
         raise ValueError(
             f"{type(kernel).__name__} gives {outputs} values an input (of several tasks, or a function and its derivatives), and "
-            f"train_y has one. Expected a kernel of one function's values, for instance RBFKernel(); for several tasks put the task "
-            f"among the columns of train_x, as IndexKernel(active_dims=...) times a kernel of the others."
+            f"train_y has one. Expected a kernel of one function's values, for instance RBFKernel(); for several tasks put the "
+            f"task among the columns of train_x, as IndexKernel(active_dims=...) times a kernel of the others."
         )
     settings = _perturbed_values(kernel)
     try:
@@ -214,8 +214,8 @@ def _dense(result: Any) -> Tensor:
 def _diagonal(kernel: Any, x: Tensor, num_settings: int) -> Tensor:
     """The variances k(x, x), ``(..., N)``.
 
-    gpytorch takes diagonals ``(R, N)`` for a matrix whose diagonal is still to be taken where R = N, R being settings or, of kernels
-    that are sums over input columns, columns: rows are added until they are neither.
+    gpytorch takes diagonals ``(R, N)`` for a matrix whose diagonal is still to be taken where R = N, R being settings or, of
+    kernels that are sums over input columns, columns: rows are added until they are neither.
     """
     rows = max(len(x), x.shape[-1] + 1)
     rows += rows == num_settings
