@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from torchgpmc.approximations import Approximation, Conjugate
-from torchgpmc.methods.base import Settings, chain_settings, check_count, check_positive
+from torchgpmc.approximations.base import check_approximation
+from torchgpmc.methods.base import Settings, chain_settings, check_count, check_mass_matrix, check_positive
 from torchgpmc.methods.density_run import DensityRun
 from torchgpmc.methods.sites import posterior_sites
 from torchgpmc.methods.targets import Target, joint_target, marginal_target
@@ -44,6 +45,10 @@ def _run(
 
 
 def _target(method: Any, model: GPModel, settings: Settings, whitening: Approximation | None = None) -> Target:
+    check_mass_matrix(method.mass_matrix)
+    for option, approximation in (("marginal", method.marginal), ("whitening", whitening)):
+        if approximation is not None:
+            check_approximation(option, approximation)
     if whitening is not None and (method.marginal is not None or isinstance(model, GPRegression)):
         raise ValueError(
             f"whitening is {whitening!r}, and this samples theta alone, which has no latents to whiten. Expected whitening=None, "

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from torchgpmc.approximations import ApproximateMarginal, Approximation, Laplace
+from torchgpmc.approximations.base import check_approximation
 from torchgpmc.evidence import Evidence
-from torchgpmc.methods.base import Settings, chain_settings, check_count, check_positive, in_chunks
+from torchgpmc.methods.base import Settings, chain_settings, check_count, check_mass_matrix, check_positive, in_chunks
 from torchgpmc.methods.marginal_run import Anchors, MarginalDensity, MarginalRun
 from torchgpmc.methods.modes import check_one_data_set
 from torchgpmc.methods.targets import check_has_hyperparameters, estimator_for, suited_approximation
@@ -44,6 +45,8 @@ def _marginal_run(
     from_mode: bool,
     kernel: Callable[[LogDensity], Callable[[MarginalDensity, WarmUp], Sampler]],
 ) -> MarginalRun:
+    check_approximation("approximation", approximation)
+    check_mass_matrix(mass_matrix)
     check_count("thinning", thinning)
     check_count("latent_steps", latent_steps, 0)
     check_has_hyperparameters(model, "the pseudo-marginal method")
