@@ -67,7 +67,7 @@ class AutogradDensity:
 
 
 class ChunkedDensity:
-    """A density evaluated in chunks of chains, to bound memory; random draws are never split.
+    """A density evaluated in chunks of chains, to bound memory; random numbers stay the same, rounding may not.
 
     Args:
         density: the density to evaluate.

@@ -308,7 +308,7 @@ class Slice:
         size = target.num_hyperparameters
         blocks = [Block(range(size), lambda _: target.density)]
         if target.dimension > size:
-            blocks.append(Block(range(size, target.dimension), _latents_given_theta(joint_log_density(model))))
+            blocks.append(Block(range(size, target.dimension), _latents_given_theta(joint_log_density(model), settings)))
 
         def kernel(_: Tensor, preconditioner: Preconditioner) -> Sampler:
             return slice_sampler(
@@ -331,18 +331,21 @@ class Slice:
         )
 
 
-def _latents_given_theta(joint: JointLogDensity) -> Callable[[Tensor], Callable[[Tensor], Tensor]]:
-    """The joint density as a function of v alone, p(f | theta) being worked out once."""
+def _latents_given_theta(joint: JointLogDensity, settings: Settings) -> Callable[[Tensor], Callable[[Tensor], Tensor]]:
+    """The joint density as a function of v alone, p(f | theta) being worked out once, ``chain_chunk`` chains at a time."""
     model, size = joint.model, joint.model.layout.size
+    _, chains = chain_settings(settings)
+    parts = [(rows, joint.select(rows).targets) for rows in torch.arange(chains).split(settings.chain_chunk or chains)]
 
     def conditional(position: Tensor) -> Callable[[Tensor], Tensor]:
         with torch.no_grad():
-            prior = model.prior(position[:, :size])
+            priors = [model.prior(position[rows, :size]) for rows, _ in parts]
 
         def log_density(moved: Tensor) -> Tensor:
             v = moved[:, size:]
             with torch.no_grad():
-                value = model.log_likelihood(prior, v, joint.targets) - 0.5 * v.square().sum(-1)
+                found = [model.log_likelihood(prior, v[rows], y) for prior, (rows, y) in zip(priors, parts, strict=True)]
+                value = torch.cat(found) - 0.5 * v.square().sum(-1)
             return torch.where(torch.isfinite(value), value, -torch.inf)
 
         return log_density
