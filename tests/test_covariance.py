@@ -5,11 +5,13 @@ import copy
 import pytest
 import torch
 from gpytorch.kernels import (
+    AdditiveStructureKernel,
     ArcKernel,
     ConstantKernel,
     CosineKernel,
     LinearKernel,
     MaternKernel,
+    NewtonGirardAdditiveKernel,
     PeriodicKernel,
     PiecewisePolynomialKernel,
     PolynomialKernel,
@@ -46,6 +48,8 @@ KERNELS = {
     "sum with a constant": lambda: ScaleKernel(RBFKernel()) + ConstantKernel(),
     "product": lambda: RBFKernel(active_dims=(0,)) * PeriodicKernel(active_dims=(1,)),
     "scaled sum": lambda: ScaleKernel(RBFKernel() + MaternKernel(nu=2.5)),
+    "sum over columns": lambda: ScaleKernel(AdditiveStructureKernel(RBFKernel(), num_dims=3)),
+    "sums of products over columns": lambda: NewtonGirardAdditiveKernel(RBFKernel(), num_dims=3, max_degree=2),
     "scaled product of sums": lambda: ScaleKernel((RBFKernel() + LinearKernel()) * RQKernel()),
 }
 # gpytorch's own distances round at this level in the arc kernel's trigonometric embedding.
@@ -106,6 +110,19 @@ def test_values_and_gradients_equal_gpytorch(name, same):
         torch.testing.assert_close(found[row].detach(), expected, rtol=tolerance, atol=tolerance)
         for key, gradient in zip(values, gradients, strict=True):
             torch.testing.assert_close(gradient[row], slopes[key], rtol=10 * tolerance, atol=10 * tolerance)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("name", KERNELS)
+def test_variances_are_the_diagonal_however_many_points_settings_and_columns_there_are(name, count):
+    """Of as many points as settings gpytorch's own ``diag=True`` gives the diagonal's diagonal; of as many as columns, too."""
+    kernel = KERNELS[name]().double()
+    x = inputs(count, 0)
+    for chains in (1, 3, 4):
+        _, values = settings(kernel, chains)
+        found = covariance_function(kernel, inputs(6, 0))
+        expected = found.bind(x, x)(values).diagonal(dim1=-2, dim2=-1)
+        torch.testing.assert_close(found.diagonal(values, x), expected, rtol=1e-6, atol=1e-6)
 
 
 PAIRS = {

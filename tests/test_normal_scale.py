@@ -63,6 +63,26 @@ class TwoHumps(Flat):
         return torch.logaddexp(-0.5 * ((x + 1.5) / 0.05) ** 2, -0.5 * ((x - 1.5) / 0.05) ** 2)
 
 
+class SquareOfHalfNormal(Flat):
+    """A user's own prior: of s = a^2, a half-normal with scale 2. Its density is infinite at 0, where exp(theta) underflows."""
+
+    support = torch.distributions.constraints.positive
+
+    def log_prob(self, s):
+        root = s.sqrt()
+        return -0.125 * s - (math.sqrt(2 * math.pi) * 2 * root).log()
+
+    def rsample(self, sample_shape=()):
+        return (2 * torch.randn(sample_shape)).square()
+
+
+class Nowhere(Flat):
+    """A user's own prior that is zero everywhere."""
+
+    def log_prob(self, x):
+        return torch.full_like(x, -torch.inf)
+
+
 def layout_of(module, dtype=torch.float64):
     return build_layout({"module": module}, dtype, torch.device("cpu"))
 
@@ -75,7 +95,10 @@ PRIORS = {
     "uniform": (UniformPrior(0.2, 3.0), Interval(0.2, 3.0)),
     "box": (SmoothedBoxPrior(0.1, 2.0, sigma=0.05), Positive()),
     "normal, narrow and far off": (NormalPrior(1000.0, 1e-3), None),
+    "a square": (SquareOfHalfNormal(), Positive()),
 }
+
+OTHERS = {"humps": (TwoHumps(), None), "flat": (Flat(), None), "nowhere": (Nowhere(), None)}
 
 
 @pytest.mark.parametrize("name", PRIORS)
@@ -90,7 +113,7 @@ def test_priors_are_standard_normal_there(name):
 
 
 @pytest.mark.parametrize("make", [normal_scale, linear_scale])
-@pytest.mark.parametrize("prior", [*PRIORS.values(), (TwoHumps(), None), (Flat(), None)], ids=[*PRIORS, "humps", "flat"])
+@pytest.mark.parametrize("prior", [*PRIORS.values(), *OTHERS.values()], ids=[*PRIORS, *OTHERS])
 def test_map_increases_and_its_jacobian_is_its_own(make, prior):
     """Far beyond the knots, too: weights stay exact whatever the map is, so long as the two agree."""
     scale = make(layout_of(Holder(*prior)))

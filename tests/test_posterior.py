@@ -2,6 +2,7 @@
 
 import copy
 import math
+import subprocess
 import sys
 import warnings
 
@@ -50,6 +51,40 @@ def test_class_probabilities_average_probabilities_not_latents(weighted):
     second = sum(s * (p.variance + p.mean.square())[0, 0] for s, p in zip(share, per_draw(posterior, x), strict=True))
     torch.testing.assert_close(prediction.latent_mean, mean)
     torch.testing.assert_close(prediction.latent_variance, second - mean.square())
+
+
+_PEAK = """
+import resource, torch, torchgpmc as tg
+from tests.problems import fixed_kernel, inputs, targets
+from torchgpmc.draws import Draws
+model = tg.GP(inputs(3), targets("gaussian", 3), fixed_kernel(), tg.likelihoods.Gaussian().requires_grad_(False))
+v = torch.randn(1, 1000, 3, dtype=torch.float64)
+posterior = tg.Posterior(model, Draws(v[..., :0], v, None), {"lp": v[..., 0]}, {})
+posterior.predict(inputs(100)).mean  # everything is loaded now
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+posterior.predict(inputs(10_000), test_chunk=100).mean
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="units of ru_maxrss")
+def test_memory_is_that_of_a_chunk_of_test_points():
+    """Moments given every draw would be 2 * 1000 * 10,000 numbers, 153 MiB, before anything is averaged."""
+    done = subprocess.run([sys.executable, "-c", _PEAK], capture_output=True, text=True, check=True, timeout=120)
+    assert float(done.stdout) < 75
+
+
+@pytest.mark.parametrize("likelihood", ["probit", "softmax", "gaussian"])
+def test_chunks_of_test_points_change_nothing(likelihood):
+    model = gp(likelihood)
+    posterior, x, y = posterior_of(model), inputs(7, seed=9), targets(likelihood, 7)
+    whole, parts = posterior.predict(x), posterior.predict(x, test_chunk=3)
+    for name in ("latent_mean", "latent_variance", "mean", "variance"):
+        torch.testing.assert_close(getattr(parts, name), getattr(whole, name))
+    torch.testing.assert_close(parts.log_prob(y), whole.log_prob(y))
+    assert parts.sample(4).shape == whole.sample(4).shape == (4, 7)
+    with pytest.raises(ValueError, match="test_chunk is 0"):
+        posterior.predict(x, test_chunk=0)
 
 
 def test_logit_probabilities_equal_dense_quadrature():

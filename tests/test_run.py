@@ -97,6 +97,20 @@ def test_chunks_do_not_change_the_draws(method):
         torch.testing.assert_close(chunked.theta[:, 0], whole.theta[:, 0], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("method", [tg.Slice(max_steps_out=1), tg.AdaptiveMH()], ids=["Slice", "AdaptiveMH"])
+def test_no_more_chains_than_a_chunk_are_evaluated_at_once(method, monkeypatch):
+    largest = []
+    original = tg.GP.prior_at
+
+    def counted(self, hyperparameters, *arguments):
+        largest.append(hyperparameters.num_settings)
+        return original(self, hyperparameters, *arguments)
+
+    monkeypatch.setattr(tg.GP, "prior_at", counted)
+    tg.sample(gp("probit"), method, **{**OPTIONS, "num_samples": 1, "warmup_steps": 1}, chain_chunk=1)
+    assert max(largest) == 1
+
+
 @pytest.mark.parametrize("method", each(METHODS + WEIGHTED))
 def test_checkpoints_do_not_change_the_draws_and_a_finished_run_is_returned(method, tmp_path):
     model, options = gp("probit"), options_of(method)

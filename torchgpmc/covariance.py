@@ -60,6 +60,13 @@ def covariance_function(kernel: Kernel, x: Tensor) -> CovarianceFunction:
         return closed
     one_by_one = OneByOne(kernel)
     probe = x[:3]
+    outputs = kernel.num_outputs_per_input(probe, probe)
+    if outputs != 1:
+        raise ValueError(
+            f"{type(kernel).__name__} gives {outputs} values an input (of several tasks, or a function and its derivatives), and "
+            f"train_y has one. Expected a kernel of one function's values, for instance RBFKernel(); for several tasks put the "
+            f"task among the columns of train_x, as IndexKernel(active_dims=...) times a kernel of the others."
+        )
     settings = _perturbed_values(kernel)
     try:
         expected = one_by_one.bind(probe, probe[:2])(settings), one_by_one.diagonal(settings, probe)
@@ -223,6 +230,18 @@ def _dense(result: Any) -> Tensor:
     return result if isinstance(result, Tensor) else result.to_dense()
 
 
+def _diagonal(kernel: Any, x: Tensor, num_settings: int) -> Tensor:
+    """The variances k(x, x), ``(..., N)``.
+
+    gpytorch takes diagonals ``(R, N)`` for a matrix whose diagonal is still to be taken where R = N, R being settings or, of
+    kernels that are sums over input columns, columns: rows are added until they are neither.
+    """
+    rows = max(len(x), x.shape[-1] + 1)
+    rows += rows == num_settings
+    longer = torch.cat([x, x[-1:].expand(rows - len(x), -1)])
+    return kernel(longer, longer, diag=True)[..., : len(x)]
+
+
 class OneByOne:
     """Any kernel, one setting after another: the route that always works, and the reference for the others."""
 
@@ -236,7 +255,7 @@ class OneByOne:
         return self._stack(values, lambda kernel: _dense(kernel(x1, x2)), x1)
 
     def diagonal(self, values: Values, x: Tensor) -> Tensor:
-        return self._stack(values, lambda kernel: kernel(x, x, diag=True), x)
+        return self._stack(values, lambda kernel: _diagonal(kernel, x, 1), x)
 
     def _stack(self, values: Values, function: Callable[[Any], Tensor], x: Tensor) -> Tensor:
         if not values:
@@ -258,7 +277,7 @@ class BatchMode:
         return self._batched(values, lambda kernel: _dense(kernel(x1, x2)))
 
     def diagonal(self, values: Values, x: Tensor) -> Tensor:
-        return self._batched(values, lambda kernel: kernel(x, x, diag=True))
+        return self._batched(values, lambda kernel: _diagonal(kernel, x, len(next(iter(values.values())))))
 
     def _batched(self, values: Values, function: Callable[[Any], Tensor]) -> Tensor:
         count = len(next(iter(values.values())))

@@ -125,7 +125,7 @@ def as_density(density: Density | Callable[[Tensor], Tensor]) -> Density:
 
 
 class ChunkedDensity:
-    """A density evaluated in chunks of chains, to bound memory; random draws are never split.
+    """A density evaluated in chunks of chains, to bound memory; random numbers stay the same, rounding may not.
 
     Args:
         density: the density to evaluate: a :class:`LogDensity`, or with a payload and ``select``.

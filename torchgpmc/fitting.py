@@ -70,6 +70,11 @@ def fit(
         True
     """
     approximation = Laplace() if approximation is None else approximation
+    if isinstance(approximation, type) or not hasattr(approximation, "evidence"):
+        raise TypeError(
+            f"approximation is {approximation!r}. Expected one of the evidence: torchgpmc.Laplace(), torchgpmc.EP() or "
+            f"torchgpmc.evidence.Orthant(), with their brackets."
+        )
     for name, value in (("num_starts", num_starts), ("max_iterations", max_iterations)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"{name} is {value!r}. Expected a whole number of at least 1.")

@@ -62,7 +62,7 @@ class NormalScale(NamedTuple):
         piece = ((inside - self.lowest) / self.spacing).floor().clamp(0, pieces - 1).long()
         coordinate = torch.arange(self.size, device=z.device).expand_as(piece)
         cubic, square, linear, constant = self.coefficients[coordinate, piece].unbind(-1)
-        step = inside - self.lowest - piece * self.spacing
+        step = inside - self.lowest - piece.to(z) * self.spacing  # a whole number times a float has torch's default dtype
         slope = (3 * cubic * step + 2 * square) * step + linear
         beyond = z - inside
         theta = ((cubic * step + square) * step + linear) * step + constant + slope * beyond
@@ -123,12 +123,14 @@ def _density_along(layout: Layout, centre: Tensor, spread: float, index: int) ->
     def log_density(value: np.ndarray) -> np.ndarray:
         theta = centre.repeat(len(value), 1)
         theta[:, index] = torch.as_tensor(value).to(theta)
-        return torch.nan_to_num(layout.log_prior(theta), nan=-1e30, neginf=-1e30).detach().double().cpu().numpy()
+        found = layout.log_prior(theta)
+        # An infinite density, too, is one that overflowed: at s = 0, when exp(theta) underflows, of a prior with a pole there.
+        return torch.where(torch.isfinite(found), found, -1e30).detach().double().cpu().numpy()
 
     middle = float(centre[index])
     points = middle + np.concatenate([-_REACHES[::-1], [0.0], _REACHES])
     found = log_density(points)
-    within = np.flatnonzero(found > found.max() - _NEGLIGIBLE)
+    within = np.flatnonzero(found >= found.max() - _NEGLIGIBLE)
     if within[0] == 0 or within[-1] == len(points) - 1:
         ends = np.array([middle - 10 * spread, middle + 10 * spread])
         return ends, lambda value: -0.5 * ((value - middle) / spread) ** 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torchgpmc.diagnostics import SamplingWarning, Summary, complaints, complain
 from torchgpmc.draws import Draws, check_draws
 from torchgpmc.files import read_tensors, write_atomically
 from torchgpmc.fingerprint import Fingerprint, differences, model_fingerprint
-from torchgpmc.models.base import GPModel, likelihood_values
+from torchgpmc.models.base import GPModel, likelihood_parameters
 from torchgpmc.models.validation import check_inputs
 from torchgpmc.prediction import Prediction
 from torchgpmc.random import make_generator
@@ -112,30 +113,39 @@ class Posterior:
         Args:
             x: test inputs ``(T, D)``, or ``(T,)`` for one dimension.
             num_draws: use only this many draws, evenly spaced; all by default.
-            test_chunk: test points handled at once.
+            test_chunk: test points handled at once, which bounds memory: for more of them, moments given each draw are worked out
+                by chunks when an average, a density or draws are asked for, and not kept.
 
         Raises:
-            ValueError: wrong shape, NaN or infinite values, or ``num_draws`` below 1.
+            ValueError: wrong shape, NaN or infinite values, or ``num_draws`` or ``test_chunk`` below 1.
         """
         width = self.model.train_x.shape[1]
         x = check_inputs("x", x, self.model.train_x.dtype, width).to(self.model.train_x.device)
         if num_draws is not None and (not isinstance(num_draws, int) or num_draws < 1):
             raise ValueError(f"num_draws is {num_draws!r}. Expected a whole number of at least 1, or None for all draws.")
+        if not isinstance(test_chunk, int) or test_chunk < 1:
+            raise ValueError(f"test_chunk is {test_chunk!r}. Expected a whole number of at least 1, for instance 2048.")
         theta, v = self._flat(num_draws)
-        means, variances, values = [], [], []
         with torch.no_grad():
-            # Hyperparameters that are all fixed are factorised, and projected on the test points, once for all draws.
-            shared = None if theta.shape[1] else self.model.prior(theta[:1])
-            chunks = [slice(None)] if shared is not None else self._chunks(len(theta), min(len(x), test_chunk))
-            for rows in chunks:
-                prior = self.model.prior(theta[rows]) if shared is None else shared
-                parts = [self.model.predict(prior, v[rows], part) for part in x.split(test_chunk)]
-                means.append(torch.cat([part.mean for part in parts], -1))
-                variances.append(torch.cat([part.variance for part in parts], -1))
-                values.append({n: value.expand(len(v[rows]), *value.shape[1:]) for n, value in likelihood_values(prior).items()})
-        joined = {name: torch.cat([value[name] for value in values]) for name in values[0]}
-        log_weights = self._log_weights()[self._subset(num_draws)].to(x)
-        return Prediction(self.model, torch.cat(means), torch.cat(variances), joined, torch.log_softmax(log_weights, 0))
+            values = likelihood_parameters(self.model.layout.raw_values(theta).by_module["likelihood"])
+        log_weights = torch.log_softmax(self._log_weights()[self._subset(num_draws)].to(x), 0)
+        return Prediction(self.model, self._moments_at(x, theta, v), len(x), test_chunk, values, log_weights)
+
+    def _moments_at(self, x: Tensor, theta: Tensor, v: Tensor) -> Callable[[slice], tuple[Tensor, Tensor]]:
+        """Mean and variance of f ``(S, K, t)`` at test points of a slice, given each of S draws."""
+        model = self.model
+        # Hyperparameters that are all fixed are factorised once for all draws.
+        with torch.no_grad():
+            shared = None if theta.shape[1] else model.prior(theta[:1])
+
+        def moments(points: slice) -> tuple[Tensor, Tensor]:
+            some = x[points]
+            chunks = [slice(None)] if shared is not None else self._chunks(len(theta), len(some))
+            with torch.no_grad():
+                parts = [model.predict(model.prior(theta[r]) if shared is None else shared, v[r], some) for r in chunks]
+            return torch.cat([part.mean for part in parts]), torch.cat([part.variance for part in parts])
+
+        return moments
 
     def _log_weights(self) -> Tensor:
         if self.log_weights is None:

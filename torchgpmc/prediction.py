@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,8 +21,10 @@ class Prediction:
 
     Args:
         model: whose likelihood links f to the response.
-        latent_mean: of f given each draw ``(S, K, T)``.
-        latent_variance: of f given each draw ``(S, K, T)``; a variance.
+        moments: mean and variance of f given each draw, ``(S, K, t)`` each, at the test points of a slice.
+        num_points: T.
+        chunk: test points whose moments given every draw are held at once. If T is larger, moments are worked out anew by whatever
+            asks for averages, densities or draws.
         likelihood_values: the likelihood's parameters at each draw.
         log_weights: of the draws ``(S,)``, normalised.
 
@@ -44,38 +47,40 @@ class Prediction:
     def __init__(
         self,
         model: GPModel,
-        latent_mean: Tensor,
-        latent_variance: Tensor,
+        moments: Callable[[slice], tuple[Tensor, Tensor]],
+        num_points: int,
+        chunk: int,
         likelihood_values: dict[str, Tensor],
         log_weights: Tensor,
     ):
         self._model = model
-        self._latent_mean = latent_mean
-        self._latent_variance = latent_variance
+        self._moments = moments
+        self._num_points = num_points
+        self._slices = [slice(start, min(start + chunk, num_points)) for start in range(0, num_points, chunk)]
+        self._kept = moments(self._slices[0]) if len(self._slices) == 1 else None
         self._likelihood_values = likelihood_values
         self._log_weights = log_weights
-        self._moments: tuple[Tensor, Tensor] | None = None
+        self._averages: tuple[Tensor, ...] | None = None
 
     @property
     def latent_mean(self) -> Tensor:
         """Posterior mean of f: ``(T,)``, ``(T, K)`` for several latents."""
-        return self._boundary(self._average(self._latent_mean))
+        return self._averaged()[0]
 
     @property
     def latent_variance(self) -> Tensor:
         """Posterior variance of f, of the same shape."""
-        mean = self._average(self._latent_mean)
-        return self._boundary(self._average(self._latent_variance + (self._latent_mean - mean).square()))
+        return self._averaged()[1]
 
     @property
     def mean(self) -> Tensor:
         """Posterior mean of the response ``(T,)``; class probabilities ``(T, classes)`` for several classes."""
-        return self._response_moments()[0]
+        return self._averaged()[2]
 
     @property
     def variance(self) -> Tensor:
         """Posterior variance of the response, noise included."""
-        return self._response_moments()[1]
+        return self._averaged()[3]
 
     @property
     def probs(self) -> Tensor:
@@ -100,18 +105,18 @@ class Prediction:
         Raises:
             ValueError: ``test_y`` is not ``(T,)``, or outside the set the likelihood describes.
         """
-        points = self._latent_mean.shape[-1]
+        points = self._num_points
         if not isinstance(test_y, Tensor) or tuple(test_y.shape) != (points,):
             got = tuple(test_y.shape) if isinstance(test_y, Tensor) else type(test_y).__name__
             raise ValueError(f"test_y is {got}. Expected a tensor of shape ({points},), one target a test point.")
-        targets = test_y.to(self._latent_mean)
+        targets = test_y.to(self._log_weights)
         if hasattr(self._model.likelihood, "validate_targets"):
             targets = self._model.likelihood.validate_targets(targets)
-        logs = [
-            self._per_draw(rows, lambda likelihood, mean, variance: likelihood.predictive_log_prob(mean, variance, targets))
-            for rows in self._chunks()
-        ]
-        return torch.logsumexp(torch.cat(logs) + self._log_weights[:, None], 0)
+        return torch.cat([self._log_prob_of(targets[points], *self._at(points)) for points in self._slices])
+
+    def _log_prob_of(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        logs = self._per_draw(mean, variance, lambda likelihood, *marginal: likelihood.predictive_log_prob(*marginal, targets))
+        return torch.logsumexp(logs + self._log_weights[:, None], 0)
 
     def sample(self, num_samples: int = 1, *, seed: int = 0) -> Tensor:
         """Draws of the response ``(num_samples, T)``: a posterior draw by its weight, then f*, then y*.
@@ -124,12 +129,19 @@ class Prediction:
         """
         if not (isinstance(num_samples, int) and num_samples >= 1):
             raise ValueError(f"num_samples is {num_samples!r}. Expected a whole number of at least 1.")
-        generator = make_generator(seed, self._latent_mean.device)
+        generator = make_generator(seed, self._log_weights.device)
         rows = torch.multinomial(self._log_weights.exp(), num_samples, replacement=True, generator=generator)
-        mean, deviation = self._latent_mean[rows], self._latent_variance[rows].sqrt()
-        f = self._boundary(mean + deviation * normal_like(mean, generator))
         values = {name: value[rows] for name, value in self._likelihood_values.items()}
-        return self._model.likelihood_function(values, lambda likelihood: likelihood.sample(f, generator))
+        parts = []
+        for points in self._slices:
+            mean, variance = (part[rows] for part in self._at(points))
+            f = self._boundary(mean + variance.sqrt() * normal_like(mean, generator))
+            parts.append(self._model.likelihood_function(values, lambda likelihood, f=f: likelihood.sample(f, generator)))
+        return torch.cat(parts, 1)
+
+    def _at(self, points: slice) -> tuple[Tensor, Tensor]:
+        """Mean and variance of f given each draw ``(S, K, t)`` at some of the test points."""
+        return self._moments(points) if self._kept is None else self._kept
 
     def _boundary(self, f: Tensor) -> Tensor:
         return f.squeeze(-2) if f.shape[-2] == 1 else f.mT
@@ -137,23 +149,34 @@ class Prediction:
     def _average(self, values: Tensor) -> Tensor:
         return torch.tensordot(self._log_weights.exp(), values, 1)
 
-    def _chunks(self) -> list[slice]:
-        draws, latents, points = self._latent_mean.shape
+    def _per_draw(self, mean: Tensor, variance: Tensor, function: Any) -> Tensor:
+        """``function(likelihood, mean, variance)`` at each draw, a few draws at a time."""
+        draws, latents, points = mean.shape
         size = max(1, _CHUNK_ELEMENTS // (_ASSUMED_NODES * latents * points))
-        return [slice(start, min(start + size, draws)) for start in range(0, draws, size)]
+        parts = []
+        for start in range(0, draws, size):
+            rows = slice(start, min(start + size, draws))
+            marginal = self._boundary(mean[rows]), self._boundary(variance[rows])
+            values = {name: value[rows] for name, value in self._likelihood_values.items()}
+            parts.append(self._model.likelihood_function(values, lambda likelihood, at=marginal: function(likelihood, *at)))
+        return torch.cat(parts)
 
-    def _per_draw(self, rows: slice, function: Any) -> Any:
-        mean, variance = self._boundary(self._latent_mean[rows]), self._boundary(self._latent_variance[rows])
-        values = {name: value[rows] for name, value in self._likelihood_values.items()}
-        return self._model.likelihood_function(values, lambda likelihood: function(likelihood, mean, variance))
+    def _averaged(self) -> tuple[Tensor, ...]:
+        """Mean and variance of f, and of the response, worked out together when first asked for."""
+        if self._averages is None:
+            parts = [self._averaged_at(points) for points in self._slices]
+            self._averages = tuple(torch.cat(columns) for columns in zip(*parts, strict=True))
+        return self._averages
 
-    def _response_moments(self) -> tuple[Tensor, Tensor]:
-        if self._moments is None:
-            parts = [
-                self._per_draw(rows, lambda likelihood, *marginal: likelihood.response_moments(*marginal))
-                for rows in self._chunks()
-            ]
-            means, variances = (torch.cat([part[i] for part in parts]) for i in range(2))
-            mean = self._average(means)
-            self._moments = mean, self._average(variances + (means - mean).square())
-        return self._moments
+    def _averaged_at(self, points: slice) -> tuple[Tensor, ...]:
+        mean, variance = self._at(points)
+        latents = self._mixture(self._boundary(mean), self._boundary(variance))
+        moments = self._per_draw(
+            mean, variance, lambda likelihood, *marginal: torch.stack(likelihood.response_moments(*marginal), 1)
+        )
+        return *latents, *self._mixture(*moments.unbind(1))
+
+    def _mixture(self, means: Tensor, variances: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the mixture over draws, whose own are given ``(S, ...)``."""
+        mean = self._average(means)
+        return mean, self._average(variances + (means - mean).square())

@@ -56,7 +56,8 @@ def sample(
         progress: whether to show a bar with acceptance, step size and divergences.
         checkpoint: a path (or :class:`Checkpoint`): a run killed half-way resumes from it to the same bits; a finished one is
             returned; one with other settings is an error.
-        chain_chunk: evaluate at most this many chains at once, to bound memory; does not change random draws.
+        chain_chunk: evaluate at most this many chains at once, to bound memory. The random numbers stay the same; other batches
+            round differently, which warm-up amplifies, so that after many steps draws may differ.
 
     Returns:
         The posterior draws. Warns (:class:`SamplingWarning`) in plain words if they are not to be trusted.

@@ -3,7 +3,7 @@
 import gpytorch
 import pytest
 import torch
-from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.kernels import LCMKernel, Matern52KernelGrad, MultitaskKernel, RBFKernel, RBFKernelGrad, ScaleKernel
 from gpytorch.priors import GammaPrior
 
 import torchgpmc as tg
@@ -43,6 +43,19 @@ def build(x=X, y=Y, k=None, likelihood=None, **options):
         (lambda: build(k="rbf"), TypeError, "Expected a gpytorch kernel"),
         (lambda: build(likelihood="probit"), TypeError, r"torchgpmc.likelihoods.Bernoulli\(\)"),
         (lambda: build(likelihood=tg.likelihoods.Bernoulli), TypeError, "Expected a gpytorch or torchgpmc likelihood object"),
+        *(
+            (
+                lambda made=made: build(k=made().requires_grad_(False)),
+                ValueError,
+                f"{name} gives {count} values an input.*RBFKernel",
+            )
+            for name, count, made in (
+                ("MultitaskKernel", 2, lambda: MultitaskKernel(RBFKernel(), num_tasks=2)),
+                ("LCMKernel", 2, lambda: LCMKernel([RBFKernel()], num_tasks=2)),
+                ("RBFKernelGrad", 3, RBFKernelGrad),
+                ("ScaleKernel", 3, lambda: ScaleKernel(Matern52KernelGrad())),
+            )
+        ),
         (lambda: build(mean=0.0), TypeError, "Expected a gpytorch mean"),
         (lambda: build(jitter=-1e-6), ValueError, "jitter is -1e-06. Expected a variance of at least 0"),
         (lambda: build(dtype=torch.int64), ValueError, "Expected torch.float64"),

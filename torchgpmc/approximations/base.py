@@ -61,6 +61,15 @@ class Approximation(Protocol):
         ...
 
 
+def check_approximation(option: str, value: Any) -> None:
+    """Raises a ``TypeError`` unless ``value`` is an :class:`Approximation`, an object and not its class."""
+    if isinstance(value, type) or not hasattr(value, "importance_density"):
+        raise TypeError(
+            f"{option} is {value!r}. Expected an approximation of p(f | y, theta): torchgpmc.Laplace() or torchgpmc.EP(), with "
+            f"their brackets."
+        )
+
+
 def check_model(model: GPModel, method: str, approximation: Approximation | None = None) -> None:
     """Raises a ``ValueError`` unless p(f | y, theta) can be approximated: one latent a datum, or several by Laplace."""
     if not model.has_latents_at_data:

@@ -140,7 +140,8 @@ def predict(model: GPModel, theta: Tensor, approximation: Approximation, x: Tens
         found = approximation.evidence(model, prior)
         mean, variance = _latent_marginals(model, prior, found, x)
     log_weights = torch.full_like(mean[:, 0], -math.log(len(theta)))
-    return Prediction(model, mean.unsqueeze(1), variance.unsqueeze(1), likelihood_values(prior), log_weights)
+    moments = mean.unsqueeze(1), variance.unsqueeze(1)
+    return Prediction(model, lambda _: moments, len(x), len(x), likelihood_values(prior), log_weights)
 
 
 def _latent_marginals(model: GPModel, prior: LatentPrior, found: GaussianApproximation, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.approximations import ApproximateMarginal, Approximation, Laplace
-from torchgpmc.approximations.base import check_model
+from torchgpmc.approximations.base import check_approximation, check_model
 from torchgpmc.diagnostics import SamplingWarning, kish_effective_size, smoothed_log_weights
 from torchgpmc.draws import Draw, Draws
 from torchgpmc.evidence import Evidence, LatentEstimator
@@ -294,6 +294,7 @@ class MAMIS(_Options):
 
 def _prepare(method: _Options, model: GPModel, settings: Settings, *, modified: bool, switch_after: int | None) -> ImportanceRun:
     name = type(method).__name__
+    check_approximation("approximation", method.approximation)
     check_model(model, name, method.approximation)
     refuse_chain_options(name, settings)
     if model.targets.one_a_chain:

@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any
 
 from torchgpmc.approximations import Approximation, Conjugate
+from torchgpmc.approximations.base import check_approximation
 from torchgpmc.models.base import GPModel
 from torchgpmc.models.joint import joint_log_density
-from torchgpmc.runs.base import Settings, chain_settings, check_count, check_positive, in_chunks
+from torchgpmc.runs.base import Settings, chain_settings, check_count, check_mass_matrix, check_positive, in_chunks
 from torchgpmc.runs.blocks import JointWithPrior
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.sites import posterior_sites
@@ -43,6 +44,10 @@ def _run(
 
 def _target(method: Any, model: GPModel, settings: Settings, whitening: Approximation | None = None) -> Target:
     check_count("thinning", method.thinning)
+    check_mass_matrix(method.mass_matrix)
+    for option, approximation in (("marginal", method.marginal), ("whitening", whitening)):
+        if approximation is not None:
+            check_approximation(option, approximation)
     if whitening is not None and (method.marginal is not None or model.is_conjugate):
         raise ValueError(
             f"whitening is {whitening!r}, and this samples theta alone, which has no latents to whiten. Expected whitening=None, "

@@ -110,6 +110,8 @@ class OrthantGPC:
             ValueError: not a probit GP, options out of range, or ``warmup_steps`` or ``num_chains`` given.
         """
         check_probit(model, "OrthantGPC")
+        if not isinstance(self.proposals, AMIS | MAMIS):
+            raise TypeError(f"proposals is {self.proposals!r}. Expected torchgpmc.AMIS() or torchgpmc.MAMIS().")
         check_count("num_points", self.num_points, 8)
         if model.layout.size:
             return replace(self.proposals, evidence=Orthant(self.num_points)).prepare(model, settings)

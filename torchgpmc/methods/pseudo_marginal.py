@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import torch
 
 from torchgpmc.approximations import ApproximateMarginal, Approximation, Laplace
+from torchgpmc.approximations.base import check_approximation
 from torchgpmc.evidence import Evidence
 from torchgpmc.models.base import GPModel
 from torchgpmc.runs.anchors import AnchoredAdaptation, AnchoredTuning, Anchors, MarginalDensity
-from torchgpmc.runs.base import Settings, chain_settings, check_count, check_positive, in_chunks
+from torchgpmc.runs.base import Settings, chain_settings, check_count, check_mass_matrix, check_positive, in_chunks
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.starts import check_one_data_set
 from torchgpmc.runs.targets import check_has_hyperparameters, estimated_target, estimator_for, suited_approximation
@@ -49,6 +50,8 @@ def _run(
     latent_steps: int = 0,
     from_mode: bool = False,
 ) -> ChainRun:
+    check_approximation("approximation", method.approximation)
+    check_mass_matrix(kernels.mass_matrix)
     check_count("thinning", method.thinning)
     check_count("latent_steps", latent_steps, 0)
     check_has_hyperparameters(model, "the pseudo-marginal method")

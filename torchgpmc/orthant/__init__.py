@@ -3,6 +3,7 @@
 from torchgpmc.orthant.functions import log_probability, truncated_normal_draws, truncated_normal_samples
 from torchgpmc.orthant.importance import MinimaxTilting, SeparationOfVariables
 from torchgpmc.orthant.problem import OrthantEstimate
+from torchgpmc.orthant.quadrature import Quadrature
 from torchgpmc.orthant.sequential import Count, Sequential
 from torchgpmc.orthant.split import KnownSplit
 from torchgpmc.orthant.truncated import TruncatedDraws
@@ -12,6 +13,7 @@ __all__ = [
     "KnownSplit",
     "MinimaxTilting",
     "OrthantEstimate",
+    "Quadrature",
     "SeparationOfVariables",
     "Sequential",
     "TruncatedDraws",

@@ -11,6 +11,7 @@ from torch import Tensor
 from torchgpmc.diagnostics import MAX_KHAT, SamplingWarning
 from torchgpmc.orthant.importance import SeparationOfVariables
 from torchgpmc.orthant.problem import Method, OrthantEstimate, prepare
+from torchgpmc.orthant.quadrature import MAX_VARIABLES, Quadrature
 from torchgpmc.orthant.truncated import LEAST_ACCEPTANCE, TruncatedDraws, truncated_draws
 from torchgpmc.random import make_generator, uniform
 
@@ -39,7 +40,8 @@ def log_probability(
         mean: a number, ``(N,)`` or ``(B, N)``, on the scale of x.
         lower: the same; -inf for no limit.
         upper: the same; inf for no limit.
-        method: :class:`SeparationOfVariables` by default; :class:`MinimaxTilting`, :class:`Sequential`; :class:`KnownSplit` where
+        method: :class:`Quadrature` by default for up to three variables, which leaves no error of sampling, and
+            :class:`SeparationOfVariables` for more; :class:`MinimaxTilting`, :class:`Sequential`; :class:`KnownSplit` where
             the covariance is known to have independent noise in it.
         num_points: points, or particles, a problem (nets are rounded to powers of two).
         generator: of the covariance's device; by default a fresh one with seed 0.
@@ -58,12 +60,13 @@ def log_probability(
         >>> round(float(estimate.value.exp()), 6)
         0.125
     """
-    method = SeparationOfVariables() if method is None else method
-    if not hasattr(method, "estimate"):
+    if method is not None and (isinstance(method, type) or not hasattr(method, "estimate")):
         raise TypeError(
             f"method is {method!r}. Expected one of torchgpmc.orthant's, for instance torchgpmc.orthant.SeparationOfVariables()."
         )
     prepared = prepare(covariance, mean, lower, upper)
+    if method is None:
+        method = Quadrature() if covariance.shape[-1] <= MAX_VARIABLES else SeparationOfVariables()
     generator = make_generator(0, covariance.device) if generator is None else generator
     found = method.estimate(prepared.problem, num_points, generator)
     _complain(found)

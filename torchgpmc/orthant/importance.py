@@ -49,7 +49,9 @@ class SeparationOfVariables:
     """Separation of variables on scrambled Sobol points (Genz 1992), tilted towards where the limits hold.
 
     The tilt replaces the limits to come by Gaussian factors, which both shift and narrow the points (see
-    :func:`torchgpmc.orthant.matching.guided`). The standard error comes from independent randomisations of one net.
+    :func:`torchgpmc.orthant.matching.guided`). The standard error comes from independent randomisations of one net, whose errors
+    have heavier tails than normal ones: with 1024 points and four to eight variables up to 1.7 % of 300 estimates were more than
+    five standard errors off (one-factor covariances). :class:`Quadrature` serves fewer variables.
 
     Args:
         tilting: make the weights nearly even. Without it (plain GHK) a few points can carry the whole estimate in high dimensions,

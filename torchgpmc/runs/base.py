@@ -10,6 +10,7 @@ from torch import Tensor
 from torchgpmc.density import ChunkedDensity
 from torchgpmc.draws import Draw, Draws
 from torchgpmc.models.base import GPModel
+from torchgpmc.samplers.preconditioner import MassMatrix
 
 
 class Settings(NamedTuple):
@@ -90,6 +91,12 @@ def check_positive(name: str, value: float, low: float = 0.0, high: float = floa
     if not isinstance(value, int | float) or not low < value < high:
         limit = f" and below {high:g}" if high < float("inf") else ""
         raise ValueError(f"{name} is {value!r}. Expected a number above {low:g}{limit}.")
+
+
+def check_mass_matrix(value: Any) -> None:
+    """Raises a ``TypeError`` unless ``value`` is a :class:`MassMatrix`."""
+    if not isinstance(value, MassMatrix):
+        raise TypeError(f"mass_matrix is {value!r}. Expected one of torchgpmc.samplers.MassMatrix, for instance MassMatrix.DENSE.")
 
 
 def check_count(name: str, value: int, least: int = 1) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.approximations import ApproximateMarginal, Approximation, Laplace
-from torchgpmc.approximations.base import check_model
+from torchgpmc.approximations.base import check_approximation, check_model
 from torchgpmc.approximations.inducing import InducingLaplace, inducing_laplace
 from torchgpmc.diagnostics import SamplingWarning
 from torchgpmc.models.base import GPModel
@@ -34,8 +34,7 @@ def posterior_sites(model: GPModel, approximation: Approximation) -> GaussianSit
         ValueError: a model that cannot be approximated so.
         TypeError: something that is not an approximation.
     """
-    if not hasattr(approximation, "evidence"):
-        raise TypeError(f"whitening is {approximation!r}. Expected torchgpmc.Laplace(), torchgpmc.EP() or None.")
+    check_approximation("whitening", approximation)
     count = model.targets.num_data_sets
     with torch.no_grad():
         if not model.has_latents_at_data:

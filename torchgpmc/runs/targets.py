@@ -177,7 +177,7 @@ def estimator_for(
     """The estimator of p(y | theta) that a method's options ask for."""
     if evidence is None:
         return importance(model, approximation, num_importance=num_importance, antithetic=antithetic)
-    if not hasattr(evidence, "estimator"):
+    if isinstance(evidence, type) or not hasattr(evidence, "estimator"):
         raise TypeError(f"evidence is {evidence!r}. Expected options such as torchgpmc.evidence.Orthant(), or None.")
     return evidence.estimator(model)
 

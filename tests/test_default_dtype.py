@@ -1,0 +1,81 @@
+"""A model's dtype is its own: torch's default, which a user may have set either way, never enters its arithmetic."""
+
+import pytest
+import torch
+
+import torchgpmc as tg
+from tests.problems import fixed_kernel, gp, inputs, sparse_gp, targets
+from torchgpmc.evidence import Orthant, SmoothProbit
+
+CHAINS = {"warmup_steps": 4, "num_chains": 2}
+ENGINES = {
+    "NUTS": (tg.NUTS(max_tree_depth=3), CHAINS),
+    "whitening": (tg.NUTS(whitening=tg.Laplace(), max_tree_depth=3), CHAINS),
+    "marginal": (tg.NUTS(marginal=tg.EP(), importance_weights=2, max_tree_depth=2), CHAINS),
+    "HMC": (tg.HMC(num_steps=2), CHAINS),
+    "AdaptiveMH": (tg.AdaptiveMH(), CHAINS),
+    "Slice": (tg.Slice(), CHAINS),
+    "PseudoMarginal": (tg.PseudoMarginal(independent_share=0.5, latent_steps=1), CHAINS),
+    "from mode": (tg.PseudoMarginal(from_mode=True), CHAINS),
+    "delayed": (tg.PseudoMarginal(delayed_acceptance=True), CHAINS),
+    "correlated": (tg.PseudoMarginal(correlation=0.9), CHAINS),
+    "PseudoMarginalSlice": (tg.PseudoMarginalSlice(), CHAINS),
+    "AMIS": (tg.AMIS(num_starts=1), {}),
+    "MAMIS": (tg.MAMIS(num_starts=1, smooth=True), {}),
+    "on logarithms": (tg.AMIS(num_starts=1, normal_scale=False, approximation=tg.EP()), {}),
+    "OrthantGPC": (tg.OrthantGPC(num_points=8, proposals=tg.AMIS(num_starts=1)), {}),
+    "Orthant": (tg.PseudoMarginal(evidence=Orthant(num_points=8)), CHAINS),
+    "SmoothProbit": (tg.AMIS(num_starts=1, evidence=SmoothProbit()), {}),
+}
+
+
+@pytest.fixture(params=[torch.float32, torch.float64], ids=["float32 model", "float64 model"])
+def dtype(request):
+    """Of the model; torch's default is the other."""
+    kept = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64 if request.param is torch.float32 else torch.float32)
+    yield request.param
+    torch.set_default_dtype(kept)
+
+
+def check(model, method, settings, dtype):
+    posterior = tg.sample(model, method, num_samples=12, seed=1, progress=False, **settings)
+    prediction = posterior.predict(inputs(3, seed=5))
+    found = {
+        **posterior.samples,
+        **posterior.stats,
+        "theta": posterior.theta,
+        "whitened": posterior.whitened,
+        "latents": posterior.latents,
+        "log weights": posterior.theta if posterior.log_weights is None else posterior.log_weights,
+        "mean": prediction.mean,
+        "variance": prediction.variance,
+        "log_prob": prediction.log_prob(targets("probit", 3)),
+        "draws": prediction.sample(2),
+    }
+    assert {name for name, value in found.items() if value.is_floating_point() and value.dtype != dtype} == set()
+
+
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+@pytest.mark.parametrize("name", ENGINES)
+def test_every_engine_under_the_other_default(name, dtype):
+    check(gp("probit", num_data=5, dtype=dtype), *ENGINES[name], dtype)
+
+
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+@pytest.mark.parametrize("method", [tg.EllipticalSlice(), tg.OrthantGPC()])
+def test_fixed_hyperparameters_under_the_other_default(method, dtype):
+    model = tg.GP(inputs(5), targets("probit", 5), fixed_kernel(), tg.likelihoods.Bernoulli(), dtype=dtype)
+    check(model, method, CHAINS if isinstance(method, tg.EllipticalSlice) else {}, dtype)
+
+
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+@pytest.mark.parametrize("name", ["NUTS", "whitening"])
+def test_sparse_models_under_the_other_default(name, dtype):
+    check(sparse_gp("probit", num_data=5, num_inducing=3, dtype=dtype), *ENGINES[name], dtype)
+
+
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+def test_fits_under_the_other_default(dtype):
+    fitted = tg.fit(gp("probit", num_data=5, dtype=dtype), tg.Laplace(), num_starts=1)
+    assert all(parameter.dtype == dtype for parameter in fitted.parameters())
