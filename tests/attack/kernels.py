@@ -24,6 +24,22 @@ def square_distance(lengthscale, x1, x2):
     return (gap**2).sum(-1)
 
 
+def gaussian(values, x1, x2):
+    return np.exp(-0.5 * square_distance(values["raw_lengthscale"], x1, x2))
+
+
+def linear(values, x1, x2):
+    return np.einsum("nd,sad,md->snm", x1, values["raw_variance"] * np.ones(x1.shape[1]), x2)
+
+
+def polynomial(power):
+    return lambda values, x1, x2: (x1 @ x2.T + values["raw_offset"][:, :, None]) ** power
+
+
+def constant(values, x1, x2):
+    return values["raw_constant"][:, :, None] * np.ones((len(x1), len(x2)))
+
+
 def matern(nu):
     def formula(values, x1, x2):
         r = np.sqrt(2 * nu * square_distance(values["raw_lengthscale"], x1, x2))
@@ -82,19 +98,19 @@ def leaf(drawing, num_columns):
         columns, ard_or_one = slice(only, only + 1), {"active_dims": (only,)}
     nu, q, power = rng.choice([0.5, 1.5, 2.5]), int(rng.choice([0, 1, 3])), int(rng.integers(1, 4))
     kinds = {
-        "rbf": (6, lambda: kernels.RBFKernel(**ard_or_one), lambda v, a, b: np.exp(-0.5 * square_distance(v["raw_lengthscale"], a, b))),
+        "rbf": (6, lambda: kernels.RBFKernel(**ard_or_one), gaussian),
         "matern": (4, lambda: kernels.MaternKernel(nu=nu, **ard_or_one), matern(nu)),
         "rational quadratic": (2, lambda: kernels.RQKernel(**ard_or_one), rational_quadratic),
         "periodic": (2, lambda: kernels.PeriodicKernel(**(ard_or_one if "active_dims" in ard_or_one else every)), periodic),
         "cosine": (1 if num_columns == 1 else 0, lambda: kernels.CosineKernel(), cosine),
-        "linear": (2, lambda: kernels.LinearKernel(**ard_or_one), lambda v, a, b: np.einsum("nd,sad,md->snm", a, v["raw_variance"] * np.ones(a.shape[1]), b)),
-        "polynomial": (1, lambda: kernels.PolynomialKernel(power=power), lambda v, a, b: (a @ b.T + v["raw_offset"][:, :, None]) ** power),
+        "linear": (2, lambda: kernels.LinearKernel(**ard_or_one), linear),
+        "polynomial": (1, lambda: kernels.PolynomialKernel(power=power), polynomial(power)),
         "piecewise polynomial": (1, lambda: kernels.PiecewisePolynomialKernel(q=q, **ard_or_one), piecewise_polynomial(q)),
-        "constant": (1, lambda: kernels.ConstantKernel(), lambda v, a, b: np.broadcast_to(v["raw_constant"][:, :, None], (len(v["raw_constant"]), len(a), len(b)))),
+        "constant": (1, lambda: kernels.ConstantKernel(), constant),
         "spectral mixture": (1, lambda: kernels.SpectralMixtureKernel(num_mixtures=2, ard_num_dims=num_columns), spectral_mixture),
-    }  # fmt: skip
+    }
     shares = np.array([share for share, _, _ in kinds.values()], float)
-    share, make, formula = kinds[rng.choice(list(kinds), p=shares / shares.sum())]
+    _, make, formula = kinds[rng.choice(list(kinds), p=shares / shares.sum())]
     module = make()
     if module.active_dims is None:
         columns = slice(None)

@@ -1,4 +1,4 @@
-"""Random likelihoods: modules beside elementwise log densities of y given f, draws of y, and a place where p(y | f) may be narrow."""
+"""Random likelihoods: modules beside log densities of y given f, draws of y, and where p(y | f) may be narrow."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

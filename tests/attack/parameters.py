@@ -1,7 +1,7 @@
 """Hyperparameters of random models: gpytorch's priors beside formulas of them written out with numpy and scipy.
 
-A prior of a parameter is restricted to the parameter's constraint and renormalised there; every number is exact in float32, in which
-gpytorch keeps the numbers of priors.
+A prior of a parameter is restricted to the parameter's constraint and renormalised there; every number is exact in float32, which
+gpytorch keeps them in.
 """
 
 import math

@@ -45,7 +45,8 @@ class Problem(NamedTuple):
         parts = self.kernel.module, self.mean.module, self.likelihood.module
         free = ", ".join(f"{p.name} {p.shape} ~ {type(p.prior.module).__name__}" for p in self.free)
         name = self.kind.__name__
-        return f"model {self.index}: {name}, N={len(self.x)}, {self.dtype}, jitter {self.jitter}, {self.likelihood.name}; {free}; {parts}"
+        sizes = f"N={len(self.x)}, {self.dtype}, jitter {self.jitter}"
+        return f"model {self.index}: {name}, {sizes}, {self.likelihood.name}; {free}; {parts}"
 
     @property
     def dtype(self):
@@ -264,9 +265,8 @@ def drawn_problem(index, rng):
         return None
     y = drawn_targets(problem, rng)
     extra = {} if inducing is None else {"inducing_points": torch.tensor(inducing)}
-    model = kind(
-        torch.tensor(x), torch.tensor(y[:num_data]), kernel.module, likelihood.module, mean=mean.module, jitter=jitter, dtype=dtype, **extra
-    )  # fmt: skip
+    extra |= {"mean": mean.module, "jitter": jitter, "dtype": dtype}
+    model = kind(torch.tensor(x), torch.tensor(y[:num_data]), kernel.module, likelihood.module, **extra)
     return problem._replace(model=model, y=model.train_y.double().numpy(), test_y=y[num_data:])
 
 

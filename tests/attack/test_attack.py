@@ -1,4 +1,4 @@
-"""Random models against brute force: forty in every run of the suite, a thousand by `make test-long`; and planted errors are caught."""
+"""Random models against brute force: forty in every run, a thousand by `make test-long`; planted errors are caught."""
 
 from typing import NamedTuple
 
