@@ -1,6 +1,6 @@
 """Random models against brute force: forty in every run, a thousand by `make test-long`; planted errors are caught."""
 
-from typing import NamedTuple
+import importlib
 
 import numpy as np
 import pytest
@@ -13,9 +13,10 @@ from tests.calibration import SHARE, without_jacobian
 from torchgpmc.evidence import ImportanceEstimator
 from torchgpmc.likelihoods import gaussian
 from torchgpmc.mean_function import MeanFunction
-from torchgpmc.methods import importance, joint
+from torchgpmc.methods import importance
 from torchgpmc.models.base import GPModel
 from torchgpmc.priors import RestrictedPrior
+from torchgpmc.random import normal_like
 
 MODELS = 40
 GROUP = 5
@@ -116,25 +117,9 @@ def tempered_weights(monkeypatch):
     monkeypatch.setattr(importance, "log_weights", lambda draws: 0.6 * honest(draws))
 
 
-class Tempered(NamedTuple):
-    """A density to a power."""
-
-    density: object
-
-    def __call__(self, position):
-        return 0.6 * self.density(position)
-
-    def value_and_grad(self, position):
-        value, gradient = self.density.value_and_grad(position)
-        return 0.6 * value, 0.6 * gradient
-
-    def select(self, rows):
-        return Tempered(self.density.select(rows))
-
-
-def tempered_density(monkeypatch):
-    honest = joint.hmc
-    monkeypatch.setattr(joint, "hmc", lambda density, **options: honest(Tempered(density), **options))
+def slow_momenta(monkeypatch):
+    module = importlib.import_module("torchgpmc.samplers.hmc")  # whose name in the package is the function's
+    monkeypatch.setattr(module, "normal_like", lambda *arguments: 0.7 * normal_like(*arguments))
 
 
 def halved_evidence(monkeypatch):
@@ -147,18 +132,18 @@ def halved_evidence(monkeypatch):
     monkeypatch.setattr(ImportanceEstimator, "evaluate", halved)
 
 
-ENGINE_ERRORS = {
-    "biased evidence": ("AMIS", biased_evidence),
-    "tempered weights": ("AMIS", tempered_weights),
-    "halved evidence": ("pseudo-marginal", halved_evidence),
-    "tempered density": ("HMC", tempered_density),
+ENGINE_ERRORS = {  # an engine, its error, and those of the forty models that show it
+    "biased evidence": ("AMIS", biased_evidence, [2, 9]),
+    "tempered weights": ("AMIS", tempered_weights, [2, 9]),
+    "halved evidence": ("pseudo-marginal, independent proposals", halved_evidence, [9]),
+    "slow momenta": ("HMC", slow_momenta, [2, 9]),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ENGINE_ERRORS)
 def test_planted_errors_of_engines_are_caught(name, monkeypatch):
-    """By a few of the models, at the limit of one of their groups."""
-    engine, plant = ENGINE_ERRORS[name]
+    """At the limit of a whole group, of some two hundred comparisons."""
+    engine, plant, models = ENGINE_ERRORS[name]
     plant(monkeypatch)
-    assert any(alarms(verdict.attack(index, names=[engine]), SHARE / (GROUP * 2)) for index in SOUND)
+    assert any(alarms(verdict.attack(index, names=[engine]), SHARE / 10) for index in models)
