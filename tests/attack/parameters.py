@@ -40,8 +40,8 @@ class Parameter(NamedTuple):
         elif math.isinf(upper):
             value, slope = lower + np.exp(theta), theta
         else:
-            share = 1 / (1 + np.exp(-theta))
-            value, slope = lower + (upper - lower) * share, np.log(upper - lower) + np.log(share) + np.log1p(-share)
+            log_share, log_rest = -np.logaddexp(0, -theta), -np.logaddexp(0, theta)
+            value, slope = lower + (upper - lower) * np.exp(log_share), np.log(upper - lower) + log_share + log_rest
         return value.reshape(-1, *self.shape), slope.sum(-1)
 
     def unconstrain(self, value):
