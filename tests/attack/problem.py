@@ -134,8 +134,7 @@ class Problem(NamedTuple):
         if latents.variance is None:
             log_likelihood = self.likelihood.log_density(f, self.y, values["likelihood"])
         else:
-            rule = self.normal_nodes if precise or self.likelihood.num_latents > 1 else few_nodes
-            nodes, log_weights = rule(f, variance_like(latents.variance, f), self.y)
+            nodes, log_weights = (self.normal_nodes if precise else self.few_nodes)(f, variance_like(latents.variance, f), self.y)
             log_likelihood = (np.exp(log_weights) * self.at_nodes(nodes, self.y, values)).sum(0)
         total = log_prior + normal_log_density(v) + log_likelihood.sum(-1)
         return np.where(np.isfinite(total), total, -np.inf)
@@ -176,11 +175,7 @@ class Problem(NamedTuple):
         product of Gauss-Hermite rules.
         """
         if self.likelihood.num_latents > 1:
-            nodes, weights = np.polynomial.hermite_e.hermegauss(16)
-            grid = np.stack(np.meshgrid(*[nodes] * self.likelihood.num_latents), -1).reshape(-1, self.likelihood.num_latents)
-            shares = np.stack(np.meshgrid(*[weights / weights.sum()] * self.likelihood.num_latents), -1).prod(-1).ravel()
-            points = mean + np.sqrt(variance) * grid.reshape(len(grid), 1, 1, -1)
-            return points, np.log(shares)[:, None, None] * np.ones((1, *mean.shape[:2]))
+            return self.few_nodes(mean, variance, y, 16)
         deviation = np.sqrt(variance)
         steps = np.concatenate([[0.0], 0.5 ** np.arange(8, -1, -1), np.arange(2, 15, 1.0)])
         steps = np.concatenate([-steps[:0:-1], steps])
@@ -197,6 +192,15 @@ class Problem(NamedTuple):
         log_weights = log_weights - 0.5 * ((points - mean) / deviation) ** 2 - np.log(deviation) - 0.5 * math.log(2 * math.pi)
         return points.reshape(-1, *mean.shape), log_weights.reshape(-1, *mean.shape)
 
+    def few_nodes(self, mean, variance, y, count=None):
+        """The same by (a product of) Gauss-Hermite rules of ``count`` nodes."""
+        latents = self.likelihood.num_latents
+        nodes, weights = np.polynomial.hermite_e.hermegauss(count or (64 if latents == 1 else 6))
+        grid = np.stack(np.meshgrid(*[nodes] * latents), -1).reshape(-1, latents)
+        shares = np.stack(np.meshgrid(*[weights / weights.sum()] * latents), -1).prod(-1).reshape(-1, 1, 1)
+        spread = grid.reshape(len(grid), 1, -1) if latents == 1 else grid.reshape(len(grid), 1, 1, -1)
+        return mean + np.sqrt(variance) * spread, np.log(shares) * np.ones((1, *mean.shape[:2]))
+
     def predictive_log_densities(self, theta, v):
         """log p(y* | theta, v) at the test points ``(S, T)``."""
         values, _ = self.unpack(theta)
@@ -208,12 +212,6 @@ class Problem(NamedTuple):
         f = self.functions(Latents(mean, latents.factor, projection, variance), v)
         nodes, log_weights = self.normal_nodes(f, variance_like(variance, f), self.test_y)
         return scipy.special.logsumexp(log_weights + self.at_nodes(nodes, self.test_y, values), axis=0)
-
-
-def few_nodes(mean, variance, y):
-    nodes, weights = np.polynomial.hermite_e.hermegauss(64)
-    points = mean + np.sqrt(variance) * nodes.reshape(-1, 1, 1)
-    return points, np.log(weights / weights.sum()).reshape(-1, 1, 1) * np.ones((1, *mean.shape))
 
 
 def variance_like(variance, mean):

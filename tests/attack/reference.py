@@ -11,6 +11,7 @@ from tests.attack.problem import normal_log_density
 PRIOR_SHARE = 0.2
 DEGREES = 5
 ROUNDS = 5
+BLOCK = 1000  # rows at once, to bound memory
 
 
 class Draws(NamedTuple):
@@ -41,7 +42,9 @@ class Target:
         self.num_latents = 0 if self.marginal else problem.latent_size
 
     def log_density(self, position):
-        return self.problem.log_marginal(position) if self.marginal else self.problem.log_joint(position)
+        function = self.problem.log_marginal if self.marginal else self.problem.log_joint
+        blocks = np.split(position, range(BLOCK, len(position), BLOCK))
+        return np.concatenate([function(block) for block in blocks])
 
     def log_prior(self, position):
         size = self.problem.num_hyperparameters
