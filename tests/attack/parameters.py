@@ -182,7 +182,8 @@ class Drawing:
                 module.double().initialize(**{public: torch.as_tensor(value)})
             raw.requires_grad_(False)
             return Parameter(name, shape, None, value)
-        prior = random_prior(self.rng, lower, math.prod(shape))
+        is_vector = shape[-1:] == (math.prod(shape),)  # what a multivariate prior is of: the last dimension
+        prior = random_prior(self.rng, lower, math.prod(shape) if is_vector else 1)
         module.register_prior(f"{public}_prior", prior.module, public)
         return Parameter(name, shape, prior, None)
 
