@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 WORKERS ?= auto
 export PYTHONHASHSEED = 0
 
-.PHONY: demo test test-fast check format benchmarks clean
+.PHONY: demo test test-fast test-long check format benchmarks clean
 
 $(VENV)/installed: setup.cfg constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -22,7 +22,13 @@ test: $(VENV)/installed
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 test-fast: $(VENV)/installed
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not long"
+
+# A thousand random models against brute force: some hours. In pieces: make test-long ATTACK="--attack-first 40 --attack-models 100"
+ATTACK ?= --attack-models 1000
+test-long: $(VENV)/installed
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m long --attack-record attack-record $(ATTACK) tests/attack; \
+	status=$$?; $(BIN)/python -m tests.attack.record attack-record docs/results/attack.md; exit $$status
 
 check: $(VENV)/installed
 	$(BIN)/ruff check torchgpmc tests examples benchmarks

@@ -10,6 +10,10 @@ from tests.calibration import MAX_STATISTICAL_TESTS
 
 def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", help="where the tests' models live: cpu, cuda, cuda:1, ...")
+    parser.addoption("--attack-models", type=int, default=1000, help="how many random models the long attack has")
+    parser.addoption("--attack-first", type=int, default=40, help="number of its first, which is its seed")
+    parser.addoption("--attack-engines", type=int, default=4, help="engines a model of the long attack, drawn by chance")
+    parser.addoption("--attack-record", default=None, help="folder for what the long attack finds, for tests.attack.record")
 
 
 @pytest.fixture
@@ -32,6 +36,8 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    count = sum(item.get_closest_marker("statistical") is not None for item in items)
+    # Pieces of the long attack share one test's chance.
+    marked = [item for item in items if item.get_closest_marker("statistical")]
+    count = sum(item.get_closest_marker("long") is None for item in marked) + 1
     if count > MAX_STATISTICAL_TESTS:
         raise pytest.UsageError(f"{count} statistical tests; the false-alarm rate is shared among {MAX_STATISTICAL_TESTS}")

@@ -1,0 +1,149 @@
+"""Random models against brute force: forty in every run, a thousand by `make test-long`; planted errors are caught."""
+
+import importlib
+
+import numpy as np
+import pytest
+import torch
+
+from tests.attack import verdict
+from tests.attack.problem import random_problem
+from tests.attack.record import write_piece
+from tests.calibration import SHARE, without_jacobian
+from torchgpmc.evidence import ImportanceEstimator
+from torchgpmc.likelihoods import gaussian
+from torchgpmc.mean_function import MeanFunction
+from torchgpmc.methods import importance
+from torchgpmc.models.base import GPModel
+from torchgpmc.priors import RestrictedPrior
+from torchgpmc.random import normal_like
+
+MODELS = 40
+GROUP = 5
+
+
+def attack(models, num_engines=2, names=None):
+    result = verdict.NOTHING
+    for index in models:
+        result = result + verdict.attack(index, num_engines, names)
+    return result
+
+
+def alarms(result, share=SHARE):
+    """Errors, and comparisons whose gap is too large for chance; runs that warned of themselves are only counted."""
+    held = [comparison for comparison in result.comparisons if not comparison.warned]
+    return [*result.errors, *(c for c in held if c.tail < share / len(held))]
+
+
+def listing(found):
+    return "\n".join(str(item) for item in found)
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+@pytest.mark.parametrize("first", range(0, MODELS, GROUP))
+def test_random_models_agree_with_brute_force(first):
+    result = attack(range(first, first + GROUP))
+    assert not alarms(result), listing(alarms(result))
+    assert len(result.unjudged) <= 2 and result.warned_runs <= result.runs / 2, f"too little was judged: {result[2:]}"
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.statistical
+def test_many_random_models_agree_with_brute_force(piece, request):
+    option = request.config.getoption
+    result = attack(piece, option("--attack-engines"))
+    found = alarms(result, SHARE * len(piece) / max(len(piece), option("--attack-models")))
+    if option("--attack-record"):
+        write_piece(option("--attack-record"), piece, result, found)
+    assert not found, listing(found)
+
+
+# --- planted errors, which the forty models must catch ----------------------------------------------------------------
+
+
+def joint_alarm():
+    """Whether the log density or its gradient is found wrong for any model of the forty."""
+    return any(verdict.joint_errors(random_problem(index), np.random.default_rng(index)) for index in SOUND)
+
+
+# Of the forty those whose joint density agrees, so that an alarm is the planted error's.
+SOUND = [0, 2, 3, 5, 8, 9, 10, 13, 15, 17, 18, 20]
+
+
+def scaled_noise(monkeypatch):
+    honest = gaussian._log_normal
+    monkeypatch.setattr(gaussian, "_log_normal", lambda residual, variance: honest(residual, 1.01 * variance))
+
+
+def shrunk_mean(monkeypatch):
+    honest = MeanFunction.__call__
+    monkeypatch.setattr(MeanFunction, "__call__", lambda self, *arguments: 0.99 * honest(self, *arguments))
+
+
+def no_jitter(monkeypatch):
+    monkeypatch.setattr(GPModel, "_jitter_matrix", lambda self, size: 0 * torch.eye(size, dtype=self.train_x.dtype))
+
+
+def wrong_prior(monkeypatch):
+    honest = RestrictedPrior.log_prob
+    monkeypatch.setattr(RestrictedPrior, "log_prob", lambda self, value: 0.99 * honest(self, value))
+
+
+JOINT_ERRORS = {
+    "no Jacobian": without_jacobian,
+    "scaled noise": scaled_noise,
+    "shrunk mean": shrunk_mean,
+    "no jitter": no_jitter,
+    "wrong prior": wrong_prior,
+}
+
+
+@pytest.mark.parametrize("name", JOINT_ERRORS)
+def test_planted_errors_of_the_density_are_caught(name, monkeypatch):
+    assert not joint_alarm()
+    JOINT_ERRORS[name](monkeypatch)
+    assert joint_alarm()
+
+
+def biased_evidence(monkeypatch):
+    honest = importance.log_evidence
+    monkeypatch.setattr(importance, "log_evidence", lambda weights: (honest(weights)[0] + 0.2, honest(weights)[1]))
+
+
+def tempered_weights(monkeypatch):
+    honest = importance.log_weights
+    monkeypatch.setattr(importance, "log_weights", lambda draws: 0.6 * honest(draws))
+
+
+def slow_momenta(monkeypatch):
+    module = importlib.import_module("torchgpmc.samplers.hmc")  # whose name in the package is the function's
+    monkeypatch.setattr(module, "normal_like", lambda *arguments: 0.7 * normal_like(*arguments))
+
+
+def halved_evidence(monkeypatch):
+    honest = ImportanceEstimator.evaluate
+
+    def halved(self, theta, auxiliary, start=None):
+        found = honest(self, theta, auxiliary, start)
+        return found._replace(value=0.5 * found.value)
+
+    monkeypatch.setattr(ImportanceEstimator, "evaluate", halved)
+
+
+ENGINE_ERRORS = {  # an engine, its error, and those of the forty models that show it
+    "biased evidence": ("AMIS", biased_evidence, [2, 9]),
+    "tempered weights": ("AMIS", tempered_weights, [2, 9]),
+    "halved evidence": ("pseudo-marginal, independent proposals", halved_evidence, [9]),
+    "slow momenta": ("HMC", slow_momenta, [2, 9]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENGINE_ERRORS)
+def test_planted_errors_of_engines_are_caught(name, monkeypatch):
+    """At the limit of a whole group, of some two hundred comparisons."""
+    engine, plant, models = ENGINE_ERRORS[name]
+    plant(monkeypatch)
+    assert any(alarms(verdict.attack(index, names=[engine]), SHARE / 10) for index in models)
