@@ -294,7 +294,7 @@ def test_a_prior_that_cannot_draw_says_so_and_still_has_starting_points():
 
 def test_columns_of_a_prefix():
     layout = gp("gaussian").layout
-    assert layout.names == ["kernel.outputscale", "kernel.base_kernel.lengthscale", "likelihood.noise"]
+    assert layout.names == ["kernel.outputscale", "kernel.base_kernel.lengthscale", "likelihood.noise_covar.noise"]
     assert [layout.columns(prefix) for prefix in ("kernel", "kernel.base_kernel", "kernel.outputscale", "likelihood")] == [
         range(3),
         range(1, 3),
@@ -302,8 +302,9 @@ def test_columns_of_a_prefix():
         range(3, 4),
     ]
     theta = torch.arange(4.0, dtype=torch.float64)[None]
-    columns = layout.columns("likelihood.noise")
-    only = theta[:, columns.start : columns.stop]
-    torch.testing.assert_close(layout.constrain(theta)["likelihood.noise"].flatten(), only.exp().flatten())
+    moved, columns = theta.clone(), layout.columns("kernel.base_kernel")
+    moved[:, columns.start : columns.stop] += 1
+    before, after = layout.constrain(theta), layout.constrain(moved)
+    assert [name for name in layout.names if not torch.equal(before[name], after[name])] == ["kernel.base_kernel.lengthscale"]
     with pytest.raises(ValueError, match=r"under 'kern'.*kernel.outputscale"):
         layout.columns("kern")
