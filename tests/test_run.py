@@ -18,6 +18,7 @@ from torchgpmc import checkpoint as checkpoint_module
 from torchgpmc import run as run_module
 from torchgpmc.draws import DrawStore
 from torchgpmc.models import JointLogDensity
+from torchgpmc.runs.chain import ChainRun
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.diagnostics.SamplingWarning")
 OPTIONS = {"num_samples": 12, "warmup_steps": 25, "num_chains": 3, "seed": 4, "progress": False}
@@ -152,6 +153,39 @@ def test_a_run_that_died_resumes_to_the_same_bits(method, calls, tmp_path, monke
         stop_after(patch, calls if isinstance(method, tg.NUTS) else calls // 2, Stop())
         tg.sample(model, method, **OPTIONS, checkpoint=checkpoint)
     assert same(plain, tg.sample(model, method, **OPTIONS, checkpoint=checkpoint))
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if isinstance(method, tg.PseudoMarginal)] + [tg.Slice()])
+@pytest.mark.parametrize("advances", [9, 20, 23, 29])  # while tuned, at the hand-over, in the rest of warm-up, in the draws
+def test_runs_in_phases_resume_to_the_same_bits(method, advances, tmp_path, monkeypatch):
+    model, options = gp("probit"), {**OPTIONS, "num_samples": 6}
+    plain, checkpoint = tg.sample(model, method, **options), tg.Checkpoint(tmp_path / "run.ckpt", every=1)
+    advance = ChainRun.advance
+
+    def dying(self, state, generator):
+        if state.iteration == advances:
+            raise Stop
+        return advance(self, state, generator)
+
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        patch.setattr(ChainRun, "advance", dying)
+        tg.sample(model, method, **options, checkpoint=checkpoint)
+    assert same(plain, tg.sample(model, method, **options, checkpoint=checkpoint))
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if isinstance(method, tg.PseudoMarginal)])
+def test_the_log_density_of_a_pseudo_marginal_chain_is_never_that_of_its_surrogate(method):
+    model, steps = gp("probit"), 20  # of the 25 of warm-up
+    run, generator = method.prepare(model, run_module.Settings(2, 25, 3, None)), torch.Generator().manual_seed(2)
+    state = run.init(generator)
+    for iteration in range(run.num_advances()):
+        chain = state.chain
+        if iteration < steps:
+            assert bool(chain.log_density.isnan().all()) and bool(torch.isfinite(chain.surrogate).all())
+        else:
+            expected = model.layout.log_prior(chain.position) + chain.payload.value
+            torch.testing.assert_close(chain.log_density, expected, rtol=1e-12, atol=1e-12)
+        state, _, _ = run.advance(state, generator)
 
 
 def test_ctrl_c_keeps_the_draws_so_far_and_the_checkpoint_goes_on(tmp_path, monkeypatch):

@@ -4,7 +4,6 @@ import importlib
 
 import numpy as np
 import pytest
-import torch
 
 from tests.attack import verdict
 from tests.attack.problem import random_problem
@@ -83,7 +82,13 @@ def shrunk_mean(monkeypatch):
 
 
 def no_jitter(monkeypatch):
-    monkeypatch.setattr(GPModel, "_jitter_matrix", lambda self, size: 0 * torch.eye(size, dtype=self.train_x.dtype))
+    honest = GPModel._bind
+
+    def without(self):
+        self.jitter = 0.0
+        return honest(self)
+
+    monkeypatch.setattr(GPModel, "_bind", without)
 
 
 def wrong_prior(monkeypatch):
