@@ -116,6 +116,8 @@ class Laplace:
         with torch.no_grad():
             # An error of the curvature is one of the evidence, where an error of the mode counts by its square.
             near, far = (1e-14, 1e-18) if self.tolerance is None else (self.tolerance, self.tolerance)
+            least = (8 * torch.finfo(prior.mean.dtype).eps) ** 2  # single precision settles no closer
+            near, far = max(near, least), max(far, least)
             found = self._find_mode(constant, prior, near, far, None)
         if not needs_gradient(problem):
             return found
