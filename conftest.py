@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 
-from torchgpmc import run
+from torchgpmc import loop
 
 
 @pytest.fixture(autouse=True)
 def runs_repeat(monkeypatch):
     seeds = itertools.count(20260)
-    monkeypatch.setattr(run.secrets, "randbits", lambda bits: next(seeds))
+    monkeypatch.setattr(loop.secrets, "randbits", lambda bits: next(seeds))

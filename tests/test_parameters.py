@@ -24,7 +24,7 @@ from torch.distributions import constraints
 
 from tests.calibration import worst_excess
 from tests.problems import gp
-from torchgpmc.parameters import build_layout
+from torchgpmc.parameters.layout import build_layout
 
 
 class Triangular(Prior):

@@ -14,11 +14,11 @@ import torch
 
 import torchgpmc as tg
 from tests.problems import gp, sparse_gp
-from torchgpmc import checkpoint as checkpoint_module
-from torchgpmc import run as run_module
-from torchgpmc.draws import DrawStore
+from torchgpmc import loop as run_module
 from torchgpmc.models import JointLogDensity
 from torchgpmc.runs.chain import ChainRun
+from torchgpmc.storage import checkpoint as checkpoint_module
+from torchgpmc.storage.draws import DrawStore
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.diagnostics.SamplingWarning")
 OPTIONS = {"num_samples": 12, "warmup_steps": 25, "num_chains": 3, "seed": 4, "progress": False}

@@ -21,7 +21,7 @@ from torchgpmc.random import log_uniform, normal_like
 from torchgpmc.runs.base import chain_settings, in_chunks
 from torchgpmc.runs.blocks import JointWithPrior
 from torchgpmc.runs.chain import ChainRun
-from torchgpmc.runs.targets import joint_target, marginal_target
+from torchgpmc.runs.chain_targets import joint_target, marginal_target
 from torchgpmc.samplers import Block, MassMatrix, given_the_rest, sweep
 from torchgpmc.samplers.adaptation import WindowedAdaptation
 from torchgpmc.samplers.sweep import SweepWarmUp

@@ -12,10 +12,10 @@ import scipy.optimize
 import torch
 from torch import Tensor
 
+from torchgpmc.adapter.functional import constraint_of, parameters_with_owners
 from torchgpmc.approximations import Approximation, Laplace
 from torchgpmc.approximations.base import check_model
 from torchgpmc.diagnostics import SamplingWarning
-from torchgpmc.functional import constraint_of, parameters_with_owners
 from torchgpmc.models.base import GPModel
 from torchgpmc.random import make_generator
 from torchgpmc.threads import one_blas_thread

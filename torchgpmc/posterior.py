@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from torchgpmc.diagnostics import SamplingWarning, Summary, complaints, complaints_about_latents, nested_rhat, summarise
-from torchgpmc.draws import Draws, check_draws
-from torchgpmc.files import read_tensors, write_atomically
-from torchgpmc.fingerprint import Fingerprint, differences, model_fingerprint
 from torchgpmc.models.base import GPModel, likelihood_parameters
 from torchgpmc.models.validation import check_inputs
 from torchgpmc.prediction import Prediction
 from torchgpmc.random import make_generator
+from torchgpmc.storage.draws import Draws, check_draws
+from torchgpmc.storage.files import read_tensors, write_atomically
+from torchgpmc.storage.fingerprint import Fingerprint, differences, model_fingerprint
 
 _FORMAT = "torchgpmc posterior 2"
 _CHUNK_ELEMENTS = 4_000_000

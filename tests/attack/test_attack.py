@@ -9,12 +9,12 @@ from tests.attack import verdict
 from tests.attack.problem import random_problem
 from tests.attack.record import write_piece
 from tests.calibration import SHARE, without_jacobian
+from torchgpmc.adapter.mean_function import MeanFunction
 from torchgpmc.evidence import ImportanceEstimator
 from torchgpmc.likelihoods import gaussian
-from torchgpmc.mean_function import MeanFunction
 from torchgpmc.methods import importance
 from torchgpmc.models.base import GPModel
-from torchgpmc.priors import RestrictedPrior
+from torchgpmc.parameters.priors import RestrictedPrior
 from torchgpmc.random import normal_like
 
 MODELS = 40

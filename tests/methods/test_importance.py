@@ -8,7 +8,7 @@ import torch
 import torchgpmc as tg
 from tests.approximations.reference import gaussian_evidence
 from tests.problems import fixed_kernel, gp, gp_regression, inputs, kernel, sparse_gp, targets
-from torchgpmc.normal_scale import NormalScale
+from torchgpmc.parameters.normal_scale import NormalScale
 
 QUIET = {"seed": 1, "progress": False}
 

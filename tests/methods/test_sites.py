@@ -5,8 +5,8 @@ import torch
 
 import torchgpmc as tg
 from tests.problems import LIKELIHOODS, fixed_kernel, gp, gp_regression, inputs, sparse_gp, targets
-from torchgpmc.approximations.inducing import inducing_laplace
-from torchgpmc.normal_scale import normal_scale
+from torchgpmc.approximations.sparse_laplace import inducing_laplace
+from torchgpmc.parameters.normal_scale import normal_scale
 from torchgpmc.runs.sites import _sparse_evidence, _sparse_theta, posterior_sites
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.diagnostics.SamplingWarning")

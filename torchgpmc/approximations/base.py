@@ -11,7 +11,7 @@ from torch import Tensor
 from torchgpmc.likelihoods.base import Derivatives, TiltedMoments
 from torchgpmc.linalg import cholesky, cholesky_in_place, solve_lower, times_blocks
 from torchgpmc.models.base import GPModel, LatentPrior, likelihood_values
-from torchgpmc.targets import Targets
+from torchgpmc.models.targets import Targets
 from torchgpmc.trees import take
 
 

@@ -21,7 +21,7 @@ from torchgpmc.approximations.base import (
 from torchgpmc.linalg import times_vector
 from torchgpmc.models.base import GPModel, LatentPrior
 from torchgpmc.models.exact_evidence import evidence_and_grad_by_parts
-from torchgpmc.targets import Targets
+from torchgpmc.models.targets import Targets
 
 _LOG_2PI = 1.8378770664093453
 

@@ -23,7 +23,7 @@ from torchgpmc.approximations.base import (
 )
 from torchgpmc.linalg import times_vector
 from torchgpmc.models.base import GPModel, LatentPrior
-from torchgpmc.targets import Targets
+from torchgpmc.models.targets import Targets
 
 # Sites of likelihoods that are not log-concave may want a negative precision; they get this one.
 _LEAST_PRECISION = 1e-10

@@ -23,7 +23,7 @@ from torchgpmc.approximations.base import (
 )
 from torchgpmc.linalg import solve_lower, times_vector
 from torchgpmc.models.base import GPModel, LatentPrior
-from torchgpmc.targets import Targets
+from torchgpmc.models.targets import Targets
 
 _MAX_HALVINGS = 40
 _CHEAP_STEPS = 8

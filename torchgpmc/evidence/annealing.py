@@ -9,16 +9,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.approximations import Approximation
 from torchgpmc.approximations.base import covariance_factor, problem_of, without_graph
 from torchgpmc.diagnostics import pareto_khat
 from torchgpmc.evidence.estimators import importance
 from torchgpmc.evidence.gaussian_draws import log_likelihoods, or_prior, prior_unless, quadratic, stacked_mean
-from torchgpmc.likelihoods.conversion import as_likelihood
 from torchgpmc.models.base import GPModel
+from torchgpmc.models.targets import Targets
 from torchgpmc.random import normal_like
 from torchgpmc.samplers.elliptical_slice import EllipticalSliceState, elliptical_slice
-from torchgpmc.targets import Targets
 from torchgpmc.types import LogEstimate
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.approximations import Approximation, Laplace
 from torchgpmc.approximations.base import check_model
 from torchgpmc.evidence.importance_sampling import ImportanceEstimator
 from torchgpmc.evidence.mixtures import MixtureEstimator
-from torchgpmc.likelihoods.conversion import as_likelihood
 from torchgpmc.models.base import GPModel
-from torchgpmc.targets import Targets
+from torchgpmc.models.targets import Targets
 
 
 def importance(

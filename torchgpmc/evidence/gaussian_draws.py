@@ -9,7 +9,7 @@ from torchgpmc.approximations import GaussianApproximation
 from torchgpmc.approximations.base import Problem
 from torchgpmc.linalg import times_blocks
 from torchgpmc.models.base import GPModel, LatentPrior
-from torchgpmc.targets import Targets
+from torchgpmc.models.targets import Targets
 
 
 def draws_around(prior: LatentPrior, problem: Problem, found: GaussianApproximation, directions: Tensor) -> GaussianDraws:

@@ -15,9 +15,9 @@ from torchgpmc.diagnostics import pareto_khat
 from torchgpmc.evidence.gaussian_draws import GaussianDraws, draws_around, log_likelihoods, or_prior, quadratic, stacked_mean
 from torchgpmc.linalg import apply_factor, times_blocks
 from torchgpmc.models.base import GPModel, LatentPrior, likelihood_values
+from torchgpmc.models.targets import Targets
 from torchgpmc.random import normal_like
 from torchgpmc.samplers.elliptical_slice import EllipticalSliceState, elliptical_slice
-from torchgpmc.targets import Targets
 from torchgpmc.threads import even_slices, side_by_side
 from torchgpmc.types import LogEstimate
 

@@ -21,14 +21,14 @@ from torchgpmc.evidence.base import LatentEstimate
 from torchgpmc.likelihoods import Bernoulli
 from torchgpmc.linalg import cholesky
 from torchgpmc.models.base import GPModel, LatentPrior
+from torchgpmc.models.targets import Targets
 from torchgpmc.models.validation import check_inputs
 from torchgpmc.orthant import SeparationOfVariables, Sequential
-from torchgpmc.orthant.importance import NARROWING, weighted_draws
 from torchgpmc.orthant.problem import Problem
 from torchgpmc.orthant.truncated import truncated_draws
+from torchgpmc.orthant.weighting import NARROWING, weighted_draws
 from torchgpmc.random import make_generator, normal_like
 from torchgpmc.special import ndtr
-from torchgpmc.targets import Targets
 from torchgpmc.threads import even_slices, side_by_side
 
 # Numbers in the largest array of a chunk of thetas.

@@ -14,7 +14,6 @@ from torch import Tensor
 from torchgpmc.approximations import ApproximateMarginal, Approximation, Laplace
 from torchgpmc.approximations.base import check_approximation, check_model
 from torchgpmc.diagnostics import SamplingWarning, kish_effective_size, smoothed_log_weights
-from torchgpmc.draws import Draw, Draws
 from torchgpmc.evidence import Evidence, LatentEstimator
 from torchgpmc.importance import (
     Adaptation,
@@ -32,11 +31,12 @@ from torchgpmc.importance import (
 )
 from torchgpmc.linalg import solve_lower
 from torchgpmc.models.base import GPModel
-from torchgpmc.normal_scale import NormalScale, linear_scale, normal_scale
-from torchgpmc.prior_mass import log_prior_mass
+from torchgpmc.parameters.normal_scale import NormalScale, linear_scale, normal_scale
+from torchgpmc.parameters.prior_mass import log_prior_mass
 from torchgpmc.runs.base import Settings, check_count, check_positive, refuse_chain_options
+from torchgpmc.runs.chain_targets import check_has_hyperparameters, estimator_for, log_standard_normal, suited_approximation
 from torchgpmc.runs.starts import posterior_modes
-from torchgpmc.runs.targets import check_has_hyperparameters, estimator_for, log_standard_normal, suited_approximation
+from torchgpmc.storage.draws import Draw, Draws
 
 _MAX_ANCHORS = 128
 _NO_EVIDENCE = (

@@ -10,12 +10,12 @@ from typing import Any
 from torchgpmc.approximations import Approximation, Conjugate
 from torchgpmc.approximations.base import check_approximation
 from torchgpmc.models.base import GPModel
-from torchgpmc.models.joint import joint_log_density
+from torchgpmc.models.joint_density import joint_log_density
 from torchgpmc.runs.base import Settings, chain_settings, check_count, check_mass_matrix, check_positive, in_chunks
 from torchgpmc.runs.blocks import JointWithPrior
 from torchgpmc.runs.chain import ChainRun
+from torchgpmc.runs.chain_targets import Target, joint_target, marginal_target
 from torchgpmc.runs.sites import posterior_sites
-from torchgpmc.runs.targets import Target, joint_target, marginal_target
 from torchgpmc.samplers.adaptation import Tuning, WindowedAdaptation
 from torchgpmc.samplers.hmc import hmc
 from torchgpmc.samplers.metropolis import metropolis

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torchgpmc.models.base import GPModel
 from torchgpmc.runs.base import Settings, chain_settings, check_count
 from torchgpmc.runs.chain import ChainRun
-from torchgpmc.runs.targets import latent_target
+from torchgpmc.runs.chain_targets import latent_target
 from torchgpmc.samplers.adaptation import BurnIn
 from torchgpmc.samplers.elliptical_slice import elliptical_slice
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from torchgpmc.diagnostics import SamplingWarning
-from torchgpmc.draws import Draw, Draws
 from torchgpmc.evidence import Orthant, exact_latents
 from torchgpmc.evidence.orthants import check_probit
 from torchgpmc.methods.importance import AMIS, MAMIS
 from torchgpmc.models.base import GPModel
 from torchgpmc.runs.base import Run, Settings, check_count, refuse_chain_options
-from torchgpmc.runs.targets import log_standard_normal
+from torchgpmc.runs.chain_targets import log_standard_normal
+from torchgpmc.storage.draws import Draw, Draws
 
 
 class LatentsState(NamedTuple):

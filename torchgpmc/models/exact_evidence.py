@@ -11,7 +11,7 @@ from torchgpmc.likelihoods.gaussian import Gaussian
 from torchgpmc.linalg import cholesky_in_place, solve_lower, times_vector
 from torchgpmc.models.base import GPModel, likelihood_parameters
 from torchgpmc.models.reverse import Part, by_autograd, covariance_part, mean_part
-from torchgpmc.targets import Targets
+from torchgpmc.models.targets import Targets
 
 _LOG_2PI = math.log(2 * math.pi)
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from torchgpmc.models.base import GPModel
 from torchgpmc.models.reverse import value_and_grad_by_parts
+from torchgpmc.models.targets import Targets
 from torchgpmc.models.whitening import GaussianSites
-from torchgpmc.targets import Targets
 
 
 class GP(GPModel):

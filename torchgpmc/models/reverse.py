@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.covariance import BoundClosedForm, Covariance, Values
+from torchgpmc.adapter.conversion import as_likelihood
+from torchgpmc.adapter.covariance import BoundClosedForm, Covariance, Values
 from torchgpmc.likelihoods.base import LogLikelihood
-from torchgpmc.likelihoods.conversion import as_likelihood
 from torchgpmc.linalg import cholesky
 from torchgpmc.models.base import GPModel, likelihood_parameters
+from torchgpmc.models.targets import Targets
 from torchgpmc.models.whitening import GaussianSites, white_under_prior, white_under_sites
-from torchgpmc.targets import Targets
 
 _LOG_2PI = math.log(2 * math.pi)
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from torchgpmc.diagnostics import SamplingWarning
-from torchgpmc.orthant.importance import check_points, in_place
 from torchgpmc.orthant.problem import OrthantEstimate, Problem, detached, in_order
 from torchgpmc.orthant.separation import Separated, separate
+from torchgpmc.orthant.weighting import check_points, in_place
 from torchgpmc.random import normal_like, open_uniform, uniform
 from torchgpmc.special import interval_quantile, log_ndtr_interval
 

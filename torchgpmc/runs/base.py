@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from torchgpmc.density import ChunkedDensity
-from torchgpmc.draws import Draw, Draws
 from torchgpmc.models.base import GPModel
 from torchgpmc.samplers.preconditioner import MassMatrix
+from torchgpmc.storage.draws import Draw, Draws
 
 
 class Settings(NamedTuple):

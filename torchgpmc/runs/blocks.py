@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchgpmc.density import AutogradDensity
 from torchgpmc.models.base import LatentsAt
-from torchgpmc.models.joint import JointLogDensity
+from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.samplers.sweep import Conditional
 from torchgpmc.trees import take
 from torchgpmc.types import LogDensity

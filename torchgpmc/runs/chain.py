@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.draws import Draw, Draws
-from torchgpmc.runs.targets import Target
+from torchgpmc.runs.chain_targets import Target
+from torchgpmc.storage.draws import Draw, Draws
 from torchgpmc.types import COUNTS, Sampler, WarmUp
 
 

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from torchgpmc.approximations import ApproximateMarginal, Approximation, Laplace
 from torchgpmc.approximations.base import check_approximation, check_model
-from torchgpmc.approximations.inducing import InducingLaplace, inducing_laplace
+from torchgpmc.approximations.sparse_laplace import InducingLaplace, inducing_laplace
 from torchgpmc.diagnostics import SamplingWarning
 from torchgpmc.models.base import GPModel
 from torchgpmc.models.whitening import GaussianSites
-from torchgpmc.normal_scale import normal_scale
+from torchgpmc.parameters.normal_scale import normal_scale
 from torchgpmc.random import make_generator, normal_like
 from torchgpmc.runs.starts import posterior_modes
 

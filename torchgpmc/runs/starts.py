@@ -13,7 +13,7 @@ from torchgpmc.diagnostics import SamplingWarning
 from torchgpmc.importance import Mode, find_modes
 from torchgpmc.linalg import cholesky
 from torchgpmc.models.base import GPModel
-from torchgpmc.normal_scale import NormalScale, OnNormalScale
+from torchgpmc.parameters.normal_scale import NormalScale, OnNormalScale
 from torchgpmc.random import normal_like
 from torchgpmc.types import LogDensity
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from torchgpmc.diagnostics import MAX_KHAT, SamplingWarning
-from torchgpmc.orthant.importance import SeparationOfVariables
+from torchgpmc.orthant.low_dimensional import MAX_VARIABLES, Quadrature
 from torchgpmc.orthant.problem import Method, OrthantEstimate, prepare
-from torchgpmc.orthant.quadrature import MAX_VARIABLES, Quadrature
 from torchgpmc.orthant.truncated import LEAST_ACCEPTANCE, TruncatedDraws, truncated_draws
+from torchgpmc.orthant.weighting import SeparationOfVariables
 from torchgpmc.random import make_generator, uniform
 
 # Standard deviation of the weights over their mean below which not even a heavy tail among them moves the estimate.

@@ -11,9 +11,9 @@ import torch
 from gpytorch.priors import Prior
 from torch import Tensor, nn
 
-from torchgpmc.bijections import Interval
-from torchgpmc.functional import constraint_of, parameters_with_owners, public_name
-from torchgpmc.priors import RestrictedPrior, support_of
+from torchgpmc.adapter.functional import constraint_of, parameters_with_owners, public_name
+from torchgpmc.parameters.bijections import Interval
+from torchgpmc.parameters.priors import RestrictedPrior, support_of
 
 _NO_PRIOR = (
     "parameter '{name}' has no prior. Expected every parameter to be sampled or fixed. Either give it a gpytorch prior "

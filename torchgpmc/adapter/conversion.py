@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from torchgpmc.functional import PureModule, parameters_with_owners
+from torchgpmc.adapter.functional import PureModule, parameters_with_owners
 from torchgpmc.likelihoods.base import Factorised, LogLikelihood
 from torchgpmc.likelihoods.bernoulli import Bernoulli
 from torchgpmc.likelihoods.gaussian import Gaussian

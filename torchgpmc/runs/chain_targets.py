@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from torchgpmc.approximations import ApproximateMarginal, Approximation, Conjugate
-from torchgpmc.draws import Draw
 from torchgpmc.evidence import Evidence, LatentEstimate, LatentEstimator, importance
 from torchgpmc.models.base import GPModel
-from torchgpmc.models.joint import JointLogDensity
+from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.random import normal_like
 from torchgpmc.runs.base import Settings, chain_settings, check_count, in_chunks
 from torchgpmc.runs.starts import check_one_data_set, start_at_mode, starting_positions, starting_thetas
+from torchgpmc.storage.draws import Draw
 from torchgpmc.types import LogDensity, NoisyDensity
 
 _LOG_2PI = math.log(2 * math.pi)

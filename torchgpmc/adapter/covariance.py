@@ -13,8 +13,8 @@ import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, RQKernel, ScaleKernel
 from torch import Tensor
 
-from torchgpmc import stationary
-from torchgpmc.functional import PureModule, constraint_of, parameters_with_owners
+from torchgpmc.adapter import stationary
+from torchgpmc.adapter.functional import PureModule, constraint_of, parameters_with_owners
 
 Values = Mapping[str, Tensor]
 

@@ -12,10 +12,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from torchgpmc.checkpoint import Checkpoint, CheckpointFile
 from torchgpmc.diagnostics import SamplingWarning
-from torchgpmc.draws import DrawStore
-from torchgpmc.fingerprint import Fingerprint, model_fingerprint
 from torchgpmc.methods.importance import AMIS
 from torchgpmc.methods.joint import NUTS
 from torchgpmc.models.base import GPModel
@@ -23,6 +20,9 @@ from torchgpmc.posterior import Posterior
 from torchgpmc.random import make_generator
 from torchgpmc.recommend import recommend
 from torchgpmc.runs.base import Method, Run, Settings, chain_settings, check_count
+from torchgpmc.storage.checkpoint import Checkpoint, CheckpointFile
+from torchgpmc.storage.draws import DrawStore
+from torchgpmc.storage.fingerprint import Fingerprint, model_fingerprint
 from torchgpmc.trees import unpack
 
 _SECONDS_BETWEEN_DISPLAYS = 0.2

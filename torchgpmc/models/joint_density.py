@@ -9,8 +9,8 @@ from torch import Tensor
 
 from torchgpmc.density import AutogradDensity, keep_freed_memory, mask_failures
 from torchgpmc.models.base import GPModel, LatentsAt
+from torchgpmc.models.targets import Targets
 from torchgpmc.models.whitening import GaussianSites, undo_whitening
-from torchgpmc.targets import Targets
 
 _LOG_2PI = math.log(2 * math.pi)
 

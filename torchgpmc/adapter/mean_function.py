@@ -8,7 +8,7 @@ import torch
 from gpytorch.means import ConstantMean, Mean, ZeroMean
 from torch import Tensor
 
-from torchgpmc.functional import PureModule, constraint_of, parameters_with_owners
+from torchgpmc.adapter.functional import PureModule, constraint_of, parameters_with_owners
 
 
 class MeanFunction:

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from torchgpmc.diagnostics import SamplingWarning
-from torchgpmc.draws import DrawStore, check_draws
-from torchgpmc.files import read_tensors, write_atomically
-from torchgpmc.fingerprint import Fingerprint, differences
 from torchgpmc.models.base import GPModel
+from torchgpmc.storage.draws import DrawStore, check_draws
+from torchgpmc.storage.files import read_tensors, write_atomically
+from torchgpmc.storage.fingerprint import Fingerprint, differences
 from torchgpmc.trees import pack
 
 _FORMAT = "torchgpmc checkpoint 2"
