@@ -2,7 +2,7 @@
 
 from torchgpmc import approximations, diagnostics, evidence, likelihoods, orthant, samplers, scores
 from torchgpmc.approximations import EP, Laplace
-from torchgpmc.diagnostics import SamplingWarning
+from torchgpmc.checks import SamplingWarning
 from torchgpmc.fitting import fit
 from torchgpmc.loop import sample
 from torchgpmc.methods import (

@@ -22,10 +22,6 @@ MIN_EFFICIENCY = 0.1  # Kish's size over draws; ours: at 4 % most of a posterior
 MAX_KHAT = 0.7  # Vehtari et al. 2024
 
 
-class SamplingWarning(UserWarning):
-    """The draws may not represent the posterior; the message says why and what to do."""
-
-
 class Row(NamedTuple):
     """Summary of one scalar quantity."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from typing import TypeVar
 
 import numpy as np
@@ -15,7 +14,7 @@ from torch import Tensor
 from torchgpmc.adapter.functional import constraint_of, parameters_with_owners
 from torchgpmc.approximations import Approximation, Laplace
 from torchgpmc.approximations.base import check_model
-from torchgpmc.diagnostics import SamplingWarning
+from torchgpmc.checks import check_count, warn
 from torchgpmc.models.base import GPModel
 from torchgpmc.random import make_generator
 from torchgpmc.threads import one_blas_thread
@@ -76,8 +75,7 @@ def fit(
             f"torchgpmc.evidence.Orthant(), with their brackets."
         )
     for name, value in (("num_starts", num_starts), ("max_iterations", max_iterations)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{name} is {value!r}. Expected a whole number of at least 1.")
+        check_count(name, value)
     check_model(model, f"fit with {type(approximation).__name__}", approximation)
     model.refresh()
     if not model.layout.size:
@@ -107,18 +105,14 @@ def fit(
 
 def _warn(theta: Tensor, success: bool, max_iterations: int, model: GPModel, approximation: Approximation, flat: bool) -> None:
     if not success:
-        warnings.warn(
+        warn(
             f"fit stopped after {max_iterations} iterations before it converged: raise max_iterations.",
-            SamplingWarning,
-            stacklevel=3,
         )
     names = _undetermined(theta, model, approximation) if flat else []
     if names:
-        warnings.warn(
+        warn(
             f"the evidence hardly changes with {', '.join(names)} where fit ended: there may be no maximum, and its values say "
             f"little. Use maximum_a_posteriori=True, or sample.",
-            SamplingWarning,
-            stacklevel=3,
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from functools import partial
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from torchgpmc.adapter.functional import PureModule, parameters_with_owners
+from torchgpmc.checks import warn
 from torchgpmc.likelihoods.base import Factorised, LogLikelihood
 from torchgpmc.likelihoods.bernoulli import Bernoulli
 from torchgpmc.likelihoods.gaussian import Gaussian
@@ -56,10 +56,10 @@ def convert_likelihood(likelihood: Any) -> Any:
     if isinstance(likelihood, LogLikelihood):
         return copy.deepcopy(likelihood)
     if type(likelihood) is gpytorch.likelihoods.BernoulliLikelihood:
-        warnings.warn(
+        warn(
             "gpytorch's BernoulliLikelihood floors small probabilities; "
             "torchgpmc.likelihoods.Bernoulli(link='probit') is used instead.",
-            stacklevel=4,
+            UserWarning,
         )
         return Bernoulli()
     ours = _WITH_CLOSED_FORMS.get(type(likelihood))

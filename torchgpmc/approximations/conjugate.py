@@ -22,8 +22,7 @@ from torchgpmc.linalg import times_vector
 from torchgpmc.models.base import GPModel, LatentPrior
 from torchgpmc.models.exact_evidence import evidence_and_grad_by_parts
 from torchgpmc.models.targets import Targets
-
-_LOG_2PI = 1.8378770664093453
+from torchgpmc.special import LOG_2PI
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ def _posterior(problem: Problem) -> GaussianApproximation:
     residual = (problem.targets.values - problem.mean).expand_as(problem.mean)
     alpha = apply_r(factor, root, residual.unsqueeze(-1)).squeeze(-1)
     log_determinant = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) - precision.log().sum(-1)
-    log_evidence = -0.5 * ((residual * alpha).sum(-1) + log_determinant + problem.mean.shape[-1] * _LOG_2PI)
+    log_evidence = -0.5 * ((residual * alpha).sum(-1) + log_determinant + problem.mean.shape[-1] * LOG_2PI)
     centred = times_vector(problem.covariance, alpha)
     count = torch.ones_like(log_evidence, dtype=torch.long)
     return GaussianApproximation(problem.mean + centred, alpha, precision, factor, log_evidence, ok, count, alpha)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,7 +12,8 @@ from torch import Tensor
 
 from torchgpmc.approximations import ApproximateMarginal, Approximation, Laplace
 from torchgpmc.approximations.base import check_approximation, check_model
-from torchgpmc.diagnostics import SamplingWarning, kish_effective_size, smoothed_log_weights
+from torchgpmc.checks import check_count, check_positive, warn
+from torchgpmc.diagnostics import kish_effective_size, smoothed_log_weights
 from torchgpmc.evidence import Evidence, LatentEstimator
 from torchgpmc.importance import (
     Adaptation,
@@ -33,9 +33,10 @@ from torchgpmc.linalg import solve_lower
 from torchgpmc.models.base import GPModel
 from torchgpmc.parameters.normal_scale import NormalScale, linear_scale, normal_scale
 from torchgpmc.parameters.prior_mass import log_prior_mass
-from torchgpmc.runs.base import Settings, check_count, check_positive, refuse_chain_options
-from torchgpmc.runs.chain_targets import check_has_hyperparameters, estimator_for, log_standard_normal, suited_approximation
+from torchgpmc.runs.base import Settings, refuse_chain_options
+from torchgpmc.runs.chain_targets import check_has_hyperparameters, estimator_for, suited_approximation
 from torchgpmc.runs.starts import posterior_modes
+from torchgpmc.special import log_standard_normal
 from torchgpmc.storage.draws import Draw, Draws
 
 _MAX_ANCHORS = 128
@@ -156,7 +157,7 @@ class ImportanceRun(NamedTuple):
             weights = smoothed_log_weights(weights)
         mass = log_prior_mass(self.model.layout)
         if math.isnan(mass.value):
-            warnings.warn(_NO_EVIDENCE, SamplingWarning, stacklevel=2)
+            warn(_NO_EVIDENCE)
         known = {"log_evidence": float(value) - mass.value, "log_evidence_error": math.hypot(float(error), mass.error)}
         # Ctrl-C may have come between a batch's being kept and its being weighed.
         weighed = len(weights)

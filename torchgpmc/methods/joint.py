@@ -9,9 +9,10 @@ from typing import Any
 
 from torchgpmc.approximations import Approximation, Conjugate
 from torchgpmc.approximations.base import check_approximation
+from torchgpmc.checks import check_count, check_positive
 from torchgpmc.models.base import GPModel
 from torchgpmc.models.joint_density import joint_log_density
-from torchgpmc.runs.base import Settings, chain_settings, check_count, check_mass_matrix, check_positive, in_chunks
+from torchgpmc.runs.base import Settings, chain_settings, check_mass_matrix, in_chunks
 from torchgpmc.runs.blocks import JointWithPrior
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.chain_targets import Target, joint_target, marginal_target

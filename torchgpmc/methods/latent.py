@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torchgpmc.checks import check_count
 from torchgpmc.models.base import GPModel
-from torchgpmc.runs.base import Settings, chain_settings, check_count
+from torchgpmc.runs.base import Settings, chain_settings
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.chain_targets import latent_target
 from torchgpmc.samplers.adaptation import BurnIn

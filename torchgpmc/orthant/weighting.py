@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchgpmc.checks import check_count, is_count
 from torchgpmc.diagnostics import pareto_khat
 from torchgpmc.orthant.matching import PILOT_POINTS, guided, hardest_first, matched_sites, mildest, shared
 from torchgpmc.orthant.problem import OrthantEstimate, Problem, detached, select
@@ -27,8 +28,7 @@ Proposer = Callable[[Problem], Proposal]
 
 def check_points(num_points: int, least: int) -> None:
     """Raises a ``ValueError`` unless ``num_points`` is a whole number of at least ``least``."""
-    if not isinstance(num_points, int) or isinstance(num_points, bool) or num_points < least:
-        raise ValueError(f"num_points is {num_points!r}. Expected a whole number of at least {least}, for instance 10000.")
+    check_count("num_points", num_points, least, ", for instance 10000")
 
 
 def points_of_replicate(num_points: int, num_replicates: int) -> int:
@@ -38,7 +38,7 @@ def points_of_replicate(num_points: int, num_replicates: int) -> int:
         >>> points_of_replicate(10_000, 8)
         1024
     """
-    if not isinstance(num_replicates, int) or num_replicates < 2:
+    if not is_count(num_replicates, 2):
         raise ValueError(f"num_replicates is {num_replicates!r}. Expected at least 2, for instance 8: their spread is the error.")
     check_points(num_points, num_replicates)
     return 2 ** round(math.log2(num_points / num_replicates))

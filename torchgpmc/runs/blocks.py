@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -12,10 +11,9 @@ from torchgpmc.density import AutogradDensity
 from torchgpmc.models.base import LatentsAt
 from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.samplers.sweep import Conditional
+from torchgpmc.special import log_standard_normal
 from torchgpmc.trees import take
 from torchgpmc.types import LogDensity
-
-_LOG_2PI = math.log(2 * math.pi)
 
 
 class KeptPrior(NamedTuple):
@@ -88,7 +86,7 @@ class LatentsGivenTheta(AutogradDensity):
         value = self.joint.model.log_likelihood(self.kept.at, v, self.joint.targets)
         if not self.with_prior:
             return torch.where(self.kept.at.prior.ok, value, torch.nan)
-        return self.kept.log_prior - 0.5 * ((v * v).sum(-1) + _LOG_2PI * v.shape[-1]) + value
+        return self.kept.log_prior + log_standard_normal(v) + value
 
     def select(self, rows: Tensor) -> LogDensity:
         return LatentsGivenTheta(self.joint.select(rows), take(self.kept, rows), with_prior=self.with_prior)

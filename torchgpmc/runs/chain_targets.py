@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,17 +9,18 @@ import torch
 from torch import Tensor
 
 from torchgpmc.approximations import ApproximateMarginal, Approximation, Conjugate
+from torchgpmc.checks import check_count
 from torchgpmc.evidence import Evidence, LatentEstimate, LatentEstimator, importance
 from torchgpmc.models.base import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.random import normal_like
-from torchgpmc.runs.base import Settings, chain_settings, check_count, in_chunks
+from torchgpmc.runs.base import Settings, chain_settings, in_chunks
 from torchgpmc.runs.starts import check_one_data_set, start_at_mode, starting_positions, starting_thetas
+from torchgpmc.special import log_standard_normal
 from torchgpmc.storage.draws import Draw
 from torchgpmc.types import LogDensity, NoisyDensity
 
-_LOG_2PI = math.log(2 * math.pi)
 _EXACT = "the exact posterior"
 
 
@@ -180,11 +180,6 @@ def estimator_for(
     if isinstance(evidence, type) or not hasattr(evidence, "estimator"):
         raise TypeError(f"evidence is {evidence!r}. Expected options such as torchgpmc.evidence.Orthant(), or None.")
     return evidence.estimator(model)
-
-
-def log_standard_normal(v: Tensor) -> Tensor:
-    """log N(v | 0, I) of each row ``(C, V)``: ``(C,)``."""
-    return -0.5 * (v.square().sum(-1) + _LOG_2PI * v.shape[-1])
 
 
 def check_has_hyperparameters(model: GPModel, method: str) -> None:
