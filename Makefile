@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 WORKERS ?= auto
 export PYTHONHASHSEED = 0
 
-.PHONY: demo test test-fast check format benchmarks clean
+.PHONY: demo test test-fast test-long check format benchmarks clean
 
 $(VENV)/installed: setup.cfg constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -19,10 +19,13 @@ demo: $(VENV)/installed
 	$(BIN)/python examples/breast_cancer.py --output demo-output
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not long"
 
 test-fast: $(VENV)/installed
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not long"
+
+test-long: $(VENV)/installed
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m long
 
 check: $(VENV)/installed
 	$(BIN)/ruff check torchgpmc tests examples benchmarks
