@@ -9,8 +9,9 @@ import torchgpmc
 
 ROOT = pathlib.Path(torchgpmc.__file__).parent
 FLOORS = [
-    {"types", "checks", "special", "quadrature", "linalg", "random", "scores", "threads", "trees", "chain_statistics", "weights"},
-    {"density", "diagnostics", "likelihoods"},
+    {"types", "checks", "special", "linalg", "random", "threads", "trees", "chain_statistics"},
+    {"quadrature", "scores", "density", "weights", "ascent"},
+    {"diagnostics", "likelihoods"},
     {"adapter", "samplers", "importance", "orthant"},
     {"parameters"},
     {"models"},

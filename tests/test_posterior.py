@@ -13,10 +13,11 @@ import torch
 
 import torchgpmc as tg
 from tests.problems import fixed_kernel, gp, inputs, sparse_gp, targets
-from torchgpmc.diagnostics import complaints, is_heavy_tailed, pareto_khat, summarise
+from torchgpmc.diagnostics import complaints, summarise
 from torchgpmc.storage.draws import Draws
+from torchgpmc.weights import is_heavy_tailed, pareto_khat
 
-pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.diagnostics.SamplingWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")
 
 
 def posterior_of(model, weights=None, chains=2, draws=5, seed=0):

@@ -21,7 +21,7 @@ from torchgpmc.runs.chain import ChainRun
 from torchgpmc.storage import checkpoint as checkpoint_module
 from torchgpmc.storage.draws import DrawStore
 
-pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.diagnostics.SamplingWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")
 OPTIONS = {"num_samples": 12, "warmup_steps": 25, "num_chains": 3, "seed": 4, "progress": False}
 METHODS = [tg.NUTS(max_tree_depth=4), tg.HMC(num_steps=3), tg.HMC(num_steps=2, whitening=tg.Laplace())]
 METHODS += [

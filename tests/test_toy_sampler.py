@@ -28,7 +28,7 @@ from torchgpmc.samplers.sweep import SweepWarmUp
 from torchgpmc.trees import where
 from torchgpmc.types import Sampler
 
-pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.diagnostics.SamplingWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")
 
 # --- the sampler ------------------------------------------------------------------------------------------------------
 

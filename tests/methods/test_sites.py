@@ -9,7 +9,7 @@ from torchgpmc.approximations.sparse_laplace import inducing_laplace
 from torchgpmc.parameters.normal_scale import normal_scale
 from torchgpmc.runs.sites import _sparse_evidence, _sparse_theta, posterior_sites
 
-pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.diagnostics.SamplingWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")
 OPTIONS = {"num_samples": 6, "warmup_steps": 20, "num_chains": 3, "seed": 4, "progress": False}
 
 

@@ -187,6 +187,6 @@ class NoLikelihood(HalvedLogDensity):
 
     def _evaluate(self, position):
         theta, white = position.split([self.model.layout.size, self.model.latent_size], -1)
-        prior, log_prior = self._prior(theta)
-        v, log_volume = self._v_and_volume(prior, white)
+        at, log_prior = self._at(theta)
+        v, log_volume = self._v_and_volume(at, white)
         return log_prior - 0.5 * v.square().sum(-1) + log_volume

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchgpmc.approximations.base import (
     GaussianApproximation,
-    Problem,
+    LatentProblem,
     apply_r,
     dense_r,
     factor_of_b,
@@ -56,12 +56,12 @@ class Conjugate:
         return evidence_and_grad_by_parts(model, theta, targets)
 
 
-def _noise(problem: Problem) -> Tensor:
+def _noise(problem: LatentProblem) -> Tensor:
     """Noise variance ``(C, 1)``."""
     return problem.model.likelihood_function(problem.values, lambda likelihood: likelihood.noise)
 
 
-def _posterior(problem: Problem) -> GaussianApproximation:
+def _posterior(problem: LatentProblem) -> GaussianApproximation:
     precision = (1 / _noise(problem)).expand_as(problem.mean)
     root = precision.sqrt()
     factor, ok = factor_of_b(problem.covariance, root)

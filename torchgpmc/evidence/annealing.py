@@ -13,7 +13,6 @@ from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.approximations import Approximation
 from torchgpmc.approximations.base import covariance_factor, problem_of, without_graph
 from torchgpmc.checks import check_count
-from torchgpmc.diagnostics import pareto_khat
 from torchgpmc.evidence.estimators import importance
 from torchgpmc.evidence.gaussian_draws import log_likelihoods, or_prior, prior_unless, quadratic, stacked_mean
 from torchgpmc.models.base import GPModel
@@ -21,6 +20,7 @@ from torchgpmc.models.targets import Targets
 from torchgpmc.random import normal_like
 from torchgpmc.samplers.elliptical_slice import EllipticalSliceState, elliptical_slice
 from torchgpmc.types import LogEstimate
+from torchgpmc.weights import pareto_khat
 
 
 @dataclass(frozen=True, eq=False)

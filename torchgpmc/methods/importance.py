@@ -13,7 +13,6 @@ from torch import Tensor
 from torchgpmc.approximations import ApproximateMarginal, Approximation, Laplace
 from torchgpmc.approximations.base import check_approximation, check_model
 from torchgpmc.checks import check_count, check_positive, warn
-from torchgpmc.diagnostics import kish_effective_size, smoothed_log_weights
 from torchgpmc.evidence import Evidence, LatentEstimator
 from torchgpmc.importance import (
     Adaptation,
@@ -38,6 +37,7 @@ from torchgpmc.runs.chain_targets import check_has_hyperparameters, estimator_fo
 from torchgpmc.runs.starts import posterior_modes
 from torchgpmc.special import log_standard_normal
 from torchgpmc.storage.draws import Draw, Draws
+from torchgpmc.weights import kish_effective_size, smoothed_log_weights
 
 _MAX_ANCHORS = 128
 _NO_EVIDENCE = (

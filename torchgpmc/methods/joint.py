@@ -15,7 +15,7 @@ from torchgpmc.models.joint_density import joint_log_density
 from torchgpmc.runs.base import Settings, chain_settings, check_mass_matrix, in_chunks
 from torchgpmc.runs.blocks import JointWithPrior
 from torchgpmc.runs.chain import ChainRun
-from torchgpmc.runs.chain_targets import Target, joint_target, marginal_target
+from torchgpmc.runs.chain_targets import ChainTarget, joint_target, marginal_target
 from torchgpmc.runs.sites import posterior_sites
 from torchgpmc.samplers.adaptation import Tuning, WindowedAdaptation
 from torchgpmc.samplers.hmc import hmc
@@ -29,7 +29,7 @@ from torchgpmc.types import LogDensity, Sampler
 
 def _run(
     method: Any,
-    target: Target,
+    target: ChainTarget,
     settings: Settings,
     kernel: Callable[[Any], Sampler],
     *,
@@ -43,7 +43,7 @@ def _run(
     return ChainRun(target, kernel, warm_up, warmup, settings.num_samples, method.thinning)
 
 
-def _target(method: Any, model: GPModel, settings: Settings, whitening: Approximation | None = None) -> Target:
+def _target(method: Any, model: GPModel, settings: Settings, whitening: Approximation | None = None) -> ChainTarget:
     check_count("thinning", method.thinning)
     check_mass_matrix(method.mass_matrix)
     for option, approximation in (("marginal", method.marginal), ("whitening", whitening)):

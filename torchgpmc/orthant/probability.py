@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from torchgpmc.checks import check_count, warn
-from torchgpmc.diagnostics import MAX_KHAT
 from torchgpmc.orthant.low_dimensional import MAX_VARIABLES, Quadrature
-from torchgpmc.orthant.problem import Method, OrthantEstimate, prepare
+from torchgpmc.orthant.problem import OrthantEstimate, OrthantMethod, prepare
 from torchgpmc.orthant.truncated import LEAST_ACCEPTANCE, TruncatedDraws, truncated_draws
 from torchgpmc.orthant.weighting import SeparationOfVariables
 from torchgpmc.random import make_generator, uniform
+from torchgpmc.weights import MAX_KHAT
 
 # Standard deviation of the weights over their mean below which not even a heavy tail among them moves the estimate.
 _SPREAD_THAT_MATTERS = 0.1
@@ -25,7 +25,7 @@ def log_probability(
     mean: Tensor | float = 0.0,
     lower: Tensor | float = -math.inf,
     upper: Tensor | float = math.inf,
-    method: Method | None = None,
+    method: OrthantMethod | None = None,
     num_points: int = 10_000,
     generator: torch.Generator | None = None,
 ) -> OrthantEstimate:

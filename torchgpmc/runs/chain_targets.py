@@ -24,7 +24,7 @@ from torchgpmc.types import LogDensity, NoisyDensity
 _EXACT = "the exact posterior"
 
 
-class Target(NamedTuple):
+class ChainTarget(NamedTuple):
     """What chains sample, where they start, and how their states become posterior draws."""
 
     density: Any  # what kernels take: a log density, or one with a payload
@@ -35,7 +35,7 @@ class Target(NamedTuple):
     label: str  # what the draws are draws of
 
 
-def joint_target(model: GPModel, settings: Settings, sites: GaussianSites | None = None) -> Target:
+def joint_target(model: GPModel, settings: Settings, sites: GaussianSites | None = None) -> ChainTarget:
     """The exact posterior of [theta, v]; with ``sites``, in coordinates that are white under the posterior that they give."""
     _, chains = chain_settings(settings)
     joint = JointLogDensity(model, sites=sites)
@@ -54,10 +54,10 @@ def joint_target(model: GPModel, settings: Settings, sites: GaussianSites | None
     def start(generator: torch.Generator) -> tuple[Tensor, None]:
         return starting_positions(model, density, chains, generator), None
 
-    return Target(density, size, size + model.latent_size, start, read, _EXACT)
+    return ChainTarget(density, size, size + model.latent_size, start, read, _EXACT)
 
 
-def latent_target(model: GPModel, settings: Settings) -> Target:
+def latent_target(model: GPModel, settings: Settings) -> ChainTarget:
     """v at fixed hyperparameters, whose density is p(y | f(v)) beside a standard normal prior; p(f) is factorised once.
 
     Raises:
@@ -88,12 +88,12 @@ def latent_target(model: GPModel, settings: Settings) -> Target:
         v = state.position
         return Draw(v.new_zeros(chains, 1, 0), v[:, None]), {"lp": state.log_density + log_standard_normal(v)}
 
-    return Target(log_likelihood, 0, model.latent_size, start, read, _EXACT)
+    return ChainTarget(log_likelihood, 0, model.latent_size, start, read, _EXACT)
 
 
 def marginal_target(
     model: GPModel, settings: Settings, approximation: Approximation, num_importance: int, from_mode: bool
-) -> Target:
+) -> ChainTarget:
     """The approximate marginal posterior of theta; latents are drawn for kept thetas, weighted if ``num_importance`` is not 0.
 
     Raises:
@@ -128,12 +128,12 @@ def marginal_target(
     if not isinstance(approximation, Conjugate):
         kind = "weighted to the exact posterior" if num_importance else "an approximation, not the exact posterior"
         label = f"{type(approximation).__name__}'s approximate marginal posterior: {kind}"
-    return Target(density, model.layout.size, model.layout.size, start, read, label)
+    return ChainTarget(density, model.layout.size, model.layout.size, start, read, label)
 
 
 def estimated_target(
     model: GPModel, settings: Settings, density: NoisyDensity, surrogate: LogDensity, modes_of: ApproximateMarginal | None
-) -> Target:
+) -> ChainTarget:
     """The exact posterior of theta through unbiased ``density`` estimates, each of which comes with a draw of v.
 
     Args:
@@ -159,7 +159,7 @@ def estimated_target(
         }
         return Draw(state.position[:, None], estimate.whitened[:, None]), stats
 
-    return Target(density, model.layout.size, model.layout.size, start, read, _EXACT)
+    return ChainTarget(density, model.layout.size, model.layout.size, start, read, _EXACT)
 
 
 def suited_approximation(model: GPModel, approximation: Approximation) -> Approximation:
