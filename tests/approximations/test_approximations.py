@@ -249,7 +249,7 @@ def test_a_batch_too_large_for_memory_is_worked_out_in_parts(monkeypatch):
     for marginal in (ApproximateMarginal(model, tg.Laplace()), ApproximateMarginal(several, tg.Laplace())):
         whole = marginal.value_and_grad(theta)
         with monkeypatch.context() as patched:
-            patched.setattr(marginal, "_CHUNK_ELEMENTS", 2 * 6**2)
+            patched.setattr(marginal_module, "_CHUNK_ELEMENTS", 2 * 6**2)
             parts = marginal.value_and_grad(theta)
         torch.testing.assert_close(parts, whole)
 
