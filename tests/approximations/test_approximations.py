@@ -9,6 +9,7 @@ import torchgpmc as tg
 from tests.approximations.reference import evidence_by_quadrature, gaussian_evidence, plain_laplace
 from tests.problems import gp
 from torchgpmc.approximations import laplace_mode
+from torchgpmc.approximations import marginal as marginal_module
 from torchgpmc.approximations.base import dense_r
 
 SMOOTH = ["probit", "logit", "poisson", "gaussian"]
