@@ -10,7 +10,7 @@ from gpytorch.priors import GammaPrior, MultivariateNormalPrior, SmoothedBoxPrio
 
 import torchgpmc as tg
 from tests.problems import inputs
-from tests.test_parameters import Triangular, layout_of
+from tests.parameters.test_layout import Triangular, layout_of
 from torchgpmc.parameters.prior_mass import log_prior_mass
 
 CORRELATED = torch.tensor([[1.0, 0.6], [0.6, 1.0]])
