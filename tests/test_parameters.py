@@ -280,7 +280,7 @@ def two_at_once():
         ((), two_at_once, r"has shape \(1,\).*of values of shape \(2,\) together.*change the size of the prior"),
         ((3,), two_at_once, r"last dimensions to be those"),
         ((1, 3), lambda: SmoothedBoxPrior(torch.zeros(2), torch.ones(2)), r"SmoothedBoxPrior is of values of shape \(2,\)"),
-        ((1, 1), lambda: GammaPrior(torch.ones(3), torch.ones(3)), r"has shape \(1, 1\) and its GammaPrior has numbers for.*\(3,\)"),
+        ((1, 1), lambda: GammaPrior(torch.ones(3), torch.ones(3)), r"has shape \(1, 1\) and its GammaPrior has numbers.*\(3,\)"),
         ((2, 1, 1), lambda: NormalPrior(torch.zeros(2), torch.ones(2)), "one for all its elements; change the prior's"),
         ((2,), lambda: NormalPrior(torch.zeros(2, 2), torch.ones(2, 2)), r"fit the parameter's shape"),
     ],
