@@ -19,15 +19,16 @@ demo: $(VENV)/installed
 	$(BIN)/python examples/breast_cancer.py --output demo-output
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not long"
 
 test-fast: $(VENV)/installed
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not long"
 
-# A thousand random models against brute force: some hours. In pieces: make test-long ATTACK="--attack-first 40 --attack-models 100"
+# Repeats with other likelihoods, and a thousand random models against brute force: some hours, before a release. In pieces:
+# make test-long ATTACK="--attack-first 40 --attack-models 100"
 ATTACK ?= --attack-models 1000
 test-long: $(VENV)/installed
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m long --attack-record attack-record $(ATTACK) tests/attack; \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m long --attack-record attack-record $(ATTACK); \
 	status=$$?; $(BIN)/python -m tests.attack.record attack-record docs/results/attack.md; exit $$status
 
 check: $(VENV)/installed

@@ -16,7 +16,7 @@ def worker(lengthscale):
     import torch
     from gpytorch.kernels import RBFKernel
 
-    from torchgpmc.covariance import covariance_function
+    from torchgpmc.adapter.covariance import covariance_function
 
     x = torch.linspace(0, 1, 400, dtype=torch.float64).unsqueeze(-1)
     bound = covariance_function(RBFKernel().double(), x).bind(x, x)

@@ -8,7 +8,7 @@ import numpy as np
 import scipy.stats
 import torch
 
-from torchgpmc.bijections import Interval
+from torchgpmc.parameters.bijections import Interval
 
 FALSE_ALARMS = 1e-3
 MAX_STATISTICAL_TESTS = 200

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from torchgpmc.bijections import Interval
+from torchgpmc.parameters.bijections import Interval
 
 INTERVALS = [Interval(-math.inf, math.inf), Interval(1e-4, math.inf), Interval(-math.inf, 2.0), Interval(-1.0, 3.0)]
 POINTS = torch.linspace(-5, 5, 21, dtype=torch.float64)

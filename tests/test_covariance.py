@@ -22,8 +22,8 @@ from gpytorch.kernels import (
     SpectralMixtureKernel,
 )
 
-from torchgpmc.covariance import BatchMode, ClosedForm, OneByOne, covariance_function
-from torchgpmc.functional import constraint_of, parameters_with_owners
+from torchgpmc.adapter.covariance import BatchMode, ClosedForm, OneByOne, covariance_function
+from torchgpmc.adapter.functional import constraint_of, parameters_with_owners
 
 KERNELS = {
     "rbf": lambda: RBFKernel(),

@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::torchgpmc.diagnostics.SamplingWarning")
+@pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")
 def test_the_readme_program_runs(tmp_path, monkeypatch):
     (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     program = program.replace("num_samples=500, warmup_steps=300", "num_samples=15, warmup_steps=15, progress=False")

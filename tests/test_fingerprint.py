@@ -34,7 +34,7 @@ import torchgpmc as tg
 from tests.problems import gp, gp_regression, inputs, sparse_gp
 from tests.test_posterior import posterior_of
 
-pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.diagnostics.SamplingWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")
 RUN = {"num_samples": 1, "warmup_steps": 1, "num_chains": 2, "seed": 1, "progress": False}
 X = torch.linspace(0, 1, 6, dtype=torch.float64)
 Y = (X.mul(20).sin() > 0).double()

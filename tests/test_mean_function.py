@@ -4,7 +4,7 @@ import pytest
 import torch
 from gpytorch.means import Mean
 
-from torchgpmc.mean_function import MeanFunction
+from torchgpmc.adapter.mean_function import MeanFunction
 
 
 class Slope(Mean):

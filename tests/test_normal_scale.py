@@ -18,8 +18,8 @@ from gpytorch.priors import (
 from torch import nn
 
 from torchgpmc.density import AutogradDensity
-from torchgpmc.normal_scale import NormalScale, OnNormalScale, linear_scale, normal_scale
-from torchgpmc.parameters import build_layout
+from torchgpmc.parameters.layout import build_layout
+from torchgpmc.parameters.normal_scale import NormalScale, OnNormalScale, linear_scale, normal_scale
 
 
 class Holder(gpytorch.Module):

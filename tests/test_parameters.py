@@ -23,7 +23,8 @@ from gpytorch.priors import (
 from torch.distributions import constraints
 
 from tests.calibration import worst_excess
-from torchgpmc.parameters import build_layout
+from tests.problems import gp
+from torchgpmc.parameters.layout import build_layout
 
 
 class Triangular(Prior):
@@ -331,3 +332,21 @@ def test_a_prior_that_cannot_draw_says_so_and_still_has_starting_points():
         layout.sample_prior(3, torch.Generator().manual_seed(0))
     start = layout.starting_points(5, torch.Generator().manual_seed(0))
     assert start.shape == (5, 1) and bool(torch.isfinite(layout.log_prior(start)).all())
+
+
+def test_columns_of_a_prefix():
+    layout = gp("gaussian").layout
+    assert layout.names == ["kernel.outputscale", "kernel.base_kernel.lengthscale", "likelihood.noise_covar.noise"]
+    assert [layout.columns(prefix) for prefix in ("kernel", "kernel.base_kernel", "kernel.outputscale", "likelihood")] == [
+        range(3),
+        range(1, 3),
+        range(1),
+        range(3, 4),
+    ]
+    theta = torch.arange(4.0, dtype=torch.float64)[None]
+    moved, columns = theta.clone(), layout.columns("kernel.base_kernel")
+    moved[:, columns.start : columns.stop] += 1
+    before, after = layout.constrain(theta), layout.constrain(moved)
+    assert [name for name in layout.names if not torch.equal(before[name], after[name])] == ["kernel.base_kernel.lengthscale"]
+    with pytest.raises(ValueError, match=r"under 'kern'.*kernel.outputscale"):
+        layout.columns("kern")

@@ -14,10 +14,11 @@ import torch
 
 import torchgpmc as tg
 from tests.problems import fixed_kernel, gp, inputs, kernel, sparse_gp, targets
-from torchgpmc.diagnostics import complaints, is_heavy_tailed, pareto_khat, summarise
-from torchgpmc.draws import Draws
+from torchgpmc.diagnostics import complaints, summarise
+from torchgpmc.storage.draws import Draws
+from torchgpmc.weights import is_heavy_tailed, pareto_khat
 
-pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.diagnostics.SamplingWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")
 
 
 def posterior_of(model, weights=None, chains=2, draws=5, seed=0):
@@ -57,7 +58,7 @@ def test_class_probabilities_average_probabilities_not_latents(weighted):
 _PEAK = """
 import resource, torch, torchgpmc as tg
 from tests.problems import fixed_kernel, inputs, targets
-from torchgpmc.draws import Draws
+from torchgpmc.storage.draws import Draws
 model = tg.GP(inputs(3), targets("gaussian", 3), fixed_kernel(), tg.likelihoods.Gaussian().requires_grad_(False))
 v = torch.randn(1, 1000, 3, dtype=torch.float64)
 posterior = tg.Posterior(model, Draws(v[..., :0], v, None), {"lp": v[..., 0]}, {})

@@ -11,7 +11,7 @@ from gpytorch.priors import GammaPrior, MultivariateNormalPrior, SmoothedBoxPrio
 import torchgpmc as tg
 from tests.problems import inputs
 from tests.test_parameters import Triangular, layout_of
-from torchgpmc.prior_mass import log_prior_mass
+from torchgpmc.parameters.prior_mass import log_prior_mass
 
 CORRELATED = torch.tensor([[1.0, 0.6], [0.6, 1.0]])
 

@@ -1,5 +1,6 @@
 """sample(): seeds, checkpoints, kill -9, Ctrl-C, a full disk, failures of one chain, chunks."""
 
+import functools
 import os
 import pathlib
 import signal
@@ -14,12 +15,13 @@ import torch
 
 import torchgpmc as tg
 from tests.problems import gp, sparse_gp
-from torchgpmc import checkpoint as checkpoint_module
-from torchgpmc import run as run_module
-from torchgpmc.draws import DrawStore
+from torchgpmc import loop as run_module
 from torchgpmc.models import JointLogDensity
+from torchgpmc.runs.chain import ChainRun
+from torchgpmc.storage import checkpoint as checkpoint_module
+from torchgpmc.storage.draws import DrawStore
 
-pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.diagnostics.SamplingWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")
 OPTIONS = {"num_samples": 12, "warmup_steps": 25, "num_chains": 3, "seed": 4, "progress": False}
 METHODS = [tg.NUTS(max_tree_depth=4), tg.HMC(num_steps=3), tg.HMC(num_steps=2, whitening=tg.Laplace())]
 METHODS += [
@@ -55,6 +57,12 @@ def options_of(method):
     return {**OPTIONS, **alone}
 
 
+@functools.cache
+def whole_run(method):
+    """The run that the others of one method are held against."""
+    return tg.sample(gp("probit"), method, **options_of(method))
+
+
 def same(a, b):
     return (
         torch.equal(a.theta, b.theta)
@@ -67,9 +75,8 @@ def same(a, b):
 @pytest.mark.parametrize("method", each(METHODS + WEIGHTED))
 def test_the_same_seed_gives_the_same_draws_and_another_does_not(method):
     model, options = gp("probit"), options_of(method)
-    first, second = tg.sample(model, method, **options), tg.sample(model, method, **options)
     other = tg.sample(model, method, **{**options, "seed": 5})
-    assert same(first, second) and not same(first, other)
+    assert same(whole_run(method), tg.sample(model, method, **options)) and not same(whole_run(method), other)
 
 
 def test_seed_none_records_the_seed_it_drew():
@@ -114,8 +121,7 @@ def test_no_more_chains_than_a_chunk_are_evaluated_at_once(method, monkeypatch):
 @pytest.mark.parametrize("method", each(METHODS + WEIGHTED))
 def test_checkpoints_do_not_change_the_draws_and_a_finished_run_is_returned(method, tmp_path):
     model, options = gp("probit"), options_of(method)
-    every = 2 if method in WEIGHTED else 7
-    plain = tg.sample(model, method, **options)
+    every, plain = 2 if method in WEIGHTED else 7, whole_run(method)
     path = tmp_path / "run.ckpt"
     saved = tg.sample(model, method, **options, checkpoint=tg.Checkpoint(path, every=every))
     assert same(plain, saved)
@@ -146,12 +152,44 @@ def stop_after(monkeypatch, advances, error):
 @pytest.mark.parametrize("calls", [20, 60, 120])
 def test_a_run_that_died_resumes_to_the_same_bits(method, calls, tmp_path, monkeypatch):
     model = gp("probit")
-    plain = tg.sample(model, method, **OPTIONS)
-    checkpoint = tg.Checkpoint(tmp_path / "run.ckpt", every=5)
+    plain, checkpoint = whole_run(method), tg.Checkpoint(tmp_path / "run.ckpt", every=5)
     with monkeypatch.context() as patch, pytest.raises(Stop):
         stop_after(patch, calls if isinstance(method, tg.NUTS) else calls // 2, Stop())
         tg.sample(model, method, **OPTIONS, checkpoint=checkpoint)
     assert same(plain, tg.sample(model, method, **OPTIONS, checkpoint=checkpoint))
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if isinstance(method, tg.PseudoMarginal)] + [tg.Slice()])
+@pytest.mark.parametrize("advances", [9, 20, 23, 29])  # while tuned, at the hand-over, in the rest of warm-up, in the draws
+def test_runs_in_phases_resume_to_the_same_bits(method, advances, tmp_path, monkeypatch):
+    model, options = gp("probit"), {**OPTIONS, "num_samples": 6}
+    plain, checkpoint = tg.sample(model, method, **options), tg.Checkpoint(tmp_path / "run.ckpt", every=1)
+    advance = ChainRun.advance
+
+    def dying(self, state, generator):
+        if state.iteration == advances:
+            raise Stop
+        return advance(self, state, generator)
+
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        patch.setattr(ChainRun, "advance", dying)
+        tg.sample(model, method, **options, checkpoint=checkpoint)
+    assert same(plain, tg.sample(model, method, **options, checkpoint=checkpoint))
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if isinstance(method, tg.PseudoMarginal)])
+def test_the_log_density_of_a_pseudo_marginal_chain_is_never_that_of_its_surrogate(method):
+    model, steps = gp("probit"), 20  # of the 25 of warm-up
+    run, generator = method.prepare(model, run_module.Settings(2, 25, 3, None)), torch.Generator().manual_seed(2)
+    state = run.init(generator)
+    for iteration in range(run.num_advances()):
+        chain = state.chain
+        if iteration < steps:
+            assert bool(chain.log_density.isnan().all()) and bool(torch.isfinite(chain.surrogate).all())
+        else:
+            expected = model.layout.log_prior(chain.position) + chain.payload.value
+            torch.testing.assert_close(chain.log_density, expected, rtol=1e-12, atol=1e-12)
+        state, _, _ = run.advance(state, generator)
 
 
 def test_ctrl_c_keeps_the_draws_so_far_and_the_checkpoint_goes_on(tmp_path, monkeypatch):

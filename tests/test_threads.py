@@ -9,7 +9,7 @@ import torch
 
 import torchgpmc as tg
 from tests.problems import gp
-from torchgpmc.functional import PureModule
+from torchgpmc.adapter.functional import PureModule
 from torchgpmc.threads import even_slices, side_by_side
 
 CPU = torch.device("cpu")

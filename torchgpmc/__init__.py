@@ -2,9 +2,9 @@
 
 from torchgpmc import approximations, diagnostics, evidence, likelihoods, orthant, samplers, scores
 from torchgpmc.approximations import EP, Laplace
-from torchgpmc.checkpoint import Checkpoint
-from torchgpmc.diagnostics import SamplingWarning
+from torchgpmc.checks import SamplingWarning
 from torchgpmc.fitting import fit
+from torchgpmc.loop import sample
 from torchgpmc.methods import (
     AMIS,
     HMC,
@@ -21,8 +21,8 @@ from torchgpmc.models import GP, GPRegression, SparseGP, joint_log_density, kmea
 from torchgpmc.posterior import Posterior
 from torchgpmc.prediction import Prediction
 from torchgpmc.recommend import explain, recommend
-from torchgpmc.run import sample
 from torchgpmc.samplers import MassMatrix
+from torchgpmc.storage.checkpoint import Checkpoint
 
 __version__ = "0.1.0"
 

@@ -11,19 +11,22 @@ import torch
 from torch import Tensor
 
 from torchgpmc import chain_statistics
+from torchgpmc.weights import (
+    MAX_KHAT,
+    MIN_DRAWS_FOR_KHAT,
+    is_heavy_tailed,
+    kish_effective_size,
+    log_contributions,
+    pareto_khat,
+    weighted_effective_size,
+)
 
 MAX_RHAT = 1.01  # Vehtari et al. 2021, section 4
 MAX_LATENT_RHAT = 1.1  # Gelman et al. 2013, section 11.4; of hundreds of latents the worst exceeds 1.01 by chance
 MIN_ESS_PER_CHAIN = 100  # the same
 MAX_ESTIMATE_VARIANCE = 2.0  # of the logarithm; chains on noisier estimates stick for long stretches
-MIN_DRAWS_FOR_KHAT = 25  # a fifth of them are its tail
 MIN_EVEN_DRAWS = 2.0  # by Kish's size; one draw has no spread
 MIN_EFFICIENCY = 0.1  # Kish's size over draws; ours: at 4 % most of a posterior was missed (docs/results/theta_engines.md)
-MAX_KHAT = 0.7  # Vehtari et al. 2024
-
-
-class SamplingWarning(UserWarning):
-    """The draws may not represent the posterior; the message says why and what to do."""
 
 
 class Row(NamedTuple):
@@ -127,95 +130,6 @@ def nested_rhat(values: Tensor, superchain_ids: list[int]) -> float:
         NotImplementedError: on Python 3.10, which arviz-stats does not serve.
     """
     return chain_statistics.rhat_nested(values.double().numpy(), superchain_ids)
-
-
-def kish_effective_size(log_weights: Tensor) -> float:
-    """(sum w)^2 / sum w^2.
-
-    Example:
-        >>> import torch
-        >>> kish_effective_size(torch.tensor([0.0, 0.0, -torch.inf]))
-        2.0
-    """
-    weights = torch.softmax(log_weights.double().flatten(), 0)
-    return float(1 / weights.square().sum())
-
-
-# Log weights that differ by rounding alone have no tail.
-_EQUAL_WEIGHTS = 1e-10
-
-
-def pareto_khat(log_weights: Tensor) -> float:
-    """Shape of the tail of importance weights; above 0.7 their means are not to be trusted (Vehtari et al. 2024).
-
-    NaN for fewer than 25 weights, too few to have a tail.
-
-    Example:
-        >>> import torch
-        >>> normal = torch.randn(4000, generator=torch.Generator().manual_seed(0))
-        >>> pareto_khat(normal) < 0.7 < pareto_khat(5 * normal)
-        True
-    """
-    if log_weights.numel() < MIN_DRAWS_FOR_KHAT:
-        return math.nan
-    if float(log_weights.max() - log_weights.min()) < _EQUAL_WEIGHTS:
-        return -math.inf
-    try:
-        return chain_statistics.psislw(log_weights.detach().double().flatten().cpu().numpy())[1]
-    except ValueError:  # "all tail values are the same": a tail that ends at once
-        return -math.inf
-
-
-def log_contributions(values: Tensor, log_weights: Tensor) -> Tensor:
-    """log(w |h - mean|) of each weighted draw: what the error of the mean of ``values`` is made of (Vehtari et al. 2024)."""
-    log_weights = log_weights.double().flatten()
-    gap = values.double().flatten()
-    gap = gap - (torch.softmax(log_weights, 0) * gap).sum()
-    return log_weights + gap.abs().log()
-
-
-def is_heavy_tailed(log_weights: Tensor, khat: float) -> bool:
-    """Whether weights have a tail that makes their means unreliable: a k-hat above 0.7, and a largest weight to match.
-
-    Of S weights with tail shape k the largest has a share of about S^(k - 1). Where it has not a fifth of that of k = 1/2, as on a
-    bounded hump of weights, the fit of the tail has misled: a tail of 0.7 looks so less than once in a hundred thousand times (at
-    1000 weights, by the limit law of the largest; once in a hundred at 25).
-    """
-    count = log_weights.numel()
-    largest = float((log_weights.max() - torch.logsumexp(log_weights.flatten(), 0)).exp())
-    return khat > MAX_KHAT and largest > 0.2 * count**-0.5
-
-
-def smoothed_log_weights(log_weights: Tensor) -> Tensor:
-    """Pareto-smoothed log weights (Vehtari et al. 2024); as they are for fewer than 25, too few to have a tail.
-
-    Example:
-        >>> import torch
-        >>> weights = torch.randn(4000, generator=torch.Generator().manual_seed(0)) * 2
-        >>> smoothed = smoothed_log_weights(weights)
-        >>> kish_effective_size(smoothed) > kish_effective_size(weights)  # the largest have come down
-        True
-    """
-    if log_weights.numel() < MIN_DRAWS_FOR_KHAT:
-        return log_weights
-    smoothed, _ = chain_statistics.psislw(log_weights.detach().double().cpu().numpy())
-    return torch.as_tensor(smoothed).to(log_weights)
-
-
-def weighted_effective_size(values: Tensor, log_weights: Tensor) -> float:
-    """Effective size of independent weighted draws for the mean of ``values``: its variance over that of the estimate.
-
-    Example:
-        >>> import torch
-        >>> values = torch.tensor([0.0, 1.0, 0.0, 1.0])
-        >>> weighted_effective_size(values, torch.zeros(4)), weighted_effective_size(values, torch.tensor([0.0, 0.0, -50.0, -50.0]))
-        (4.0, 2.0)
-    """
-    weights = torch.softmax(log_weights.double().flatten(), 0)
-    gap = values.double().flatten()
-    gap = gap - (weights * gap).sum()
-    error = (weights * gap).square().sum()
-    return float((weights * gap.square()).sum() / error) if float(error) > 0 else float(len(gap))
 
 
 def summarise(samples: Mapping[str, Tensor], log_weights: Tensor | None = None) -> Summary:

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from typing import TypeVar
 
-import numpy as np
-import scipy.optimize
 import torch
 from torch import Tensor
 
+from torchgpmc.adapter.functional import constraint_of, parameters_with_owners
 from torchgpmc.approximations import Approximation, Laplace
 from torchgpmc.approximations.base import check_model
-from torchgpmc.diagnostics import SamplingWarning
-from torchgpmc.functional import constraint_of, parameters_with_owners
+from torchgpmc.ascent import ascend
+from torchgpmc.checks import check_count, warn
+from torchgpmc.density import AutogradDensity
 from torchgpmc.models.base import GPModel
 from torchgpmc.random import make_generator
-from torchgpmc.threads import one_blas_thread
 
 Model = TypeVar("Model", bound=GPModel)
 
 # Unconstrained values beyond this are scales of e^-12 or e^12: the evidence is flat there, and has no maximum to find.
 _BOUND = 12.0
-_IMPOSSIBLE = 1e3  # nats below the start: a line search that fits a polynomial to a larger number moves no more
 _FAR = 2.0
 _FLAT = 0.01
 
@@ -76,49 +73,35 @@ def fit(
             f"torchgpmc.evidence.Orthant(), with their brackets."
         )
     for name, value in (("num_starts", num_starts), ("max_iterations", max_iterations)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{name} is {value!r}. Expected a whole number of at least 1.")
+        check_count(name, value)
     check_model(model, f"fit with {type(approximation).__name__}", approximation)
     model.refresh()
     if not model.layout.size:
         return copy.deepcopy(model)
     generator = make_generator(seed, model.train_x.device)
     starts = torch.cat([model.layout.present(model), model.layout.starting_points(num_starts - 1, generator)])
-    best: tuple[float, Tensor, bool] | None = None
-    for start in starts.clamp(-_BOUND, _BOUND).cpu().numpy().astype(np.float64):
-        objective = _Objective(model, approximation, maximum_a_posteriori)
-        first, _ = objective(start)
-        if not math.isfinite(first):
-            continue
-        with one_blas_thread():
-            # No bounds for scipy: given them on every side, its first step goes all the way to one.
-            options = {"maxiter": max_iterations}
-            result = scipy.optimize.minimize(objective, start, jac=True, method="L-BFGS-B", options=options)
-        if best is None or result.fun < best[0]:
-            best = float(result.fun), torch.as_tensor(result.x).to(starts).clamp(-_BOUND, _BOUND), bool(result.success)
+    density = _log_evidence(model, approximation, maximum_a_posteriori)
+    found = [ascend(density, start, bound=_BOUND, max_iterations=max_iterations) for start in starts]
+    best = max((ascent for ascent in found if ascent is not None), key=lambda ascent: ascent.log_density, default=None)
     if best is None:
         raise ValueError(
             f"{type(approximation).__name__} failed at all of {num_starts} starts. Expected it to converge somewhere; try the "
             f"other of Laplace() and EP(), or raise the model's jitter (now {model.jitter:g})."
         )
-    _warn(best[1], best[2], max_iterations, model, approximation, not maximum_a_posteriori)
-    return _with_theta(model, best[1])
+    _warn(best.position, best.converged, max_iterations, model, approximation, not maximum_a_posteriori)
+    return _with_theta(model, best.position)
 
 
 def _warn(theta: Tensor, success: bool, max_iterations: int, model: GPModel, approximation: Approximation, flat: bool) -> None:
     if not success:
-        warnings.warn(
+        warn(
             f"fit stopped after {max_iterations} iterations before it converged: raise max_iterations.",
-            SamplingWarning,
-            stacklevel=3,
         )
     names = _undetermined(theta, model, approximation) if flat else []
     if names:
-        warnings.warn(
+        warn(
             f"the evidence hardly changes with {', '.join(names)} where fit ended: there may be no maximum, and its values say "
             f"little. Use maximum_a_posteriori=True, or sample.",
-            SamplingWarning,
-            stacklevel=3,
         )
 
 
@@ -134,34 +117,18 @@ def _undetermined(theta: Tensor, model: GPModel, approximation: Approximation) -
     return list(dict.fromkeys(name for name, undetermined in zip(names, flat.tolist(), strict=True) if undetermined))
 
 
-class _Objective:
-    """Minus the log evidence, for scipy; beyond the bound that at the bound, with a parabola that leads back.
+def _log_evidence(model: GPModel, approximation: Approximation, maximum_a_posteriori: bool) -> AutogradDensity:
+    """What is maximised, as a function of theta; NaN where the approximation fails."""
 
-    Infinite where the first evaluation fails; where a later one does, a value far above that of the first.
-    """
-
-    def __init__(self, model: GPModel, approximation: Approximation, maximum_a_posteriori: bool):
-        self._model = model
-        self._approximation = approximation
-        self._maximum_a_posteriori = maximum_a_posteriori
-        self._impossible = math.inf
-
-    def __call__(self, x: np.ndarray) -> tuple[float, np.ndarray]:
-        inside = x.clip(-_BOUND, _BOUND)
-        theta = torch.as_tensor(inside).to(self._model.train_x)[None].requires_grad_(True)
-        prior = self._model.prior(theta)
-        found = self._approximation.evidence(self._model, prior)
+    def evaluate(theta: Tensor) -> Tensor:
+        prior = model.prior(theta)
+        found = approximation.evidence(model, prior)
         value = found.log_evidence
-        if self._maximum_a_posteriori:
-            value = value + self._model.layout.log_prior_of_values(theta)
-        (gradient,) = torch.autograd.grad(value.sum(), theta)
-        if not bool(prior.ok.all() & found.converged.all() & torch.isfinite(value).all() & torch.isfinite(gradient).all()):
-            return self._impossible, np.zeros_like(x)
-        if math.isinf(self._impossible):
-            self._impossible = _IMPOSSIBLE - float(value.detach())
-        beyond = x - inside
-        slope = np.where(beyond == 0, -gradient[0].double().cpu().numpy(), beyond)
-        return -float(value.detach()) + 0.5 * float(beyond @ beyond), slope
+        if maximum_a_posteriori:
+            value = value + model.layout.log_prior_of_values(theta)
+        return torch.where(prior.ok & found.converged, value, torch.nan)
+
+    return AutogradDensity(evaluate)
 
 
 def _with_theta(model: Model, theta: Tensor) -> Model:

@@ -9,9 +9,10 @@ import torch
 from sklearn.calibration import calibration_curve
 from torch import Tensor
 
-from torchgpmc.diagnostics import kish_effective_size, scalar_columns
+from torchgpmc.diagnostics import scalar_columns
 from torchgpmc.posterior import Posterior
 from torchgpmc.scores import AbstentionCurves
+from torchgpmc.weights import kish_effective_size
 
 
 def _figure(rows: int, columns: int, size: float) -> tuple[Any, Any]:

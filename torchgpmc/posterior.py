@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchgpmc.diagnostics import SamplingWarning, Summary, complaints, complaints_about_latents, nested_rhat, summarise
-from torchgpmc.draws import Draws, check_draws
-from torchgpmc.files import read_tensors, write_atomically
-from torchgpmc.fingerprint import differences, model_fingerprint
+from torchgpmc.checks import check_count, warn
+from torchgpmc.diagnostics import Summary, complaints, complaints_about_latents, nested_rhat, summarise
 from torchgpmc.models.base import GPModel, likelihood_parameters
 from torchgpmc.models.validation import check_inputs
 from torchgpmc.prediction import Prediction
 from torchgpmc.random import make_generator
+from torchgpmc.storage.draws import Draws, check_draws
+from torchgpmc.storage.files import read_tensors, write_atomically
+from torchgpmc.storage.fingerprint import differences, model_fingerprint
 
 _FORMAT = "torchgpmc posterior 2"
 _CHUNK_ELEMENTS = 4_000_000
@@ -121,10 +121,9 @@ class Posterior:
         """
         width = self.model.train_x.shape[1]
         x = check_inputs("x", x, self.model.train_x.dtype, width).to(self.model.train_x.device)
-        if num_draws is not None and (not isinstance(num_draws, int) or num_draws < 1):
-            raise ValueError(f"num_draws is {num_draws!r}. Expected a whole number of at least 1, or None for all draws.")
-        if not isinstance(test_chunk, int) or test_chunk < 1:
-            raise ValueError(f"test_chunk is {test_chunk!r}. Expected a whole number of at least 1, for instance 2048.")
+        if num_draws is not None:
+            check_count("num_draws", num_draws, example=", or None for all draws")
+        check_count("test_chunk", test_chunk, example=", for instance 2048")
         theta, v = self._flat(num_draws)
         with torch.no_grad():
             values = likelihood_parameters(self.model.layout.raw_values(theta).by_module["likelihood"])
@@ -171,8 +170,7 @@ class Posterior:
         """
         if self.log_weights is None:
             raise ValueError("these draws weigh the same. Expected weighted draws, for instance of AMIS(); use them as they are.")
-        if not isinstance(num_draws, int) or num_draws < 1:
-            raise ValueError(f"num_draws is {num_draws!r}. Expected a whole number of at least 1.")
+        check_count("num_draws", num_draws)
         weights = torch.softmax(self.log_weights.flatten(), 0)
         rows = torch.multinomial(weights, num_draws, replacement=True, generator=make_generator(seed))
         draws = Draws(self.theta.flatten(0, 1)[rows][None], self.whitened.flatten(0, 1)[rows][None], None)
@@ -207,11 +205,9 @@ class Posterior:
         }
         groups["posterior"]["latents"] = self.latents.numpy()
         if self.log_weights is not None:
-            warnings.warn(
+            warn(
                 "these draws are weighted, and ArviZ's summaries and plots take all draws for equal. Export "
                 "posterior.resampled(n).to_arviz() in their place, or apply sample_stats['log_weight'] yourself.",
-                SamplingWarning,
-                stacklevel=2,
             )
             groups["sample_stats"]["log_weight"] = self.log_weights.numpy()
         if not self.model.targets.one_a_chain:

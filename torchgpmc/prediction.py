@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchgpmc.checks import check_count
 from torchgpmc.models.base import GPModel
 from torchgpmc.random import make_generator, normal_like
 
@@ -127,8 +128,7 @@ class Prediction:
             num_samples: how many.
             seed: of the draws.
         """
-        if not (isinstance(num_samples, int) and num_samples >= 1):
-            raise ValueError(f"num_samples is {num_samples!r}. Expected a whole number of at least 1.")
+        check_count("num_samples", num_samples)
         generator = make_generator(seed, self._log_weights.device)
         rows = torch.multinomial(self._log_weights.exp(), num_samples, replacement=True, generator=generator)
         values = {name: value[rows] for name, value in self._likelihood_values.items()}

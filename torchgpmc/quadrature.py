@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
@@ -11,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+
+from torchgpmc.checks import warn
 
 DEFAULT_NODES = 20
 PROMISED = 1e-6  # relative error of the adaptive rule
@@ -122,11 +123,11 @@ def log_integral_of_several(log_function: Callable[[Tensor], Tensor], mean: Tens
     result = torch.logsumexp(parts, 0) - math.log(_REPLICATES)
     error = float((parts.detach() - result.detach()).exp().std(0).nan_to_num(1.0).max()) / math.sqrt(_REPLICATES)
     if error > 0.01:
-        warnings.warn(
+        warn(
             f"a predictive density that integrates over {dimension} latent functions has a standard error of up to {error:.1g} "
             f"nats: the likelihood is narrow beside the latents' spread. Expected at most 0.01; override predictive_log_prob "
             f"of the likelihood with a closed form or a rule of its own.",
-            stacklevel=4,
+            UserWarning,
         )
     return result
 
@@ -294,10 +295,10 @@ def _split(weighted: LogDensityAndFunctions, panels: _Panels, index: Tensor) -> 
 def _warn_of_errors(panels: _Panels) -> None:
     error = float((panels.errors.sum(1) / panels.sizes.sum(1)).nan_to_num().max())
     if error > PROMISED:
-        warnings.warn(
+        warn(
             f"an integral over a latent function value did not settle: its relative error may be {error:.1g}. The likelihood has "
             f"more peaks or jumps in f than quadrature can follow; do not trust expectations or predictive densities beyond that.",
-            stacklevel=3,
+            UserWarning,
         )
 
 

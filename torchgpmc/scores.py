@@ -9,6 +9,8 @@ import torch
 from sklearn.metrics import brier_score_loss, roc_auc_score
 from torch import Tensor
 
+from torchgpmc.checks import check_count
+
 
 class AbstentionCurves(NamedTuple):
     """Accuracy and AUC of the answers given, as the threshold for giving one rises from 0 to 0.5; each ``(51,)``.
@@ -135,8 +137,7 @@ def expected_calibration_error(probs: Tensor, targets: Tensor, num_bins: int = 1
         >>> round(expected_calibration_error(torch.tensor([0.25, 0.25, 0.25, 0.25]), torch.tensor([0, 0, 0, 1])), 6)
         0.0
     """
-    if not isinstance(num_bins, int) or num_bins < 1:
-        raise ValueError(f"num_bins is {num_bins!r}. Expected a whole number of at least 1.")
+    check_count("num_bins", num_bins)
     p, y = _checked(probs, targets)
     index = np.minimum((p * num_bins).astype(int), num_bins - 1)
     gaps = [abs(p[index == bin].mean() - y[index == bin].mean()) * (index == bin).mean() for bin in np.unique(index)]

@@ -15,7 +15,19 @@ LOG_2 = math.log(2.0)
 SQRT_HALF = math.sqrt(0.5)
 
 # Below these, erfc(-x / sqrt 2) is denormal or zero and its logarithm loses digits.
+LOG_2PI = math.log(2 * math.pi)
 _ERFC_LIMIT = {torch.float64: -37.0, torch.float32: -12.5}
+
+
+def log_standard_normal(v: Tensor) -> Tensor:
+    """log N(v | 0, I) of each row ``(C, V)``: ``(C,)``.
+
+    Example:
+        >>> import torch
+        >>> log_standard_normal(torch.zeros(1, 2))  # -log(2 pi)
+        tensor([-1.8379])
+    """
+    return -0.5 * ((v * v).sum(-1) + LOG_2PI * v.shape[-1])
 
 
 def _log_ndtr_value(x: Tensor) -> Tensor:

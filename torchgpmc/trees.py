@@ -12,20 +12,22 @@ import torch
 from torch import Tensor
 
 
-def _mapped(function: Callable[..., Any], *trees: Any) -> Any:
-    """``function`` of the leaves that stand in the same place, in the containers of the first tree."""
+def _mapped(function: Callable[..., Tensor], *trees: Any) -> Any:
+    """``function`` of the tensors that stand in the same place, in the containers of the first tree."""
     first = trees[0]
+    if isinstance(first, Tensor):
+        return function(*trees)
     if isinstance(first, tuple):
         parts = [_mapped(function, *parts) for parts in zip(*trees, strict=True)]
         return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
     if isinstance(first, dict):
         return {key: _mapped(function, *(tree[key] for tree in trees)) for key in first}
-    return function(*trees)
+    return trees[-1]
 
 
 def take(tree: Any, rows: Tensor | slice) -> Any:
     """The given rows of every tensor."""
-    return _mapped(lambda leaf: leaf[rows] if isinstance(leaf, Tensor) else leaf, tree)
+    return _mapped(lambda leaf: leaf[rows], tree)
 
 
 def where(mask: Tensor, yes: Any, no: Any) -> Any:
@@ -38,20 +40,20 @@ def where(mask: Tensor, yes: Any, no: Any) -> Any:
                 [0.]]), tensor([1., 0.]))
     """
 
-    def chosen(a: Any, b: Any) -> Any:
-        return torch.where(mask.view(-1, *[1] * (a.dim() - 1)), a, b) if isinstance(a, Tensor) else a
+    def chosen(a: Tensor, b: Tensor) -> Tensor:
+        return torch.where(mask if a.dim() == 1 else mask.view(-1, *[1] * (a.dim() - 1)), a, b)
 
     return _mapped(chosen, yes, no)
 
 
 def put(tree: Any, rows: Tensor, new: Any) -> Any:
     """``tree`` with its ``rows`` (indices) replaced by all rows of ``new``."""
-    return _mapped(lambda old, part: old.index_put((rows,), part) if isinstance(old, Tensor) else old, tree, new)
+    return _mapped(lambda old, part: old.index_put((rows,), part), tree, new)
 
 
 def concatenate(trees: Sequence[Any]) -> Any:
     """The rows of several trees one after another."""
-    return _mapped(lambda *parts: torch.cat(parts) if isinstance(parts[0], Tensor) else parts[0], *trees)
+    return _mapped(lambda *parts: torch.cat(parts), *trees)
 
 
 def pack(tree: Any) -> Any:

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import torch
 
-from torchgpmc.likelihoods.conversion import as_likelihood
+from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.models.base import likelihood_values
 
 

@@ -241,7 +241,7 @@ def test_models_that_cannot_be_approximated_are_refused(method):
 
 
 def test_a_batch_too_large_for_memory_is_worked_out_in_parts(monkeypatch):
-    from torchgpmc.approximations import ApproximateMarginal, density
+    from torchgpmc.approximations import ApproximateMarginal
 
     model = gp("probit")
     several = model.with_targets((torch.rand(5, 6, generator=torch.Generator().manual_seed(0)) > 0.5).double())
@@ -249,7 +249,7 @@ def test_a_batch_too_large_for_memory_is_worked_out_in_parts(monkeypatch):
     for marginal in (ApproximateMarginal(model, tg.Laplace()), ApproximateMarginal(several, tg.Laplace())):
         whole = marginal.value_and_grad(theta)
         with monkeypatch.context() as patched:
-            patched.setattr(density, "_CHUNK_ELEMENTS", 2 * 6**2)
+            patched.setattr(marginal, "_CHUNK_ELEMENTS", 2 * 6**2)
             parts = marginal.value_and_grad(theta)
         torch.testing.assert_close(parts, whole)
 

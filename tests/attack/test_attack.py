@@ -4,18 +4,17 @@ import importlib
 
 import numpy as np
 import pytest
-import torch
 
 from tests.attack import verdict
 from tests.attack.problem import random_problem
 from tests.attack.record import write_piece
 from tests.calibration import SHARE, without_jacobian
+from torchgpmc.adapter.mean_function import MeanFunction
 from torchgpmc.evidence import ImportanceEstimator
 from torchgpmc.likelihoods import gaussian
-from torchgpmc.mean_function import MeanFunction
 from torchgpmc.methods import importance
 from torchgpmc.models.base import GPModel
-from torchgpmc.priors import RestrictedPrior
+from torchgpmc.parameters.priors import RestrictedPrior
 from torchgpmc.random import normal_like
 
 MODELS = 40
@@ -83,7 +82,13 @@ def shrunk_mean(monkeypatch):
 
 
 def no_jitter(monkeypatch):
-    monkeypatch.setattr(GPModel, "_jitter_matrix", lambda self, size: 0 * torch.eye(size, dtype=self.train_x.dtype))
+    honest = GPModel._bind
+
+    def without(self):
+        self.jitter = 0.0
+        return honest(self)
+
+    monkeypatch.setattr(GPModel, "_bind", without)
 
 
 def wrong_prior(monkeypatch):

@@ -12,10 +12,10 @@ import torchgpmc as tg
 from tests.calibration import worst_excess
 from tests.problems import LIKELIHOODS, inputs, kernel, targets
 from torchgpmc import quadrature
+from torchgpmc.adapter.conversion import as_likelihood, convert_likelihood
+from torchgpmc.adapter.functional import PureModule
 from torchgpmc.approximations import ApproximateMarginal
-from torchgpmc.functional import PureModule
 from torchgpmc.likelihoods import Factorised
-from torchgpmc.likelihoods.conversion import as_likelihood, convert_likelihood
 
 SCALAR = [name for name in LIKELIHOODS if name != "softmax"]
 MEAN = torch.tensor([[-2.0, -0.3, 0.0, 0.7, 1.5], [0.1, 3.0, -4.0, 0.2, 0.9]], dtype=torch.float64)

@@ -12,7 +12,7 @@ from gpytorch.constraints import GreaterThan
 import torchgpmc as tg
 from tests.problems import inputs, kernel
 from torchgpmc import quadrature
-from torchgpmc.likelihoods.conversion import as_likelihood, convert_likelihood
+from torchgpmc.adapter.conversion import as_likelihood, convert_likelihood
 from torchgpmc.prediction import Prediction
 
 MEANS = torch.tensor([-10.0, -3.0, -0.4, 0.0, 1.0, 5.0], dtype=torch.float64)
@@ -123,7 +123,7 @@ def test_narrow_likelihoods_that_were_wrong_by_nats(module, mean, variance, y, e
 def prediction_of(likelihood, mean, variance):
     """A prediction from one draw with these marginals of f, ``(K, T)``."""
     model = tg.GP(inputs(3), torch.tensor([0.0, 1.0, 1.0]), kernel(), likelihood)
-    return Prediction(model, mean[None], variance[None], {}, torch.zeros(1, dtype=torch.float64))
+    return Prediction(model, lambda _: (mean[None], variance[None]), mean.shape[-1], mean.shape[-1], {}, torch.zeros(1).double())
 
 
 def test_probs_and_log_prob_of_the_logit_are_one_number():
@@ -245,7 +245,9 @@ def test_a_likelihood_of_two_latents_with_forward_alone_gets_nodes_over_both(mad
 
     model = tg.GP(x, y, kernel(), made())
     marginals = torch.tensor([[[0.2], [-0.5]], [[0.4], [0.3]]], dtype=torch.float64)
-    prediction = Prediction(model, marginals[0][None], marginals[1][None], {}, torch.zeros(1, dtype=torch.float64))
+    whole = tuple(marginal[None] for marginal in marginals)
+    points = whole[0].shape[-1]
+    prediction = Prediction(model, lambda _: whole, points, points, {}, torch.zeros(1).double())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = prediction.log_prob(torch.tensor([0.7]).double())

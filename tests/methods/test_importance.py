@@ -1,5 +1,6 @@
 """AMIS, MAMIS and GPRegression: against grids over theta, against one another, and what they promise."""
 
+import functools
 import math
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 import torchgpmc as tg
 from tests.approximations.reference import gaussian_evidence
 from tests.problems import fixed_kernel, gp, gp_regression, inputs, kernel, sparse_gp, targets
-from torchgpmc.normal_scale import NormalScale
+from torchgpmc.parameters.normal_scale import NormalScale
 
 QUIET = {"seed": 1, "progress": False}
 
@@ -31,8 +32,10 @@ def regression():
 MODELS = {"probit": lambda: small("probit"), "poisson": lambda: small("poisson"), "regression": regression}
 
 
-def grid_truth(model):
-    """E theta, E theta^2, E f and the log evidence by a dense grid over theta."""
+@functools.cache
+def grid_truth(name):
+    """E theta, E theta^2 and the log evidence of one of ``MODELS`` by a dense grid over theta."""
+    model = MODELS[name]()
     a, b = torch.linspace(-5.5, 4.5, 61, dtype=torch.float64), torch.linspace(-7, 4.5, 65, dtype=torch.float64)
     grid = torch.cartesian_prod(a, b)
     approximation = tg.approximations.Conjugate() if isinstance(model, tg.GPRegression) else tg.EP()
@@ -72,7 +75,7 @@ METHODS = {
 @pytest.mark.parametrize("likelihood", MODELS)
 def test_expectations_and_evidence_equal_a_grid(likelihood):
     model = MODELS[likelihood]()
-    truth, evidence = grid_truth(model)
+    truth, evidence = grid_truth(likelihood)
     for name, method in METHODS.items():
         posterior = tg.sample(model, method, num_samples=6000, **QUIET)
         mean, error = weighted(posterior)
@@ -86,7 +89,7 @@ def test_expectations_and_evidence_equal_a_grid(likelihood):
 @pytest.mark.parametrize("error", ["no Jacobian", "halved evidence"])
 def test_a_wrong_weight_is_caught_by_the_grid(error, monkeypatch):
     model = small("probit")
-    truth, _ = grid_truth(model)
+    truth, _ = grid_truth("probit")
     theta, evaluate = NormalScale.theta, tg.evidence.ImportanceEstimator.evaluate
     if error == "no Jacobian":
         monkeypatch.setattr(NormalScale, "theta", lambda self, z: (theta(self, z)[0], z.new_zeros(len(z))))
@@ -195,7 +198,7 @@ def test_a_posterior_without_a_mode_begins_from_the_prior_and_says_so(monkeypatc
     monkeypatch.setattr("torchgpmc.runs.starts.find_modes", lambda *arguments: [])
     with pytest.warns(tg.SamplingWarning, match="begins from the prior"):
         posterior = tg.sample(small("probit"), tg.AMIS(), num_samples=3000, **QUIET)
-    truth, _ = grid_truth(small("probit"))
+    truth, _ = grid_truth("probit")
     mean, error = weighted(posterior)
     assert float(((mean - truth).abs() / error).max()) < 5
 

@@ -86,7 +86,7 @@ def test_an_approximation_that_fails_everywhere_is_an_error():
     ],
 )
 def test_draws_of_an_approximate_marginal_say_so(method):
-    posterior = quiet(gp("probit"), method)
+    posterior = quiet(gp("probit"), method, num_samples=5, warmup_steps=5)
     assert "not the exact posterior" in posterior.info["target"] and posterior.log_weights is None
 
 

@@ -76,7 +76,7 @@ def test_draws_follow_the_grid(name):
     options = {"num_samples": num_samples, "warmup_steps": warmup_steps, "num_chains": 64}
     posterior = tg.sample(model, method, seed=3, progress=False, **options)
     theta = posterior.theta
-    expected, _ = grid_truth(model)
+    expected, _ = grid_truth("regression")
     assert worst_excess(torch.cat([theta.mean(1), theta.square().mean(1)], -1), expected) < 1
 
 
@@ -91,13 +91,13 @@ def pseudo_marginal_excess(expected, num_samples):
 @pytest.mark.statistical
 @few_draws
 def test_pseudo_marginal_draws_follow_the_grid():
-    assert pseudo_marginal_excess(grid_truth(small("probit"))[0], 120) < 1
+    assert pseudo_marginal_excess(grid_truth("probit")[0], 120) < 1
 
 
 @pytest.mark.slow
 @few_draws
 def test_a_missing_jacobian_of_pseudo_marginal_draws_is_caught_by_the_grid(monkeypatch):
-    expected, _ = grid_truth(small("probit"))
+    expected, _ = grid_truth("probit")
     without_jacobian(monkeypatch)
     assert pseudo_marginal_excess(expected, 40) > 1
 
@@ -107,7 +107,7 @@ def test_a_missing_jacobian_of_pseudo_marginal_draws_is_caught_by_the_grid(monke
 def test_a_missing_jacobian_is_caught_by_the_grid(monkeypatch):
     """For Metropolis; pseudo-marginal kernels have the same plant in Geweke's test."""
     model = regression()
-    expected, _ = grid_truth(model)
+    expected, _ = grid_truth("regression")
     without_jacobian(monkeypatch)
     options = {"num_samples": 50, "warmup_steps": 100, "num_chains": 64}
     theta = tg.sample(model, METHODS["AdaptiveMH"][0], seed=3, progress=False, **options).theta

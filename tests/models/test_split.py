@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from tests.problems import gp, inputs, sparse_gp
-from torchgpmc import covariance, linalg
+from torchgpmc import linalg
+from torchgpmc.adapter import covariance
 
 MODELS = {"GP": gp, "SparseGP": sparse_gp}
 

@@ -9,7 +9,7 @@ import scipy.stats
 import torch
 
 import torchgpmc as tg
-import torchgpmc.orthant.importance as importance
+import torchgpmc.orthant.weighting as importance
 from tests.calibration import worst_excess, z_limit
 from tests.orthant.simple import (
     closed_form,

@@ -144,10 +144,10 @@ class Row(NamedTuple):
 
 SAMPLERS = {
     "nuts": Row("nuts", _nuts, (tg.NUTS(thinning=6), 150)),
-    "nuts, white under sites": Row("nuts", _white_under_sites, (tg.NUTS(thinning=4, whitening=tg.Laplace()), 150)),
+    "nuts, white under sites": Row("nuts", _white_under_sites, (tg.NUTS(thinning=4, whitening=tg.Laplace()), 75)),
     "hmc": Row("hmc", _hmc, (tg.HMC(num_steps=12, thinning=10), 150)),
-    "metropolis": Row("metropolis", _metropolis, (tg.AdaptiveMH(thinning=500), 2000)),
-    "slice": Row("slice_sampler", _slice, (tg.Slice(thinning=15), 100)),
+    "metropolis": Row("metropolis", _metropolis, (tg.AdaptiveMH(thinning=300), 1000)),
+    "slice": Row("slice_sampler", _slice, (tg.Slice(thinning=10), 50)),
     "elliptical slice": Row("elliptical_slice", _elliptical_slice),
     "sweep": Row("sweep", _sweep),
 }
@@ -177,7 +177,7 @@ class NoVolume(HalvedLogDensity):
 
     def _evaluate(self, position):
         theta, white = position.split([self.model.layout.size, self.model.latent_size], -1)
-        return 2 * super()._evaluate(position) - self._v_and_volume(self._prior(theta)[0], white)[1]
+        return 2 * super()._evaluate(position) - self._v_and_volume(self._at(theta)[0], white)[1]
 
 
 class NoLikelihood(HalvedLogDensity):
@@ -187,6 +187,6 @@ class NoLikelihood(HalvedLogDensity):
 
     def _evaluate(self, position):
         theta, white = position.split([self.model.layout.size, self.model.latent_size], -1)
-        prior, log_prior = self._prior(theta)
-        v, log_volume = self._v_and_volume(prior, white)
+        at, log_prior = self._at(theta)
+        v, log_volume = self._v_and_volume(at, white)
         return log_prior - 0.5 * v.square().sum(-1) + log_volume

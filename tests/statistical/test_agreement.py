@@ -30,7 +30,10 @@ ENGINES = {
     "orthant integrals, correlated": tg.PseudoMarginal(evidence=tg.evidence.Orthant(num_points=2), correlation=0.9),
     "orthant integrals, AMIS": tg.OrthantGPC(num_points=16),
 }
-DRAWS = {"slice": 250, "slice on [theta, v]": 300, "NUTS on Laplace's marginal, weighted": 300}
+# Short chains, many of them: a step of thirty-two costs little more than one of eight, and means use all their draws.
+CHAINS = {"num_chains": 32}
+DRAWS = {"slice": 64, "slice on [theta, v]": 75, "NUTS on Laplace's marginal, weighted": 75}
+WARMUP_STEPS = {"slice": 50, "slice on [theta, v]": 50}
 
 
 def model():
@@ -61,7 +64,7 @@ def mean_and_error(posterior):
 
 @pytest.fixture(scope="module")
 def reference():
-    return mean_and_error(tg.sample(model(), tg.NUTS(), num_samples=1500, warmup_steps=200, num_chains=8, seed=1, progress=False))
+    return mean_and_error(tg.sample(model(), tg.NUTS(), num_samples=375, warmup_steps=150, seed=1, progress=False, **CHAINS))
 
 
 def alarm(found, truth):
@@ -71,10 +74,10 @@ def alarm(found, truth):
 
 
 def run(name):
-    draws = DRAWS.get(name, 800)
     if name in ("AMIS", "orthant integrals, AMIS"):
         return tg.sample(model(), ENGINES[name], num_samples=6000, seed=2, progress=False)
-    return tg.sample(model(), ENGINES[name], num_samples=draws, warmup_steps=300, num_chains=8, seed=2, progress=False)
+    steps = {"num_samples": DRAWS.get(name, 200), "warmup_steps": WARMUP_STEPS.get(name, 150)}
+    return tg.sample(model(), ENGINES[name], seed=2, progress=False, **steps, **CHAINS)
 
 
 @pytest.mark.slow
@@ -86,8 +89,8 @@ def test_engines_agree_with_nuts(name, reference):
 
 
 SEVERAL = {
-    "pseudo-marginal": (tg.PseudoMarginal(), 500),
-    "NUTS on Laplace's marginal, weighted": (tg.NUTS(marginal=tg.Laplace(), importance_weights=16), 250),
+    "pseudo-marginal": (tg.PseudoMarginal(), 125),
+    "NUTS on Laplace's marginal, weighted": (tg.NUTS(marginal=tg.Laplace(), importance_weights=16), 64),
     "AMIS": (tg.AMIS(), 3000),
 }
 
@@ -100,7 +103,7 @@ def three_classes(method, draws, **options):
 
 @pytest.fixture(scope="module")
 def reference_of_several():
-    return three_classes(tg.NUTS(), 1000, warmup_steps=200, num_chains=8, seed=1)
+    return three_classes(tg.NUTS(), 250, warmup_steps=150, seed=1, **CHAINS)
 
 
 @pytest.mark.slow
@@ -109,28 +112,33 @@ def reference_of_several():
 @pytest.mark.parametrize("name", SEVERAL)
 def test_engines_agree_with_nuts_on_several_latents(name, reference_of_several):
     method, draws = SEVERAL[name]
-    options = {} if name == "AMIS" else {"warmup_steps": 300, "num_chains": 8}
+    options = {} if name == "AMIS" else {"warmup_steps": 150, **CHAINS}
     assert alarm(three_classes(method, draws, seed=2, **options), reference_of_several) < 1
 
 
 @pytest.mark.slow
 @pytest.mark.statistical
-def test_nuts_agrees_with_a_grid_over_theta(reference):
-    assert grid_alarm(reference, tempering=1.0) < 1
+def test_nuts_agrees_with_a_grid_over_theta(reference, grid):
+    assert grid_alarm(reference, *grid, tempering=1.0) < 1
 
 
 @pytest.mark.slow
-def test_a_grid_of_half_the_evidence_does_not_agree(reference):
-    assert grid_alarm(reference, tempering=0.5) > 1
+def test_a_grid_of_half_the_evidence_does_not_agree(reference, grid):
+    assert grid_alarm(reference, *grid, tempering=0.5) > 1
 
 
-def grid_alarm(reference, tempering):
-    """p(theta | y) on a grid, its evidence by importance sampling so long that its error does not show."""
+@pytest.fixture(scope="module")
+def grid():
+    """Theta on a grid with its log prior and log evidence, by importance sampling so long that its error does not show."""
     made = model()
     axes = torch.linspace(-5, 4.5, 58, dtype=torch.float64), torch.linspace(-7, 4.5, 62, dtype=torch.float64)
     grid = torch.cartesian_prod(*axes)
     estimate = tg.evidence.importance(made, tg.EP(), num_importance=4000).draw(grid, torch.Generator().manual_seed(0))
-    weights = torch.softmax(made.layout.log_prior(grid) + tempering * estimate.value, 0)
+    return grid, made.layout.log_prior(grid), estimate.value
+
+
+def grid_alarm(reference, grid, log_prior, log_evidence, tempering):
+    weights = torch.softmax(log_prior + tempering * log_evidence, 0)
     truth = torch.cat([weights @ grid, weights @ grid.square()])
     mean, error = reference[0][:4], reference[1][:4]
     assert float(weights.view(58, 62)[[0, -1]].sum() + weights.view(58, 62)[:, [0, -1]].sum()) < 1e-4

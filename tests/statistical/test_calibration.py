@@ -46,12 +46,14 @@ def calibration(model, method, *, warmup_steps, seed=5, chains=CHAINS):
 
 
 METHODS = {name: row.calibrated for name, row in SAMPLERS.items() if row.calibrated is not None}
+# Between two likelihoods the samplers differ in nothing; NUTS, the quickest to mix, tries both, the others the one that is skewed.
+CASES = [("nuts", "probit"), *((name, "poisson") for name in METHODS)]
+CASES += [pytest.param(name, "probit", marks=pytest.mark.long) for name in METHODS if name != "nuts"]
 
 
 @pytest.mark.slow
 @pytest.mark.statistical
-@pytest.mark.parametrize("likelihood", ["probit", "poisson"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "likelihood"), CASES)
 def test_posterior_ranks_are_uniform(method, likelihood):
     options, warmup_steps = METHODS[method]
     assert calibration(gp(likelihood, num_data=4), options, warmup_steps=warmup_steps) < 1
@@ -59,10 +61,10 @@ def test_posterior_ranks_are_uniform(method, likelihood):
 
 @pytest.mark.slow
 @pytest.mark.statistical
-@pytest.mark.parametrize("likelihood", ["probit", "poisson"])
+@pytest.mark.parametrize("likelihood", [pytest.param("probit", marks=pytest.mark.long), "poisson"])
 def test_elliptical_slice_ranks_are_uniform(likelihood):
     model = tg.GP(inputs(4), targets(likelihood, 4), fixed_kernel(), LIKELIHOODS[likelihood]())
-    assert calibration(model, tg.EllipticalSlice(thinning=60), warmup_steps=200) < 1
+    assert calibration(model, tg.EllipticalSlice(thinning=40), warmup_steps=100) < 1
 
 
 @pytest.mark.slow
@@ -75,4 +77,4 @@ def test_a_missing_jacobian_is_caught(monkeypatch):
 def test_a_halved_likelihood_is_caught(monkeypatch):
     original = tg.GP.log_likelihood
     monkeypatch.setattr(tg.GP, "log_likelihood", lambda self, *args: 0.5 * original(self, *args))
-    assert calibration(gp("probit", num_data=8), tg.NUTS(thinning=4), warmup_steps=100, chains=6000) > 1
+    assert calibration(gp("probit", num_data=8), tg.NUTS(thinning=4), warmup_steps=60, chains=6000) > 1

@@ -15,12 +15,12 @@ from torchgpmc.types import Sampler
 
 NOISE = 0.3
 METHODS = {
-    "NUTS": (tg.NUTS(), 300, 150),
-    "NUTS, white under sites": (tg.NUTS(whitening=tg.Laplace()), 300, 150),
-    "HMC": (tg.HMC(), 300, 150),
-    "AdaptiveMH": (tg.AdaptiveMH(thinning=20), 300, 1500),
-    "Slice": (tg.Slice(), 200, 60),
-    "EllipticalSlice": (tg.EllipticalSlice(thinning=5), 300, 200),
+    "NUTS": (tg.NUTS(), 75, 75),
+    "NUTS, white under sites": (tg.NUTS(whitening=tg.Laplace()), 75, 75),
+    "HMC": (tg.HMC(), 75, 75),
+    "AdaptiveMH": (tg.AdaptiveMH(thinning=20), 75, 800),
+    "Slice": (tg.Slice(), 50, 30),
+    "EllipticalSlice": (tg.EllipticalSlice(thinning=5), 75, 100),
 }
 
 
@@ -35,7 +35,7 @@ def data(count):
     return x, torch.sin(6 * x[:, 0]) + 0.4 * torch.randn(count, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
 
 
-def run(model, name, num_chains=64):
+def run(model, name, num_chains=256):
     method, num_samples, warmup_steps = METHODS[name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

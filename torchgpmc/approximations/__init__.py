@@ -2,10 +2,10 @@
 
 from torchgpmc.approximations.base import Approximation, GaussianApproximation, covariance_factor
 from torchgpmc.approximations.conjugate import Conjugate
-from torchgpmc.approximations.density import ApproximateMarginal
 from torchgpmc.approximations.ep import EP
 from torchgpmc.approximations.functions import expectation_propagation, laplace, negative_log_evidence, predict
 from torchgpmc.approximations.laplace_mode import Laplace
+from torchgpmc.approximations.marginal import ApproximateMarginal
 
 __all__ = [
     "EP",

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchgpmc.likelihoods.base import Derivatives, TiltedMoments
 from torchgpmc.linalg import cholesky, cholesky_in_place, solve_lower, times_blocks
 from torchgpmc.models.base import GPModel, LatentPrior, likelihood_values
-from torchgpmc.targets import Targets
+from torchgpmc.models.targets import Targets
 from torchgpmc.trees import take
 
 
@@ -90,7 +90,7 @@ def check_model(model: GPModel, method: str, approximation: Approximation | None
         )
 
 
-class Problem(NamedTuple):
+class LatentProblem(NamedTuple):
     """p(y | f) and N(f | mean, covariance) at C thetas, as the iterations see them: rows can be taken out when they are done."""
 
     model: GPModel
@@ -99,10 +99,10 @@ class Problem(NamedTuple):
     values: dict[str, Tensor]  # of the likelihood's parameters, (C, 1)
     targets: Targets
 
-    def select(self, rows: Tensor) -> Problem:
+    def select(self, rows: Tensor) -> LatentProblem:
         """The same for some of the thetas."""
         values = {name: value[rows] for name, value in self.values.items()}
-        return Problem(self.model, self.covariance[rows], self.mean[rows], values, self.targets.select(rows))
+        return LatentProblem(self.model, self.covariance[rows], self.mean[rows], values, self.targets.select(rows))
 
     def derivatives(self, centred: Tensor) -> Derivatives:
         """Of log p(y_n | f_n) at f = mean + ``centred`` ``(C, N)``."""
@@ -119,18 +119,18 @@ class Problem(NamedTuple):
         return found._replace(mean=found.mean - self.mean)
 
 
-def problem_of(model: GPModel, prior: LatentPrior, targets: Tensor | Targets | None) -> Problem:
+def problem_of(model: GPModel, prior: LatentPrior, targets: Tensor | Targets | None) -> LatentProblem:
     """The problem at the thetas of ``prior``, with its graph."""
-    return Problem(model, prior.covariance, prior.mean, likelihood_values(prior), model.as_targets(targets))
+    return LatentProblem(model, prior.covariance, prior.mean, likelihood_values(prior), model.as_targets(targets))
 
 
-def without_graph(problem: Problem) -> Problem:
+def without_graph(problem: LatentProblem) -> LatentProblem:
     """The same, constant to autograd."""
     values = {name: value.detach() for name, value in problem.values.items()}
     return problem._replace(covariance=problem.covariance.detach(), mean=problem.mean.detach(), values=values)
 
 
-def needs_gradient(problem: Problem) -> bool:
+def needs_gradient(problem: LatentProblem) -> bool:
     """Whether anything in the problem carries a graph."""
     parts = [problem.covariance, problem.mean, *problem.values.values()]
     return torch.is_grad_enabled() and any(part.requires_grad for part in parts)
@@ -178,7 +178,7 @@ def covariance_factor(prior: LatentPrior, approximation: GaussianApproximation) 
     return solve_lower(cholesky(inner).factor, prior.factor.mT).mT
 
 
-def with_gradient(value: Tensor, problem: Problem, covariance: Tensor, mean: Tensor, likelihood: Tensor) -> Tensor:
+def with_gradient(value: Tensor, problem: LatentProblem, covariance: Tensor, mean: Tensor, likelihood: Tensor) -> Tensor:
     """``value`` ``(C,)``, with given first derivatives attached.
 
     Args:

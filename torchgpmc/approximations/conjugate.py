@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchgpmc.approximations.base import (
     GaussianApproximation,
-    Problem,
+    LatentProblem,
     apply_r,
     dense_r,
     factor_of_b,
@@ -21,9 +21,8 @@ from torchgpmc.approximations.base import (
 from torchgpmc.linalg import times_vector
 from torchgpmc.models.base import GPModel, LatentPrior
 from torchgpmc.models.exact_evidence import evidence_and_grad_by_parts
-from torchgpmc.targets import Targets
-
-_LOG_2PI = 1.8378770664093453
+from torchgpmc.models.targets import Targets
+from torchgpmc.special import LOG_2PI
 
 
 @dataclass(frozen=True)
@@ -57,19 +56,19 @@ class Conjugate:
         return evidence_and_grad_by_parts(model, theta, targets)
 
 
-def _noise(problem: Problem) -> Tensor:
+def _noise(problem: LatentProblem) -> Tensor:
     """Noise variance ``(C, 1)``."""
     return problem.model.likelihood_function(problem.values, lambda likelihood: likelihood.noise)
 
 
-def _posterior(problem: Problem) -> GaussianApproximation:
+def _posterior(problem: LatentProblem) -> GaussianApproximation:
     precision = (1 / _noise(problem)).expand_as(problem.mean)
     root = precision.sqrt()
     factor, ok = factor_of_b(problem.covariance, root)
     residual = (problem.targets.values - problem.mean).expand_as(problem.mean)
     alpha = apply_r(factor, root, residual.unsqueeze(-1)).squeeze(-1)
     log_determinant = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) - precision.log().sum(-1)
-    log_evidence = -0.5 * ((residual * alpha).sum(-1) + log_determinant + problem.mean.shape[-1] * _LOG_2PI)
+    log_evidence = -0.5 * ((residual * alpha).sum(-1) + log_determinant + problem.mean.shape[-1] * LOG_2PI)
     centred = times_vector(problem.covariance, alpha)
     count = torch.ones_like(log_evidence, dtype=torch.long)
     return GaussianApproximation(problem.mean + centred, alpha, precision, factor, log_evidence, ok, count, alpha)

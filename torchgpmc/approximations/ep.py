@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchgpmc.approximations.base import (
     GaussianApproximation,
-    Problem,
+    LatentProblem,
     apply_r,
     dense_r,
     factor_of_b,
@@ -23,7 +23,7 @@ from torchgpmc.approximations.base import (
 )
 from torchgpmc.linalg import times_vector
 from torchgpmc.models.base import GPModel, LatentPrior
-from torchgpmc.targets import Targets
+from torchgpmc.models.targets import Targets
 
 # Sites of likelihoods that are not log-concave may want a negative precision; they get this one.
 _LEAST_PRECISION = 1e-10
@@ -109,7 +109,7 @@ class EP:
         likelihood = cavities.tilted_moments(point.cavity_mean, point.cavity_variance).log_normaliser.sum(-1)
         return found._replace(log_evidence=with_gradient(found.log_evidence, problem, covariance, found.alpha, likelihood))
 
-    def _run(self, problem: Problem, default: float, start: Tensor | None) -> tuple[GaussianApproximation, _FixedPoint]:
+    def _run(self, problem: LatentProblem, default: float, start: Tensor | None) -> tuple[GaussianApproximation, _FixedPoint]:
         tolerance = default if self.tolerance is None else self.tolerance
         zero = torch.zeros_like(problem.mean)
         precision, shift = _from_prior_marginals(problem, self.damping) if start is None else start.chunk(2, -1)
@@ -129,7 +129,7 @@ class EP:
         ), point
 
 
-def _from_prior_marginals(problem: Problem, damping: float) -> tuple[Tensor, Tensor]:
+def _from_prior_marginals(problem: LatentProblem, damping: float) -> tuple[Tensor, Tensor]:
     """The sites after one sweep from none at all, whose cavities are the prior's marginals: no factorisation."""
     variance = problem.covariance.diagonal(dim1=-2, dim2=-1)
     tilted = problem.tilted_moments(torch.zeros_like(variance), variance)
@@ -139,7 +139,7 @@ def _from_prior_marginals(problem: Problem, damping: float) -> tuple[Tensor, Ten
     return torch.where(sound, damping * precision, 0.0), torch.where(sound, damping * shift, 0.0)
 
 
-def _sweep(problem: Problem, sites: _Sites, tolerance: float) -> tuple[_Sites, _FixedPoint, Tensor, Tensor]:
+def _sweep(problem: LatentProblem, sites: _Sites, tolerance: float) -> tuple[_Sites, _FixedPoint, Tensor, Tensor]:
     """The approximation that the sites make, and their next values (Rasmussen & Williams 2006, section 3.6)."""
     root = sites.precision.sqrt()
     factor, ok = factor_of_b(problem.covariance, root)

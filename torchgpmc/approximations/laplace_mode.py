@@ -11,7 +11,7 @@ from torch import Tensor
 from torchgpmc.approximations import several_latents
 from torchgpmc.approximations.base import (
     GaussianApproximation,
-    Problem,
+    LatentProblem,
     dense_r,
     factor_of_b,
     iterate,
@@ -23,7 +23,7 @@ from torchgpmc.approximations.base import (
 )
 from torchgpmc.linalg import solve_lower, times_vector
 from torchgpmc.models.base import GPModel, LatentPrior
-from torchgpmc.targets import Targets
+from torchgpmc.models.targets import Targets
 
 _MAX_HALVINGS = 40
 _CHEAP_STEPS = 8
@@ -116,6 +116,8 @@ class Laplace:
         with torch.no_grad():
             # An error of the curvature is one of the evidence, where an error of the mode counts by its square.
             near, far = (1e-14, 1e-18) if self.tolerance is None else (self.tolerance, self.tolerance)
+            least = (8 * torch.finfo(prior.mean.dtype).eps) ** 2  # single precision settles no closer
+            near, far = max(near, least), max(far, least)
             found = self._find_mode(constant, prior, near, far, None)
         if not needs_gradient(problem):
             return found
@@ -124,20 +126,22 @@ class Laplace:
         return found._replace(log_evidence=_differentiable(problem, constant, found))
 
     def _find_mode(
-        self, problem: Problem, prior: LatentPrior, tolerance: float, far: float, start: Tensor | None
+        self, problem: LatentProblem, prior: LatentPrior, tolerance: float, far: float, start: Tensor | None
     ) -> GaussianApproximation:
         if problem.model.num_latents > 1:
             return several_latents.find_mode(problem, prior.factor, tolerance, far, self.max_iterations, start)
         return _find_mode(problem, tolerance, far, self.max_iterations, start)
 
 
-def _evaluate(problem: Problem, alpha: Tensor, centred: Tensor) -> _Point:
+def _evaluate(problem: LatentProblem, alpha: Tensor, centred: Tensor) -> _Point:
     slopes = problem.derivatives(centred)
     objective = slopes.value.sum(-1) - 0.5 * (alpha * centred).sum(-1)
     return _Point(alpha, centred, objective, slopes.first, (-slopes.second).clamp_min(_LEAST_PRECISION), centred)
 
 
-def _find_mode(problem: Problem, tolerance: float, far: float, max_iterations: int, start: Tensor | None) -> GaussianApproximation:
+def _find_mode(
+    problem: LatentProblem, tolerance: float, far: float, max_iterations: int, start: Tensor | None
+) -> GaussianApproximation:
     """The mode, and the curvature at a point no further from it than ``far``."""
     point = _begin(problem, start)
     size = problem.mean.shape[-1]
@@ -145,7 +149,7 @@ def _find_mode(problem: Problem, tolerance: float, far: float, max_iterations: i
     if start is None and size >= _WORTH_SINGLE and point.alpha.dtype == torch.float64:
         point, rough = _approach(problem, point, max(tolerance, _NEARLY * far) * size, max_iterations)
 
-    def step(problem: Problem, point: _Point) -> tuple[_Point, _Mode, Tensor, Tensor]:
+    def step(problem: LatentProblem, point: _Point) -> tuple[_Point, _Mode, Tensor, Tensor]:
         factor, ok = factor_of_b(problem.covariance, point.precision.sqrt())
         new, settled = _steps(problem, point, factor, tolerance * size)
         close = (new.centred - point.curved_at).square().sum(-1) < far * size
@@ -159,7 +163,7 @@ def _find_mode(problem: Problem, tolerance: float, far: float, max_iterations: i
     return GaussianApproximation(mean, mode.alpha, mode.precision, mode.factor, log_evidence, converged, counts + rough, begin)
 
 
-def _begin(problem: Problem, start: Tensor | None) -> _Point:
+def _begin(problem: LatentProblem, start: Tensor | None) -> _Point:
     """f = mean, or a start's f, which is much nearer to the mode than K times the start's alpha, the two being of another K.
 
     From f = mean the first step has the curvature where each datum alone would take f, if less: so it mostly is at the mode.
@@ -183,7 +187,7 @@ def _begin(problem: Problem, start: Tensor | None) -> _Point:
     return near._replace(centred=centred, slope=slope, objective=near.objective - alpha.shape[-1])
 
 
-def _approach(problem: Problem, begin: _Point, enough: float, max_iterations: int) -> tuple[_Point, Tensor]:
+def _approach(problem: LatentProblem, begin: _Point, enough: float, max_iterations: int) -> tuple[_Point, Tensor]:
     """Towards the mode with factors in single precision, which cost half, and the factorisations that each theta took.
 
     Gradients stay in double precision, so that the steps end at the same mode; where a factorisation fails, they end early. Where
@@ -191,7 +195,7 @@ def _approach(problem: Problem, begin: _Point, enough: float, max_iterations: in
     """
     loose = enough >= _LOOSE * problem.mean.shape[-1]
 
-    def step(problem: Problem, point: _Point) -> tuple[_Point, _Point, Tensor, Tensor]:
+    def step(problem: LatentProblem, point: _Point) -> tuple[_Point, _Point, Tensor, Tensor]:
         factor, ok = factor_of_b(problem.covariance, point.precision.sqrt().float())
         firm = point.precision.amin(-1, keepdim=True) > _FIRM if loose else None
         new, settled = _steps(problem, point, factor, enough, firm)
@@ -203,7 +207,7 @@ def _approach(problem: Problem, begin: _Point, enough: float, max_iterations: in
     return _evaluate(problem, point.alpha, times_vector(problem.covariance, point.alpha)) if loose else point, counts
 
 
-def _times_covariance(problem: Problem, precision: Tensor, move: Tensor, rest: Tensor, firm: Tensor | None) -> Tensor:
+def _times_covariance(problem: LatentProblem, precision: Tensor, move: Tensor, rest: Tensor, firm: Tensor | None) -> Tensor:
     """K move, which is (rest - move) / W as (I + W K) move = rest; so it is worked out for thetas that are ``firm`` ``(C, 1)``."""
     if firm is None:
         return times_vector(problem.covariance, move)
@@ -211,7 +215,9 @@ def _times_covariance(problem: Problem, precision: Tensor, move: Tensor, rest: T
     return short if bool(firm.all()) else torch.where(firm, short, times_vector(problem.covariance, move))
 
 
-def _steps(problem: Problem, begin: _Point, factor: Tensor, enough: float, firm: Tensor | None = None) -> tuple[_Point, Tensor]:
+def _steps(
+    problem: LatentProblem, begin: _Point, factor: Tensor, enough: float, firm: Tensor | None = None
+) -> tuple[_Point, Tensor]:
     """A Newton step from ``begin``, then a few with the same factor, and whether each theta came to rest ``(C,)``.
 
     Steps with an old factor cost N^2 operations in place of N^3 and still converge, the order of the whole rising by one with each
@@ -265,7 +271,7 @@ def _choose(mask: Tensor, first: _Point, second: _Point) -> _Point:
     return _Point(*(torch.where(column if a.dim() == 2 else mask, a, b) for a, b in zip(first, second, strict=True)))
 
 
-def _shorten(problem: Problem, point: _Point, new: _Point, worse: Tensor, least: Tensor) -> _Point:
+def _shorten(problem: LatentProblem, point: _Point, new: _Point, worse: Tensor, least: Tensor) -> _Point:
     full_alpha, full_centred = new.alpha - point.alpha, new.centred - point.centred
     length = torch.ones_like(point.objective)
     for _ in range(_MAX_HALVINGS):
@@ -286,7 +292,7 @@ def _respond(covariance: Tensor, second: Tensor, r: Tensor, pull: Tensor) -> Ten
     return pull - times_vector(r, times_vector(covariance, pull))
 
 
-def _differentiable(problem: Problem, constant: Problem, found: GaussianApproximation) -> Tensor:
+def _differentiable(problem: LatentProblem, constant: LatentProblem, found: GaussianApproximation) -> Tensor:
     """Attaches the gradient of the log evidence (Rasmussen & Williams 2006, section 5.5.1)."""
     with torch.no_grad():
         root = found.precision.sqrt()

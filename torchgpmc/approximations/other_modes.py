@@ -8,14 +8,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.approximations.base import GaussianApproximation, Problem
+from torchgpmc.approximations.base import GaussianApproximation, LatentProblem
 
 # A datum alone is looked for within so many standard deviations of its prior mean, on nested grids.
 _REACH, _GRIDS, _POINTS = 6.0, 3, 33
 
 
 def other_modes(
-    problem: Problem, found: GaussianApproximation, find: Callable[[Tensor], GaussianApproximation]
+    problem: LatentProblem, found: GaussianApproximation, find: Callable[[Tensor], GaussianApproximation]
 ) -> list[GaussianApproximation]:
     r"""Three more modes (those that there are not come out as others again): past one datum, past another, and past both.
 
@@ -47,7 +47,7 @@ class _Target(NamedTuple):
     value: Tensor
 
 
-def _targets(problem: Problem, found: GaussianApproximation) -> tuple[_Target, _Target]:
+def _targets(problem: LatentProblem, found: GaussianApproximation) -> tuple[_Target, _Target]:
     variance = problem.covariance.diagonal(dim1=-2, dim2=-1)
     deviation = variance.sqrt()
     value = torch.cat([_alone(problem, deviation, 1.0), _alone(problem, deviation, -1.0)], -1)  # (C, 2 N)
@@ -61,7 +61,7 @@ def _targets(problem: Problem, found: GaussianApproximation) -> tuple[_Target, _
     return _Target(first % size, value.gather(-1, first)), _Target(second % size, value.gather(-1, second))
 
 
-def _through(problem: Problem, found: GaussianApproximation, target: _Target) -> Tensor:
+def _through(problem: LatentProblem, found: GaussianApproximation, target: _Target) -> Tensor:
     centred = found.mean - problem.mean
     column = _column(problem.covariance, target.datum)
     shift = (target.value - centred.gather(-1, target.datum)) / column.gather(-1, target.datum)
@@ -72,7 +72,7 @@ def _column(covariance: Tensor, datum: Tensor) -> Tensor:
     return covariance.gather(-2, datum.unsqueeze(-1).expand(-1, -1, covariance.shape[-1])).squeeze(-2)
 
 
-def _alone(problem: Problem, deviation: Tensor, sign: float) -> Tensor:
+def _alone(problem: LatentProblem, deviation: Tensor, sign: float) -> Tensor:
     """Where p(y_n | f_n) N(f_n | m_n, K_nn) is largest on one side of m_n ``(C, N)``, centred: on a grid, and finer ones in it.
 
     Newton's steps overshoot where the likelihood is narrow and its tails flat.

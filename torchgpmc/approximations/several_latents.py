@@ -11,7 +11,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.approximations.base import GaussianApproximation, Problem, iterate, needs_gradient, with_gradient, without_graph
+from torchgpmc.approximations.base import (
+    GaussianApproximation,
+    LatentProblem,
+    iterate,
+    needs_gradient,
+    with_gradient,
+    without_graph,
+)
 from torchgpmc.likelihoods.base import Curvature
 from torchgpmc.linalg import cholesky, solve_lower, times_blocks
 
@@ -22,7 +29,7 @@ _ROUNDING = 1e-10
 class _Whitened(NamedTuple):
     """A problem, and L."""
 
-    problem: Problem
+    problem: LatentProblem
     factor: Tensor  # (C, N, N)
 
     @property
@@ -55,7 +62,7 @@ class _Mode(NamedTuple):
 
 
 def find_mode(
-    problem: Problem, factor: Tensor, tolerance: float, far: float, max_iterations: int, start: Tensor | None
+    problem: LatentProblem, factor: Tensor, tolerance: float, far: float, max_iterations: int, start: Tensor | None
 ) -> GaussianApproximation:
     """The mode of p(f | y, theta), and the curvature at a point no further from it than ``far``.
 
@@ -98,7 +105,7 @@ def find_mode(
     return GaussianApproximation(mean, alpha, mode.precision, mode.factor, log_evidence, converged, counts, begin_again)
 
 
-def curvature(problem: Problem, f: Tensor) -> Curvature:
+def curvature(problem: LatentProblem, f: Tensor) -> Curvature:
     """Of log p(y_n | f_n) at stacked f ``(C, V)``: a latent after the other, and not one by datum, as likelihoods have it."""
     by_datum = torch.nan_to_num(f).view(len(f), problem.model.num_latents, -1).mT
     return problem.model.likelihood_function(
@@ -159,7 +166,7 @@ def _ascend(whitened: _Whitened, point: _Point, move: Tensor) -> _Point:
     return new
 
 
-def differentiable(problem: Problem, factor: Tensor, found: GaussianApproximation) -> Tensor:
+def differentiable(problem: LatentProblem, factor: Tensor, found: GaussianApproximation) -> Tensor:
     """The log evidence with its gradient, implicit differentiation of the mode (Rasmussen & Williams 2006, section 5.5.1).
 
     As with one latent, Sigma = L H^-1 L' and R = W - W Sigma W in the places of their diagonals and factors.
@@ -195,7 +202,7 @@ def differentiable(problem: Problem, factor: Tensor, found: GaussianApproximatio
     return with_gradient(found.log_evidence, problem, covariance, mean, terms.sum(-1))
 
 
-def _pull(problem: Problem, f: Tensor, marginal: Tensor) -> Tensor:
+def _pull(problem: LatentProblem, f: Tensor, marginal: Tensor) -> Tensor:
     """Gradient in f ``(C, V)`` of half the trace of Sigma times the Hessian: what log det H does to the mode."""
     with torch.enable_grad():
         f = f.detach().requires_grad_(True)

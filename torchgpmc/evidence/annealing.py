@@ -9,17 +9,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.approximations import Approximation
 from torchgpmc.approximations.base import covariance_factor, problem_of, without_graph
-from torchgpmc.diagnostics import pareto_khat
+from torchgpmc.checks import check_count
 from torchgpmc.evidence.estimators import importance
 from torchgpmc.evidence.gaussian_draws import log_likelihoods, or_prior, prior_unless, quadratic, stacked_mean
-from torchgpmc.likelihoods.conversion import as_likelihood
 from torchgpmc.models.base import GPModel
+from torchgpmc.models.targets import Targets
 from torchgpmc.random import normal_like
 from torchgpmc.samplers.elliptical_slice import EllipticalSliceState, elliptical_slice
-from torchgpmc.targets import Targets
 from torchgpmc.types import LogEstimate
+from torchgpmc.weights import pareto_khat
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +133,6 @@ def annealed(
         torch.Size([3])
     """
     for name, count in (("num_temperatures", num_temperatures), ("num_steps", num_steps)):
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise ValueError(f"{name} is {count!r}. Expected a whole number of at least 1.")
+        check_count(name, count)
     plain = importance(model, approximation, num_importance=num_importance, antithetic=False, targets=targets)
     return AnnealedEstimator(model, plain.approximation, num_importance, num_temperatures, num_steps, plain.targets)

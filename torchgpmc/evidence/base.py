@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.models.base import GPModel
-from torchgpmc.targets import Targets
+from torchgpmc.models.targets import Targets
 
 
 class LatentEstimate(NamedTuple):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.approximations import Approximation, Laplace
 from torchgpmc.approximations.base import check_model
+from torchgpmc.checks import check_count
 from torchgpmc.evidence.importance_sampling import ImportanceEstimator
 from torchgpmc.evidence.mixtures import MixtureEstimator
-from torchgpmc.likelihoods.conversion import as_likelihood
 from torchgpmc.models.base import GPModel
-from torchgpmc.targets import Targets
+from torchgpmc.models.targets import Targets
 
 
 def importance(
@@ -47,8 +48,7 @@ def importance(
         >>> estimator(torch.zeros(3, 1, dtype=torch.float64), torch.Generator().manual_seed(0)).value.shape
         torch.Size([3])
     """
-    if not isinstance(num_importance, int) or isinstance(num_importance, bool) or num_importance < 1:
-        raise ValueError(f"num_importance is {num_importance!r}. Expected a whole number of at least 1.")
+    check_count("num_importance", num_importance)
     pairs = num_importance % 2 == 0 if antithetic is None else antithetic
     if pairs and num_importance % 2:
         raise ValueError(f"num_importance is {num_importance} with antithetic=True. Expected an even number: draws come in pairs.")

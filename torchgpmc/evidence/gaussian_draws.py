@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from torchgpmc.approximations import GaussianApproximation
-from torchgpmc.approximations.base import Problem
+from torchgpmc.approximations.base import LatentProblem
 from torchgpmc.linalg import times_blocks
 from torchgpmc.models.base import GPModel, LatentPrior
-from torchgpmc.targets import Targets
+from torchgpmc.models.targets import Targets
 
 
-def draws_around(prior: LatentPrior, problem: Problem, found: GaussianApproximation, directions: Tensor) -> GaussianDraws:
+def draws_around(prior: LatentPrior, problem: LatentProblem, found: GaussianApproximation, directions: Tensor) -> GaussianDraws:
     """Draws made from standard normals ``(C, 2, draws, N)``, or ``(C, 1, draws, V)`` for several latents."""
     kind = OneLatent if problem.model.num_latents == 1 else SeveralLatents
     return kind(prior, problem, found, directions)
@@ -27,7 +27,7 @@ class GaussianDraws:
     delta: Tensor
     log_constant: Tensor
 
-    def __init__(self, prior: LatentPrior, problem: Problem, found: GaussianApproximation):
+    def __init__(self, prior: LatentPrior, problem: LatentProblem, found: GaussianApproximation):
         self.prior, self.problem, self.found = prior, problem, found
 
     def weigh(self, antithetic: bool) -> tuple[Tensor, Tensor]:
@@ -73,7 +73,7 @@ class GaussianDraws:
 class OneLatent(GaussianDraws):
     """By Matheron's rule, from two standard normals a datum."""
 
-    def __init__(self, prior: LatentPrior, problem: Problem, found: GaussianApproximation, directions: Tensor):
+    def __init__(self, prior: LatentPrior, problem: LatentProblem, found: GaussianApproximation, directions: Tensor):
         super().__init__(prior, problem, found)
         root = found.precision.sqrt().unsqueeze(1)
         # (C, directions, N) is, transposed, the column-major layout that triangular solves take without a copy.
@@ -93,7 +93,7 @@ class OneLatent(GaussianDraws):
 class SeveralLatents(GaussianDraws):
     """By the factor of H = I + L' W L, the approximation's precision in whitened coordinates."""
 
-    def __init__(self, prior: LatentPrior, problem: Problem, found: GaussianApproximation, directions: Tensor):
+    def __init__(self, prior: LatentPrior, problem: LatentProblem, found: GaussianApproximation, directions: Tensor):
         super().__init__(prior, problem, found)
         self.white = torch.linalg.solve_triangular(found.factor.mT, directions.squeeze(1).mT, upper=True).mT
         self.delta = times_blocks(self.white, prior.factor.mT)

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from torchgpmc.approximations import Approximation, GaussianApproximation
-from torchgpmc.approximations.base import Problem, problem_of, without_graph
-from torchgpmc.diagnostics import pareto_khat
+from torchgpmc.approximations.base import LatentProblem, problem_of, without_graph
 from torchgpmc.evidence.gaussian_draws import GaussianDraws, draws_around, log_likelihoods, or_prior, quadratic, stacked_mean
 from torchgpmc.linalg import apply_factor, times_blocks
 from torchgpmc.models.base import GPModel, LatentPrior, likelihood_values
+from torchgpmc.models.targets import Targets
 from torchgpmc.random import normal_like
 from torchgpmc.samplers.elliptical_slice import EllipticalSliceState, elliptical_slice
-from torchgpmc.targets import Targets
 from torchgpmc.threads import even_slices, side_by_side
 from torchgpmc.types import LogEstimate
+from torchgpmc.weights import pareto_khat
 
 # Elements of the matrices handled at once: a chunk's few matrices should stay in a core's cache on CPU.
 _CHUNK_ELEMENTS = {"cpu": 1_300_000, "cuda": 200_000_000}
@@ -168,7 +168,7 @@ class ImportanceEstimator:
         problem, found = self._approximate(prior, start)
         return draws_around(prior, problem, found, self._directions(auxiliary))
 
-    def _approximate(self, prior: LatentPrior, start: Tensor | None) -> tuple[Problem, GaussianApproximation]:
+    def _approximate(self, prior: LatentPrior, start: Tensor | None) -> tuple[LatentProblem, GaussianApproximation]:
         problem = without_graph(problem_of(self.model, prior, self.targets))
         found = self.approximation.importance_density(self.model, prior, self.targets, start)
         return problem, or_prior(self.model, found, prior)
@@ -235,7 +235,7 @@ class ImportanceEstimator:
         return moved._replace(value=value)
 
     def _weights_of_kept(
-        self, prior: LatentPrior, problem: Problem, kept: ImportanceEstimate, generator: torch.Generator
+        self, prior: LatentPrior, problem: LatentProblem, kept: ImportanceEstimate, generator: torch.Generator
     ) -> list[Tensor]:
         """Log weights ``(C,)`` of the kept draw and, if there is one, of its twin."""
         middle = times_blocks(kept.alpha, prior.covariance)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.approximations import GaussianApproximation, Laplace
-from torchgpmc.approximations.base import Problem
+from torchgpmc.approximations.base import LatentProblem
 from torchgpmc.approximations.other_modes import other_modes
 from torchgpmc.evidence.gaussian_draws import (
     GaussianDraws,
@@ -54,7 +54,9 @@ class MixtureEstimator(ImportanceEstimator):
         parts = [draws_around(prior, problem, component, self._directions(rest)) for component in densities]
         return MixtureDraws(parts, share, torch.special.ndtr(choice), work)
 
-    def components(self, prior: LatentPrior, start: Tensor | None) -> tuple[Problem, list[GaussianApproximation], Tensor, Tensor]:
+    def components(
+        self, prior: LatentPrior, start: Tensor | None
+    ) -> tuple[LatentProblem, list[GaussianApproximation], Tensor, Tensor]:
         """The problem, the J densities, their shares ``(C, J)``, and the factorisations that they took ``(C,)``."""
         problem, own = self._approximate(prior, start)
 
@@ -68,7 +70,7 @@ class MixtureEstimator(ImportanceEstimator):
         return problem, [*modes, *wide, itself], _shares(prior, modes), work
 
     def _weights_of_kept(
-        self, prior: LatentPrior, problem: Problem, kept: ImportanceEstimate, generator: torch.Generator
+        self, prior: LatentPrior, problem: LatentProblem, kept: ImportanceEstimate, generator: torch.Generator
     ) -> list[Tensor]:
         """As for one component; a twin is the mirror image in the component the draw came from, which is drawn given the draw."""
         middle = stacked_mean(self.model, prior).unsqueeze(1) + times_blocks(kept.alpha, prior.covariance)

@@ -17,18 +17,19 @@ import torch
 from torch import Tensor
 
 from torchgpmc.approximations.base import check_model
+from torchgpmc.checks import check_count
 from torchgpmc.evidence.base import LatentEstimate
 from torchgpmc.likelihoods import Bernoulli
 from torchgpmc.linalg import cholesky
 from torchgpmc.models.base import GPModel, LatentPrior
+from torchgpmc.models.targets import Targets
 from torchgpmc.models.validation import check_inputs
 from torchgpmc.orthant import SeparationOfVariables, Sequential
-from torchgpmc.orthant.importance import NARROWING, weighted_draws
 from torchgpmc.orthant.problem import Problem
 from torchgpmc.orthant.truncated import truncated_draws
+from torchgpmc.orthant.weighting import NARROWING, weighted_draws
 from torchgpmc.random import make_generator, normal_like
 from torchgpmc.special import ndtr
-from torchgpmc.targets import Targets
 from torchgpmc.threads import even_slices, side_by_side
 
 # Numbers in the largest array of a chunk of thetas.
@@ -97,8 +98,7 @@ class Orthant:
     def estimator(self, model: GPModel, targets: Targets | None = None) -> OrthantEstimator:
         """See :class:`torchgpmc.evidence.Evidence`."""
         check_probit(model, "Orthant")
-        if not isinstance(self.num_points, int) or self.num_points < 2:
-            raise ValueError(f"num_points is {self.num_points!r}. Expected a whole number of at least 2, for instance 256.")
+        check_count("num_points", self.num_points, 2, ", for instance 256")
         return OrthantEstimator(model, _net(self.num_points, model.latent_size, model.train_x), model.as_targets(targets))
 
     def evidence(self, model: GPModel, prior: LatentPrior, targets: Targets | None = None) -> OrthantEvidence:
@@ -304,8 +304,7 @@ def classify(
         tensor([0.2000, 0.8000], dtype=torch.float64)
     """
     check_probit(model, "classify")
-    if not isinstance(num_points, int) or num_points < 2:
-        raise ValueError(f"num_points is {num_points!r}. Expected a whole number of at least 2, for instance 2048.")
+    check_count("num_points", num_points, 2, ", for instance 2048")
     generator = make_generator(0, theta.device) if generator is None else generator
     with torch.no_grad():
         prior = model.prior(theta)

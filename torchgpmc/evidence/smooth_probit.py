@@ -24,9 +24,9 @@ from torchgpmc.evidence.importance_sampling import ImportanceEstimator
 from torchgpmc.evidence.orthants import check_probit
 from torchgpmc.linalg import cholesky, solve_lower, times_blocks, times_vector
 from torchgpmc.models.base import GPModel, LatentPrior
+from torchgpmc.models.targets import Targets
 from torchgpmc.random import normal_like
 from torchgpmc.special import interval_quantile, ndtr
-from torchgpmc.targets import Targets
 from torchgpmc.threads import side_by_side
 
 _LEAST = 1e-2  # a variance beside the probit's own of 1

@@ -10,7 +10,7 @@ from torchgpmc.importance.adaptive import (
     own_log_weights,
     start,
 )
-from torchgpmc.importance.modes import Mode, find_modes
+from torchgpmc.importance.mode_search import Mode, find_modes
 from torchgpmc.importance.proposal import Proposal, draw_from, from_modes, log_density_of, with_defence
 
 __all__ = [

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from torchgpmc import quadrature
-from torchgpmc.functional import at_rows
+from torchgpmc.likelihoods.rows import log_prob_by_rows
 from torchgpmc.random import draw
 
 TILTED_NODES = 40
@@ -212,33 +212,6 @@ class Factorised(LogLikelihood):
     def log_marginal(self, observations: Tensor, function_dist: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Elementwise log expectations under the marginals of ``function_dist``: gpytorch's name, for its variational models."""
         return self.predictive_log_prob(function_dist.mean, function_dist.variance, self.validate_targets(observations))
-
-
-def log_prob_by_rows(module: Any, f: Tensor, targets: Tensor, num_latents: int) -> Tensor:
-    """``module.forward(f).log_prob(targets)``, NaN in those rows of f, each a setting, for which it raises a ``ValueError``.
-
-    torch's distributions check their parameters all at once: a scale that underflows at one setting would end all chains.
-    """
-    try:
-        log_prob: Tensor = module.forward(f).log_prob(targets)
-        return log_prob
-    except ValueError:
-        row_dim = -2 if num_latents == 1 else -3
-        if f.dim() < -row_dim:
-            raise
-        count = f.shape[row_dim]
-        if count == 1:
-            shape = torch.broadcast_shapes(f.shape if num_latents == 1 else f.shape[:-1], targets.shape)
-            return f.new_full(shape, torch.nan)
-        halves = []
-        for rows in (slice(0, count // 2), slice(count // 2, count)):
-            size = rows.stop - rows.start
-            some = f.narrow(row_dim, rows.start, size)
-            y = targets.narrow(-2, rows.start, size) if targets.dim() > 1 and targets.shape[-2] == count else targets
-            halves.append(
-                at_rows(module, rows, count, lambda part, f=some, y=y: log_prob_by_rows(part, f, y, num_latents))  # type: ignore[misc]
-            )
-        return torch.cat(halves, -2)
 
 
 def _slope(value: Tensor, f: Tensor) -> Tensor:

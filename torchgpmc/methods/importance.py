@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,8 +12,7 @@ from torch import Tensor
 
 from torchgpmc.approximations import ApproximateMarginal, Approximation, Laplace
 from torchgpmc.approximations.base import check_approximation, check_model
-from torchgpmc.diagnostics import SamplingWarning, kish_effective_size, smoothed_log_weights
-from torchgpmc.draws import Draw, Draws
+from torchgpmc.checks import check_count, check_positive, warn
 from torchgpmc.evidence import Evidence, LatentEstimator
 from torchgpmc.importance import (
     Adaptation,
@@ -32,11 +30,14 @@ from torchgpmc.importance import (
 )
 from torchgpmc.linalg import solve_lower
 from torchgpmc.models.base import GPModel
-from torchgpmc.normal_scale import NormalScale, linear_scale, normal_scale
-from torchgpmc.prior_mass import log_prior_mass
-from torchgpmc.runs.base import Settings, check_count, check_positive, refuse_chain_options
+from torchgpmc.parameters.normal_scale import NormalScale, linear_scale, normal_scale
+from torchgpmc.parameters.prior_mass import log_prior_mass
+from torchgpmc.runs.base import Settings, refuse_chain_options
+from torchgpmc.runs.chain_targets import check_has_hyperparameters, estimator_for, suited_approximation
 from torchgpmc.runs.starts import posterior_modes
-from torchgpmc.runs.targets import check_has_hyperparameters, estimator_for, log_standard_normal, suited_approximation
+from torchgpmc.special import log_standard_normal
+from torchgpmc.storage.draws import Draw, Draws
+from torchgpmc.weights import kish_effective_size, smoothed_log_weights
 
 _MAX_ANCHORS = 128
 _NO_EVIDENCE = (
@@ -156,7 +157,7 @@ class ImportanceRun(NamedTuple):
             weights = smoothed_log_weights(weights)
         mass = log_prior_mass(self.model.layout)
         if math.isnan(mass.value):
-            warnings.warn(_NO_EVIDENCE, SamplingWarning, stacklevel=2)
+            warn(_NO_EVIDENCE)
         known = {"log_evidence": float(value) - mass.value, "log_evidence_error": math.hypot(float(error), mass.error)}
         # Ctrl-C may have come between a batch's being kept and its being weighed.
         weighed = len(weights)

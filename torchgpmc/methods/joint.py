@@ -9,13 +9,14 @@ from typing import Any
 
 from torchgpmc.approximations import Approximation, Conjugate
 from torchgpmc.approximations.base import check_approximation
+from torchgpmc.checks import check_count, check_positive
 from torchgpmc.models.base import GPModel
-from torchgpmc.models.joint import joint_log_density
-from torchgpmc.runs.base import Settings, chain_settings, check_count, check_mass_matrix, check_positive, in_chunks
+from torchgpmc.models.joint_density import joint_log_density
+from torchgpmc.runs.base import Settings, chain_settings, check_mass_matrix, in_chunks
 from torchgpmc.runs.blocks import JointWithPrior
 from torchgpmc.runs.chain import ChainRun
+from torchgpmc.runs.chain_targets import ChainTarget, joint_target, marginal_target
 from torchgpmc.runs.sites import posterior_sites
-from torchgpmc.runs.targets import Target, joint_target, marginal_target
 from torchgpmc.samplers.adaptation import Tuning, WindowedAdaptation
 from torchgpmc.samplers.hmc import hmc
 from torchgpmc.samplers.metropolis import metropolis
@@ -28,7 +29,7 @@ from torchgpmc.types import LogDensity, Sampler
 
 def _run(
     method: Any,
-    target: Target,
+    target: ChainTarget,
     settings: Settings,
     kernel: Callable[[Any], Sampler],
     *,
@@ -42,7 +43,7 @@ def _run(
     return ChainRun(target, kernel, warm_up, warmup, settings.num_samples, method.thinning)
 
 
-def _target(method: Any, model: GPModel, settings: Settings, whitening: Approximation | None = None) -> Target:
+def _target(method: Any, model: GPModel, settings: Settings, whitening: Approximation | None = None) -> ChainTarget:
     check_count("thinning", method.thinning)
     check_mass_matrix(method.mass_matrix)
     for option, approximation in (("marginal", method.marginal), ("whitening", whitening)):

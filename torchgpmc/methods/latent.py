@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torchgpmc.checks import check_count
 from torchgpmc.models.base import GPModel
-from torchgpmc.runs.base import Settings, chain_settings, check_count
+from torchgpmc.runs.base import Settings, chain_settings
 from torchgpmc.runs.chain import ChainRun
-from torchgpmc.runs.targets import latent_target
+from torchgpmc.runs.chain_targets import latent_target
 from torchgpmc.samplers.adaptation import BurnIn
 from torchgpmc.samplers.elliptical_slice import elliptical_slice
 

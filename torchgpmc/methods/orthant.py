@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchgpmc.diagnostics import SamplingWarning
-from torchgpmc.draws import Draw, Draws
+from torchgpmc.checks import check_count, warn
 from torchgpmc.evidence import Orthant, exact_latents
 from torchgpmc.evidence.orthants import check_probit
 from torchgpmc.methods.importance import AMIS, MAMIS
 from torchgpmc.models.base import GPModel
-from torchgpmc.runs.base import Run, Settings, check_count, refuse_chain_options
-from torchgpmc.runs.targets import log_standard_normal
+from torchgpmc.runs.base import Run, Settings, refuse_chain_options
+from torchgpmc.special import log_standard_normal
+from torchgpmc.storage.draws import Draw, Draws
 
 
 class LatentsState(NamedTuple):
@@ -54,11 +53,9 @@ class LatentsRun(NamedTuple):
         found = exact_latents(self.model, theta, self.num_samples, generator)
         exact, rate = bool(found.exact), float(found.acceptance_rate)
         if not exact:
-            warnings.warn(
+            warn(
                 f"only {rate:.1g} of the proposals would be accepted, too few for exact draws: these are weighted. Use them with "
                 f"their log_weights, or sample with EllipticalSlice().",
-                SamplingWarning,
-                stacklevel=4,
             )
         with torch.no_grad():
             prior = self.model.prior(theta.expand(len(found.whitened), -1))

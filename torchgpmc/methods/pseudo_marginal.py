@@ -10,13 +10,14 @@ import torch
 
 from torchgpmc.approximations import ApproximateMarginal, Approximation, Laplace
 from torchgpmc.approximations.base import check_approximation
+from torchgpmc.checks import check_count, check_positive
 from torchgpmc.evidence import Evidence
 from torchgpmc.models.base import GPModel
 from torchgpmc.runs.anchors import AnchoredAdaptation, AnchoredTuning, Anchors, MarginalDensity
-from torchgpmc.runs.base import Settings, chain_settings, check_count, check_mass_matrix, check_positive, in_chunks
+from torchgpmc.runs.base import Settings, chain_settings, check_mass_matrix, in_chunks
 from torchgpmc.runs.chain import ChainRun
+from torchgpmc.runs.chain_targets import check_has_hyperparameters, estimated_target, estimator_for, suited_approximation
 from torchgpmc.runs.starts import check_one_data_set
-from torchgpmc.runs.targets import check_has_hyperparameters, estimated_target, estimator_for, suited_approximation
 from torchgpmc.samplers.adaptation import Tuning, WindowedAdaptation
 from torchgpmc.samplers.preconditioner import MassMatrix
 from torchgpmc.samplers.pseudo_marginal import (

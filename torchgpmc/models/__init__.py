@@ -2,8 +2,8 @@
 
 from torchgpmc.models.base import GPModel, LatentGaussian, LatentPrior, LatentsAt
 from torchgpmc.models.full import GP
-from torchgpmc.models.inducing import kmeans_inducing_points
-from torchgpmc.models.joint import JointLogDensity, joint_log_density
+from torchgpmc.models.joint_density import JointLogDensity, joint_log_density
+from torchgpmc.models.kmeans import kmeans_inducing_points
 from torchgpmc.models.regression import GPRegression
 from torchgpmc.models.sparse import SparseGP
 

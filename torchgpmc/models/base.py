@@ -11,16 +11,16 @@ from gpytorch.kernels import Kernel
 from gpytorch.means import Mean, ZeroMean
 from torch import Tensor, nn
 
-from torchgpmc.covariance import BoundClosedForm, CovarianceFunction, covariance_function
-from torchgpmc.functional import PureModule
+from torchgpmc.adapter.conversion import as_likelihood, check_forward, convert_likelihood, count_latents
+from torchgpmc.adapter.covariance import BoundClosedForm, CovarianceFunction, covariance_function
+from torchgpmc.adapter.functional import PureModule
+from torchgpmc.adapter.mean_function import MeanFunction
 from torchgpmc.likelihoods.base import Factorised
-from torchgpmc.likelihoods.conversion import as_likelihood, check_forward, convert_likelihood, count_latents
 from torchgpmc.linalg import apply_factor, cholesky, factor_with_gradient, solve_lower, whiten
-from torchgpmc.mean_function import MeanFunction
+from torchgpmc.models.targets import Targets
 from torchgpmc.models.validation import check_devices, check_inputs, check_targets
 from torchgpmc.models.whitening import GaussianSites
-from torchgpmc.parameters import Hyperparameters, Layout, build_layout
-from torchgpmc.targets import Targets
+from torchgpmc.parameters.layout import Hyperparameters, Layout, build_layout
 
 _DERIVED = ("layout", "covariance", "mean_function", "_pure_likelihood", "_bound")
 

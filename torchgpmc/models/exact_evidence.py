@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -11,9 +9,8 @@ from torchgpmc.likelihoods.gaussian import Gaussian
 from torchgpmc.linalg import cholesky_in_place, solve_lower, times_vector
 from torchgpmc.models.base import GPModel, likelihood_parameters
 from torchgpmc.models.reverse import Part, by_autograd, covariance_part, mean_part
-from torchgpmc.targets import Targets
-
-_LOG_2PI = math.log(2 * math.pi)
+from torchgpmc.models.targets import Targets
+from torchgpmc.special import log_standard_normal
 
 
 def evidence_and_grad_by_parts(model: GPModel, theta: Tensor, targets: Targets) -> tuple[Tensor, Tensor] | None:
@@ -50,7 +47,7 @@ def evidence_and_grad_by_parts(model: GPModel, theta: Tensor, targets: Targets) 
         inverse = torch.cholesky_inverse(factor)
         alpha = times_vector(inverse, residual)
         log_determinant = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        value = at.log_prior - 0.5 * (white.square().sum(-1) + _LOG_2PI * white.shape[-1]) - log_determinant
+        value = at.log_prior + log_standard_normal(white) - log_determinant
         slope = torch.baddbmm(inverse, alpha.unsqueeze(-1), alpha.unsqueeze(-2), beta=-0.5, alpha=0.5)
         diagonal = slope.diagonal(dim1=-2, dim2=-1)
         slopes = {

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from torchgpmc.models.base import GPModel
 from torchgpmc.models.reverse import value_and_grad_by_parts
+from torchgpmc.models.targets import Targets
 from torchgpmc.models.whitening import GaussianSites
-from torchgpmc.targets import Targets
 
 
 class GP(GPModel):
@@ -66,11 +66,11 @@ class GP(GPModel):
         self, theta: Tensor, white: Tensor, targets: Targets, sites: GaussianSites | None = None
     ) -> tuple[Tensor, Tensor] | None:
         kind = type(self)
-        if any(getattr(kind, name) is not getattr(GP, name) for name in _WRITTEN_OUT):
+        if (kind.prior_at, kind.latents, kind.log_likelihood) != _WRITTEN_OUT:
             return None  # a subclass's own density
         covariance_at, jitter = self._bound
         return value_and_grad_by_parts(self, covariance_at, jitter, theta, white, targets, sites)
 
 
 # What the gradient by parts is the gradient of.
-_WRITTEN_OUT = "prior_at", "latents", "log_likelihood"
+_WRITTEN_OUT = GP.prior_at, GP.latents, GP.log_likelihood

@@ -5,22 +5,20 @@ What a graph of small tensor operations costs is mostly the graph.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchgpmc.covariance import BoundClosedForm, Covariance, Values
+from torchgpmc.adapter.conversion import as_likelihood
+from torchgpmc.adapter.covariance import BoundClosedForm, Covariance, Values
 from torchgpmc.likelihoods.base import LogLikelihood
-from torchgpmc.likelihoods.conversion import as_likelihood
 from torchgpmc.linalg import cholesky
 from torchgpmc.models.base import GPModel, likelihood_parameters
+from torchgpmc.models.targets import Targets
 from torchgpmc.models.whitening import GaussianSites, white_under_prior, white_under_sites
-from torchgpmc.targets import Targets
-
-_LOG_2PI = math.log(2 * math.pi)
+from torchgpmc.special import log_standard_normal
 
 
 class Part(NamedTuple):
@@ -140,8 +138,7 @@ def value_and_grad_by_parts(
             "mean": mean.slopes(found.mean),
             "likelihood": likelihood.slopes,
         }
-        log_normal = -0.5 * (latents.v.square().sum((-2, -1)) + _LOG_2PI * white.shape[-1])
-        value = at.log_prior + log_normal + latents.log_volume + likelihood.log_prob
+        value = at.log_prior + log_standard_normal(latents.v.flatten(1)) + latents.log_volume + likelihood.log_prob
         theta_slope = torch.addcmul(at.log_prior_slope, at.derivative, layout.gather(slopes, theta))
         gradient = torch.cat([theta_slope, found.white.flatten(1)], -1)
     return torch.where(ok, value, torch.nan), gradient

@@ -10,8 +10,8 @@ from gpytorch.means import Mean
 from torch import Tensor
 
 from torchgpmc.models.base import Cross, GPModel, LatentsAt, likelihood_values
-from torchgpmc.parameters import Hyperparameters
-from torchgpmc.targets import Targets
+from torchgpmc.models.targets import Targets
+from torchgpmc.parameters.layout import Hyperparameters
 
 
 class SparseGP(GPModel):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchgpmc.targets import Targets
+from torchgpmc.models.targets import Targets
 
 
 def check_inputs(name: str, x: Any, dtype: torch.dtype, num_columns: int | None = None) -> Tensor:

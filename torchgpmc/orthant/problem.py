@@ -29,7 +29,7 @@ class OrthantEstimate(NamedTuple):
     spread: Tensor  # (B,), standard deviation of the weights over their mean; where it is tiny k-hat does not matter
 
 
-class Method(Protocol):
+class OrthantMethod(Protocol):
     """How to estimate; the methods of this module are such."""
 
     def estimate(self, problem: Problem, num_points: int, generator: torch.Generator) -> OrthantEstimate:

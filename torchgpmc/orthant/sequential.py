@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import enum
 import math
-import warnings
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchgpmc.diagnostics import SamplingWarning
-from torchgpmc.orthant.importance import check_points, in_place
+from torchgpmc.checks import check_count, warn
 from torchgpmc.orthant.problem import OrthantEstimate, Problem, detached, in_order
 from torchgpmc.orthant.separation import Separated, separate
+from torchgpmc.orthant.weighting import check_points, in_place
 from torchgpmc.random import normal_like, open_uniform, uniform
 from torchgpmc.special import interval_quantile, log_ndtr_interval
 
@@ -82,8 +81,7 @@ class Sequential:
         """
         if not isinstance(self.count, Count):
             raise TypeError(f"count is {self.count!r}. Expected one of torchgpmc.orthant.Count.HARD, .SOFT and .ADAPTED.")
-        if not isinstance(self.num_groups, int) or self.num_groups < 1:
-            raise ValueError(f"num_groups is {self.num_groups!r}. Expected a whole number of at least 1.")
+        check_count("num_groups", self.num_groups)
         check_points(num_points, 2 * self.num_groups)
         problem = detached(problem)
         order = torch.arange(problem.lower.shape[-1], device=problem.lower.device).expand(problem.lower.shape)
@@ -99,12 +97,10 @@ class Sequential:
         particles = particles._replace(samples=in_place(problem, order, particles.samples @ shuffled.factor.mT))
         if bool(particles.emptied.any()):
             entry, group = particles.emptied.nonzero()[0].tolist()
-            warnings.warn(
+            warn(
                 f"no particle of batch entry {entry}, group {group} was within the limits of some variable, so that its "
                 f"estimate is 0 ({int(particles.emptied.sum())} groups of {particles.emptied.numel()} are so): use more points, or "
                 f"Count.ADAPTED, or SeparationOfVariables().",
-                SamplingWarning,
-                stacklevel=2,
             )
         return particles
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from torchgpmc.linalg import cholesky, times_vector
-from torchgpmc.orthant.importance import points_of_replicate, sobol_chunks, summarise
 from torchgpmc.orthant.problem import OrthantEstimate, Problem
+from torchgpmc.orthant.weighting import points_of_replicate, sobol_chunks, summarise
 from torchgpmc.special import interval_densities, log_ndtr_interval
 
 _MAX_ITERATIONS = 50

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.evidence import LatentEstimate, LatentEstimator
-from torchgpmc.parameters import Layout
+from torchgpmc.parameters.layout import Layout
 from torchgpmc.samplers.adaptation import Tuning, WindowedAdaptation
 
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from torchgpmc.density import ChunkedDensity
-from torchgpmc.draws import Draw, Draws
 from torchgpmc.models.base import GPModel
 from torchgpmc.samplers.preconditioner import MassMatrix
+from torchgpmc.storage.draws import Draw, Draws
 
 
 class Settings(NamedTuple):
@@ -86,20 +86,7 @@ def in_chunks(density: Any, num_chains: int, chain_chunk: int | None) -> Any:
     return ChunkedDensity(density, num_chains, chain_chunk)
 
 
-def check_positive(name: str, value: float, low: float = 0.0, high: float = float("inf")) -> None:
-    """Raises a ``ValueError`` unless ``value`` lies strictly between ``low`` and ``high``."""
-    if not isinstance(value, int | float) or not low < value < high:
-        limit = f" and below {high:g}" if high < float("inf") else ""
-        raise ValueError(f"{name} is {value!r}. Expected a number above {low:g}{limit}.")
-
-
 def check_mass_matrix(value: Any) -> None:
     """Raises a ``TypeError`` unless ``value`` is a :class:`MassMatrix`."""
     if not isinstance(value, MassMatrix):
         raise TypeError(f"mass_matrix is {value!r}. Expected one of torchgpmc.samplers.MassMatrix, for instance MassMatrix.DENSE.")
-
-
-def check_count(name: str, value: int, least: int = 1) -> None:
-    """Raises a ``ValueError`` unless ``value`` is a whole number of at least ``least``."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} is {value!r}. Expected a whole number of at least {least}.")

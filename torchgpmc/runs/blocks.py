@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -10,18 +9,17 @@ from torch import Tensor
 
 from torchgpmc.density import AutogradDensity
 from torchgpmc.models.base import LatentsAt
-from torchgpmc.models.joint import JointLogDensity
+from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.samplers.sweep import Conditional
+from torchgpmc.special import log_standard_normal
 from torchgpmc.trees import take
 from torchgpmc.types import LogDensity
-
-_LOG_2PI = math.log(2 * math.pi)
 
 
 class KeptPrior(NamedTuple):
     """What depends on theta alone."""
 
-    log_prior: Tensor  # (C,), of theta
+    log_prior: Tensor  # (C,), of theta; NaN where the covariance could not be factorised
     at: LatentsAt  # f at the data
 
 
@@ -57,7 +55,8 @@ class JointWithPrior:
         model = self.joint.model
         with torch.no_grad():
             hyperparameters, log_prior = model.layout.raw_values_and_log_prior(position[:, : model.layout.size])
-            kept = KeptPrior(log_prior, model.at_data(hyperparameters))
+            at = model.at_data(hyperparameters)
+            kept = KeptPrior(torch.where(at.prior.ok, log_prior, torch.nan), at)
         return self.value_at(position, kept), kept
 
     def value_at(self, position: Tensor, kept: KeptPrior) -> Tensor:
@@ -66,8 +65,7 @@ class JointWithPrior:
 
     def latents(self, position: Tensor, kept: KeptPrior) -> Conditional:
         """Of a block of all latents."""
-        density = LatentsGivenTheta(self.joint, kept)
-        return Conditional(density, density(position[:, self.joint.model.layout.size :]))
+        return Conditional(LatentsGivenTheta(self.joint, kept))
 
     def latents_likelihood(self, position: Tensor, kept: KeptPrior) -> Conditional:
         """Of a block of all latents, for kernels with a standard normal prior of their own."""
@@ -86,9 +84,9 @@ class LatentsGivenTheta(AutogradDensity):
 
     def _evaluate(self, v: Tensor) -> Tensor:
         value = self.joint.model.log_likelihood(self.kept.at, v, self.joint.targets)
-        if self.with_prior:
-            value = self.kept.log_prior - 0.5 * ((v * v).sum(-1) + _LOG_2PI * v.shape[-1]) + value
-        return torch.where(self.kept.at.prior.ok, value, torch.nan)
+        if not self.with_prior:
+            return torch.where(self.kept.at.prior.ok, value, torch.nan)
+        return self.kept.log_prior + log_standard_normal(v) + value
 
     def select(self, rows: Tensor) -> LogDensity:
         return LatentsGivenTheta(self.joint.select(rows), take(self.kept, rows), with_prior=self.with_prior)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.draws import Draw, Draws
-from torchgpmc.runs.targets import Target
+from torchgpmc.runs.chain_targets import ChainTarget
+from torchgpmc.storage.draws import Draw, Draws
 from torchgpmc.types import COUNTS, Sampler, WarmUp
 
 
@@ -33,7 +33,7 @@ class ChainRun(NamedTuple):
         thinning: transitions a draw.
     """
 
-    target: Target
+    target: ChainTarget
     kernel: Callable[[Any], Sampler]
     warm_up: WarmUp
     warmup_steps: int

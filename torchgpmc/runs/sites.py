@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from torch import Tensor
 
 from torchgpmc.approximations import ApproximateMarginal, Approximation, Laplace
 from torchgpmc.approximations.base import check_approximation, check_model
-from torchgpmc.approximations.inducing import InducingLaplace, inducing_laplace
-from torchgpmc.diagnostics import SamplingWarning
+from torchgpmc.approximations.sparse_laplace import InducingLaplace, inducing_laplace
+from torchgpmc.checks import warn
 from torchgpmc.models.base import GPModel
 from torchgpmc.models.whitening import GaussianSites
-from torchgpmc.normal_scale import normal_scale
+from torchgpmc.parameters.normal_scale import normal_scale
 from torchgpmc.random import make_generator, normal_like
 from torchgpmc.runs.starts import posterior_modes
 
@@ -50,11 +48,9 @@ def posterior_sites(model: GPModel, approximation: Approximation) -> GaussianSit
             precision, shift, converged = found.precision, found.alpha + found.precision * found.mean, found.converged
     ok = converged & prior.ok & torch.isfinite(shift).all(-1) & torch.isfinite(precision).all(-1)
     if not bool(ok.all()):
-        warnings.warn(
+        warn(
             f"{type(approximation).__name__} did not converge at the hyperparameters it was to give sites for: the chains sample "
             f"[theta, v] as without whitening. Try the other of Laplace() and EP().",
-            SamplingWarning,
-            stacklevel=5,
         )
     sites = GaussianSites(torch.where(ok[:, None], precision, 0.0), torch.where(ok[:, None], shift, 0.0))
     return sites if model.targets.one_a_chain else GaussianSites(*(part.squeeze(0) for part in sites))

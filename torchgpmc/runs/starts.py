@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from torchgpmc.approximations import ApproximateMarginal
-from torchgpmc.diagnostics import SamplingWarning
+from torchgpmc.checks import warn
 from torchgpmc.importance import Mode, find_modes
 from torchgpmc.linalg import cholesky
 from torchgpmc.models.base import GPModel
-from torchgpmc.normal_scale import NormalScale, OnNormalScale
+from torchgpmc.parameters.normal_scale import NormalScale, OnNormalScale
 from torchgpmc.random import normal_like
 from torchgpmc.types import LogDensity
 
@@ -46,11 +45,9 @@ def posterior_modes(
     value = torch.cat([rough(part) for part in candidates.split(max(1, _CHUNK_ELEMENTS // model.latent_size**2))])
     modes = find_modes(density, candidates[value.argsort(descending=True)[:num_starts]])
     if not modes:
-        warnings.warn(
+        warn(
             f"no mode of the approximate posterior with a positive definite curvature was found in {num_starts} starts: "
             f"sampling begins from the prior instead, and may need more draws.",
-            SamplingWarning,
-            stacklevel=6,
         )
     return modes
 

@@ -52,7 +52,7 @@ def update_dual_averaging(state: DualAveraging, acceptance: Tensor, target: floa
     return DualAveraging(log_step, forget * log_step + (1 - forget) * state.log_average, error, state.center, count)
 
 
-class Moments(NamedTuple):
+class PositionMoments(NamedTuple):
     """Running mean and centred sums of squares of positions: dense for the leading block, diagonal for the rest."""
 
     num_seen: Tensor  # ()
@@ -61,14 +61,14 @@ class Moments(NamedTuple):
     diagonal: Tensor  # (D - B,)
 
 
-def start_moments(dense_size: int, dimension: int, like: Tensor) -> Moments:
+def start_moments(dense_size: int, dimension: int, like: Tensor) -> PositionMoments:
     """No positions seen yet."""
     zeros = torch.zeros(dimension + 1, dtype=like.dtype, device=like.device)
     dense = torch.zeros(dense_size, dense_size, dtype=like.dtype, device=like.device)
-    return Moments(zeros[0], zeros[:dimension], dense, zeros[: dimension - dense_size])
+    return PositionMoments(zeros[0], zeros[:dimension], dense, zeros[: dimension - dense_size])
 
 
-def update_moments(moments: Moments, position: Tensor) -> Moments:
+def update_moments(moments: PositionMoments, position: Tensor) -> PositionMoments:
     """Adds C positions ``(C, D)`` (Chan, Golub & LeVeque's pairwise update)."""
     added = len(position)
     count = moments.num_seen + added
@@ -79,10 +79,10 @@ def update_moments(moments: Moments, position: Tensor) -> Moments:
     head, tail = centred[:, :size], centred[:, size:]
     dense = moments.dense + head.T @ head + weight * torch.outer(shift[:size], shift[:size])
     diagonal = moments.diagonal + tail.square().sum(0) + weight * shift[size:].square()
-    return Moments(count, moments.mean + shift * added / count, dense, diagonal)
+    return PositionMoments(count, moments.mean + shift * added / count, dense, diagonal)
 
 
-def preconditioner_from(moments: Moments) -> Preconditioner:
+def preconditioner_from(moments: PositionMoments) -> Preconditioner:
     """Stan's regularised covariance, n / (n + 5) times the estimate plus 5e-3 / (n + 5) times the identity, as its root."""
     keep, ridge = moments.num_seen / (moments.num_seen + 5), 5e-3 / (moments.num_seen + 5)
     scale = keep / (moments.num_seen - 1).clamp_min(1)
@@ -124,7 +124,7 @@ class Tuning(NamedTuple):
     preconditioner: Preconditioner
     mean: Tensor  # (D,), of the positions that the preconditioner was learned from
     averaging: DualAveraging
-    moments: Moments
+    moments: PositionMoments
     learns_mass_matrix: bool
 
 

@@ -65,7 +65,7 @@ class Move(NamedTuple):
 
     position: Tensor  # (C, D)
     log_u: Tensor  # (C,)
-    correction: Tensor | float  # (C,), log ratio of the proposal densities
+    correction: Tensor | None = None  # (C,), log ratio of the proposal densities; None where they are symmetric
 
 
 def propose(
@@ -80,7 +80,7 @@ def propose(
     there = position + step_size * preconditioner.apply(normal_like(position, generator))
     log_u = log_uniform(position.shape[:1], position, generator)
     if independent is None:
-        return Move(there, log_u, 0.0)
+        return Move(there, log_u)
     jumps = uniform(position.shape[:1], position, generator) < independent.share
     there = torch.where(jumps.unsqueeze(-1), independent.draw(preconditioner, there, generator), there)
     before, after = (independent.log_density(preconditioner, end) for end in (position, there))
@@ -89,7 +89,8 @@ def propose(
 
 def accept(move: Move, proposed: Any, state: Any) -> tuple[Any, MetropolisInfo]:
     """Each chain's row of ``proposed`` or of ``state``, two like NamedTuples with a ``log_density``."""
-    log_ratio = torch.nan_to_num(proposed.log_density - state.log_density + move.correction, nan=-torch.inf)
+    log_ratio = proposed.log_density - state.log_density
+    log_ratio = torch.nan_to_num(log_ratio if move.correction is None else log_ratio + move.correction, nan=-torch.inf)
     info = MetropolisInfo(
         acceptance_rate=log_ratio.clamp_max(0.0).exp(),
         n_steps=torch.ones_like(log_ratio),

@@ -41,12 +41,12 @@ class Conditional(NamedTuple):
 
     Args:
         density: of ``(C, B)``, B columns; up to a constant of each chain.
-        log_density: its value at the present columns ``(C,)``.
+        log_density: its value at the present columns ``(C,)``; ``None`` if it is the whole position's, which a sweep knows.
         payload: the sweep's, if it depends on these columns (``density`` then hands out new ones); else ``None``.
     """
 
     density: Any
-    log_density: Tensor
+    log_density: Tensor | None = None
     payload: Any = None
 
 
@@ -102,19 +102,21 @@ def sweep(density: ReusableDensity, blocks: Sequence[Block]) -> Sampler:
         return SweepState(position, *density.draw(position, generator))
 
     def step(state: SweepState, generator: torch.Generator) -> tuple[SweepState, SweepInfo]:
-        position, _, payload = state
+        position, log_density, payload = state
         steps = []
         for block in blocks:
             columns = slice(block.columns.start, block.columns.stop)
             here = position[:, columns]
             conditional = block.conditional(position, payload)
-            known = _KnownHere(conditional, here)
+            known = _KnownHere(conditional, here, log_density)
             sampler = block.kernel(known)
             moved, info = sampler.step(sampler.init(here, generator), generator)
             if conditional.payload is not None:
                 kept = hasattr(moved, "payload")
                 payload = moved.payload if kept else known.draw(moved.position, generator)[1]
             position = torch.cat([position[:, : columns.start], moved.position, position[:, columns.stop :]], -1)
+            of_whole = conditional.log_density is None
+            log_density = moved.log_density if of_whole else density.value_at(position, payload)
             steps.append(BlockStep(moved, info))
         infos = [part.info for part in steps]
         info = SweepInfo(
@@ -123,7 +125,7 @@ def sweep(density: ReusableDensity, blocks: Sequence[Block]) -> Sampler:
             torch.stack([part.n_failures for part in infos]).sum(0),
             tuple(steps),
         )
-        return SweepState(position, density.value_at(position, payload), payload), info
+        return SweepState(position, log_density, payload), info
 
     return Sampler(init, step)
 
@@ -131,13 +133,15 @@ def sweep(density: ReusableDensity, blocks: Sequence[Block]) -> Sampler:
 class _KnownHere:
     """A conditional density that is not evaluated where the chains are."""
 
-    def __init__(self, conditional: Conditional, here: Tensor):
+    def __init__(self, conditional: Conditional, here: Tensor, whole: Tensor):
         self.density = conditional.density
+        self.drawn = as_density(conditional.density)
         self.here = here
-        self.known = conditional.log_density, () if conditional.payload is None else conditional.payload
+        value = whole if conditional.log_density is None else conditional.log_density
+        self.known = value, () if conditional.payload is None else conditional.payload
 
     def draw(self, position: Tensor, generator: torch.Generator) -> tuple[Tensor, Any]:
-        return self.known if position is self.here else as_density(self.density).draw(position, generator)
+        return self.known if position is self.here else self.drawn.draw(position, generator)
 
     def __call__(self, position: Tensor) -> Tensor:
         return self.known[0] if position is self.here else self.density(position)
@@ -153,7 +157,7 @@ def given_the_rest(density: Any, columns: range) -> Callable[[Tensor, Any], Cond
     """The conditional of a block whose columns the payload depends on: ``density`` with all others where they are."""
 
     def conditional(position: Tensor, payload: Any) -> Conditional:
-        return Conditional(_GivenTheRest(density, position, columns), density.value_at(position, payload), payload)
+        return Conditional(_GivenTheRest(density, position, columns), payload=payload)
 
     return conditional
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -10,9 +11,9 @@ import torch
 from gpytorch.priors import Prior
 from torch import Tensor, nn
 
-from torchgpmc.bijections import Interval
-from torchgpmc.functional import constraint_of, parameters_with_owners, public_name
-from torchgpmc.priors import RestrictedPrior, support_of
+from torchgpmc.adapter.functional import constraint_of, parameters_with_owners, public_name
+from torchgpmc.parameters.bijections import Interval
+from torchgpmc.parameters.priors import RestrictedPrior, support_of
 
 _NO_PRIOR = (
     "parameter '{name}' has no prior. Expected every parameter to be sampled or fixed. Either give it a gpytorch prior "
@@ -96,6 +97,18 @@ class Layout:
     def names(self) -> list[str]:
         """Names of the sampled parameters, in the order of theta."""
         return [entry.name for entry in self.entries]
+
+    def columns(self, prefix: str) -> range:
+        """Columns of theta that hold the sampled parameters of the module or parameter ``prefix``, say ``"kernel"``.
+
+        Raises:
+            ValueError: none is sampled there.
+        """
+        ends = [0, *itertools.accumulate(math.prod(entry.shape) for entry in self.entries)]
+        found = [index for index, name in enumerate(self.names) if f"{name}.".startswith(f"{prefix}.")]
+        if not found:
+            raise ValueError(f"no sampled parameter lies under '{prefix}'. Expected one of {self.names}, or a module of theirs.")
+        return range(ends[found[0]], ends[found[-1] + 1])
 
     def constrain(self, theta: Tensor) -> dict[str, Tensor]:
         """Sampled parameters at C settings: public name -> constrained value ``(C, *shape)``; theta is ``(C, P)``."""

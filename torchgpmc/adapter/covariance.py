@@ -14,8 +14,8 @@ import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, RQKernel, ScaleKernel
 from torch import Tensor
 
-from torchgpmc import stationary
-from torchgpmc.functional import PureModule, perturbed_values, probing_counts
+from torchgpmc.adapter import stationary
+from torchgpmc.adapter.functional import PureModule, perturbed_values, probing_counts
 
 Values = Mapping[str, Tensor]
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-import warnings
 
 import torch
 from torch import Tensor
 
-from torchgpmc.diagnostics import MAX_KHAT, SamplingWarning
-from torchgpmc.orthant.importance import SeparationOfVariables
-from torchgpmc.orthant.problem import Method, OrthantEstimate, prepare
-from torchgpmc.orthant.quadrature import MAX_VARIABLES, Quadrature
+from torchgpmc.checks import check_count, warn
+from torchgpmc.orthant.low_dimensional import MAX_VARIABLES, Quadrature
+from torchgpmc.orthant.problem import OrthantEstimate, OrthantMethod, prepare
 from torchgpmc.orthant.truncated import LEAST_ACCEPTANCE, TruncatedDraws, truncated_draws
+from torchgpmc.orthant.weighting import SeparationOfVariables
 from torchgpmc.random import make_generator, uniform
+from torchgpmc.weights import MAX_KHAT
 
 # Standard deviation of the weights over their mean below which not even a heavy tail among them moves the estimate.
 _SPREAD_THAT_MATTERS = 0.1
@@ -25,7 +25,7 @@ def log_probability(
     mean: Tensor | float = 0.0,
     lower: Tensor | float = -math.inf,
     upper: Tensor | float = math.inf,
-    method: Method | None = None,
+    method: OrthantMethod | None = None,
     num_points: int = 10_000,
     generator: torch.Generator | None = None,
 ) -> OrthantEstimate:
@@ -78,12 +78,10 @@ def _complain(found: OrthantEstimate) -> None:
     poor = (found.pareto_khat > MAX_KHAT) & (found.spread > _SPREAD_THAT_MATTERS)
     if bool(poor.any()):
         entry = int(poor.nonzero()[0])
-        warnings.warn(
+        warn(
             f"the weights of batch entry {entry} have k-hat {float(found.pareto_khat[entry]):.2f} (at most {MAX_KHAT} is reliable; "
             f"effective size {float(found.effective_size[entry]):.0f}; {int(poor.sum())} of {len(poor)} entries are so): the "
             f"estimate is likely too low and its error too small. Use more points, tilting=True, or KnownSplit for known noise.",
-            SamplingWarning,
-            stacklevel=3,
         )
 
 
@@ -103,8 +101,7 @@ def truncated_normal_draws(
     Returns:
         :class:`TruncatedDraws`; where acceptance is rarer, weighted proposals with ``exact`` false.
     """
-    if not isinstance(num_samples, int) or isinstance(num_samples, bool) or num_samples < 1:
-        raise ValueError(f"num_samples is {num_samples!r}. Expected a whole number of at least 1.")
+    check_count("num_samples", num_samples)
     with torch.no_grad():
         prepared = prepare(covariance, mean, lower, upper)
         generator = make_generator(0, covariance.device) if generator is None else generator
@@ -137,12 +134,10 @@ def truncated_normal_samples(
     found = truncated_normal_draws(covariance, mean=mean, lower=lower, upper=upper, num_samples=num_samples, generator=generator)
     if bool(found.exact.all()):
         return found.samples
-    warnings.warn(
+    warn(
         f"fewer than {LEAST_ACCEPTANCE:g} of the proposals are accepted (as few as {float(found.acceptance_rate.min()):.1g}), "
         f"so that {int((~found.exact).sum())} of {found.exact.numel()} sets of draws are resampled from weighted ones and only "
         f"approximate: truncated_normal_draws returns their weights.",
-        SamplingWarning,
-        stacklevel=2,
     )
     weights = torch.softmax(found.log_weight, -1)
     marks = (torch.arange(num_samples, device=weights.device) + uniform((*weights.shape[:-1], 1), weights, generator)) / num_samples

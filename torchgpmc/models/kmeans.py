@@ -6,6 +6,7 @@ import torch
 from sklearn.cluster import KMeans
 from torch import Tensor
 
+from torchgpmc.checks import is_count
 from torchgpmc.models.validation import check_inputs
 
 
@@ -31,7 +32,7 @@ def kmeans_inducing_points(train_x: Tensor, num_inducing: int, *, seed: int = 0)
     """
     x = check_inputs("train_x", train_x, torch.float64)
     distinct = len(torch.unique(x, dim=0))
-    if not (isinstance(num_inducing, int) and 1 <= num_inducing <= distinct):
+    if not (is_count(num_inducing) and num_inducing <= distinct):
         raise ValueError(
             f"num_inducing is {num_inducing!r} and train_x has {distinct} distinct rows. "
             f"Expected a whole number from 1 to {distinct}."

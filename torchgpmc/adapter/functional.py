@@ -94,14 +94,6 @@ class PureModule:
             return functional_call(self._call, {f"module.{name}": value for name, value in values.items()}, (function,))
 
 
-def at_rows(module: nn.Module, rows: slice, count: int, function: Callable[[Any], Any]) -> Any:
-    """``function(module)`` at some of the ``count`` settings, parameters ``(count, *shape)``, at which a module stands now."""
-    values = {
-        f"module.{name}": value[rows] if value.dim() and len(value) == count else value for name, value in module.named_parameters()
-    }
-    return functional_call(_Call(module), values, (function,))
-
-
 def convert_distribution(distribution: Distribution, dtype: torch.dtype, device: torch.device) -> Any:
     """A copy of a distribution, or gpytorch prior, whose every number lives in ``dtype`` on ``device``.
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 from torchgpmc.density import AutogradDensity, keep_freed_memory, mask_failures
 from torchgpmc.models.base import GPModel, LatentsAt
+from torchgpmc.models.targets import Targets
 from torchgpmc.models.whitening import GaussianSites, undo_whitening
-from torchgpmc.targets import Targets
-
-_LOG_2PI = math.log(2 * math.pi)
+from torchgpmc.special import log_standard_normal
 
 
 class JointLogDensity(AutogradDensity):
@@ -72,8 +69,7 @@ class JointLogDensity(AutogradDensity):
         theta, white = position.split([self.model.layout.size, self.model.latent_size], -1)
         at, log_prior = self._at(theta)
         v, log_volume = self._v_and_volume(at, white)
-        log_normal = -0.5 * ((v * v).sum(-1) + _LOG_2PI * v.shape[-1])
-        value = log_prior + log_normal + log_volume + self.model.log_likelihood(at, v, self.targets)
+        value = log_prior + log_standard_normal(v) + log_volume + self.model.log_likelihood(at, v, self.targets)
         return torch.where(at.prior.ok, value, torch.nan)
 
     def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,24 +5,23 @@ from __future__ import annotations
 import os
 import secrets
 import time
-import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from torchgpmc.checkpoint import Checkpoint, CheckpointFile
-from torchgpmc.diagnostics import SamplingWarning
-from torchgpmc.draws import DrawStore
-from torchgpmc.fingerprint import Fingerprint, model_fingerprint
+from torchgpmc.checks import check_count, warn
 from torchgpmc.methods.importance import AMIS
 from torchgpmc.methods.joint import NUTS
 from torchgpmc.models.base import GPModel
 from torchgpmc.posterior import Posterior
 from torchgpmc.random import make_generator
 from torchgpmc.recommend import recommend
-from torchgpmc.runs.base import Method, Run, Settings, chain_settings, check_count
+from torchgpmc.runs.base import Method, Run, Settings, chain_settings
+from torchgpmc.storage.checkpoint import Checkpoint, CheckpointFile
+from torchgpmc.storage.draws import DrawStore
+from torchgpmc.storage.fingerprint import Fingerprint, model_fingerprint
 from torchgpmc.trees import unpack
 
 _SECONDS_BETWEEN_DISPLAYS = 0.2
@@ -98,7 +97,7 @@ def sample(
     stats = {name: value[:, : draws.theta.shape[1]] for name, value in stats.items()}
     posterior = Posterior(model, draws, stats, {**info, **draws.info})
     for complaint in posterior.complaints():
-        warnings.warn(complaint, SamplingWarning, stacklevel=2)
+        warn(complaint)
     return posterior
 
 
@@ -192,8 +191,8 @@ class _Loop:
             if not len(self.store):
                 raise
             self.totals["interrupted"] = True
-            warnings.warn(
-                f"interrupted: {len(self.store)} draws a chain are kept; the rest was not sampled.", SamplingWarning, stacklevel=3
+            warn(
+                f"interrupted: {len(self.store)} draws a chain are kept; the rest was not sampled.",
             )
         finally:
             bar.close()

@@ -13,8 +13,8 @@ from torch.distributions import Distribution, Transform
 from torch.distributions.utils import lazy_property
 
 from torchgpmc.models.base import GPModel, likelihood_parameters
-from torchgpmc.models.joint import JointLogDensity
-from torchgpmc.targets import Targets
+from torchgpmc.models.joint_density import JointLogDensity
+from torchgpmc.models.targets import Targets
 
 Fingerprint = dict[str, str | Tensor]
 

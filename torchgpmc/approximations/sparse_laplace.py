@@ -11,7 +11,7 @@ from torchgpmc import quadrature
 from torchgpmc.likelihoods.base import Factorised
 from torchgpmc.linalg import cholesky
 from torchgpmc.models.base import GPModel, LatentsAt, likelihood_values
-from torchgpmc.targets import Targets
+from torchgpmc.models.targets import Targets
 
 _HALVINGS = 8
 _TOLERANCE = 1e-8  # of Newton's decrement

@@ -8,7 +8,7 @@ from torch import Tensor
 from torchgpmc.approximations.base import Approximation, check_model
 from torchgpmc.density import AutogradDensity, keep_freed_memory, mask_failures
 from torchgpmc.models.base import GPModel
-from torchgpmc.targets import Targets
+from torchgpmc.models.targets import Targets
 
 _CHUNK_ELEMENTS = 16_000_000  # of covariance matrices, of which an evaluation with its gradient holds about ten
 

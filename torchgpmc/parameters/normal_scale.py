@@ -11,7 +11,7 @@ from scipy.interpolate import CubicSpline, PchipInterpolator
 from scipy.special import ndtri_exp
 from torch import Tensor
 
-from torchgpmc.parameters import Layout
+from torchgpmc.parameters.layout import Layout
 from torchgpmc.random import make_generator
 from torchgpmc.types import LogDensity
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,21 +9,22 @@ import torch
 from torch import Tensor
 
 from torchgpmc.approximations import ApproximateMarginal, Approximation, Conjugate
-from torchgpmc.draws import Draw
+from torchgpmc.checks import check_count
 from torchgpmc.evidence import Evidence, LatentEstimate, LatentEstimator, importance
 from torchgpmc.models.base import GPModel
-from torchgpmc.models.joint import JointLogDensity
+from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.random import normal_like
-from torchgpmc.runs.base import Settings, chain_settings, check_count, in_chunks
+from torchgpmc.runs.base import Settings, chain_settings, in_chunks
 from torchgpmc.runs.starts import check_one_data_set, start_at_mode, starting_positions, starting_thetas
+from torchgpmc.special import log_standard_normal
+from torchgpmc.storage.draws import Draw
 from torchgpmc.types import LogDensity, NoisyDensity
 
-_LOG_2PI = math.log(2 * math.pi)
 _EXACT = "the exact posterior"
 
 
-class Target(NamedTuple):
+class ChainTarget(NamedTuple):
     """What chains sample, where they start, and how their states become posterior draws."""
 
     density: Any  # what kernels take: a log density, or one with a payload
@@ -35,7 +35,7 @@ class Target(NamedTuple):
     label: str  # what the draws are draws of
 
 
-def joint_target(model: GPModel, settings: Settings, sites: GaussianSites | None = None) -> Target:
+def joint_target(model: GPModel, settings: Settings, sites: GaussianSites | None = None) -> ChainTarget:
     """The exact posterior of [theta, v]; with ``sites``, in coordinates that are white under the posterior that they give."""
     _, chains = chain_settings(settings)
     joint = JointLogDensity(model, sites=sites)
@@ -54,10 +54,10 @@ def joint_target(model: GPModel, settings: Settings, sites: GaussianSites | None
     def start(generator: torch.Generator) -> tuple[Tensor, None]:
         return starting_positions(model, density, chains, generator), None
 
-    return Target(density, size, size + model.latent_size, start, read, _EXACT)
+    return ChainTarget(density, size, size + model.latent_size, start, read, _EXACT)
 
 
-def latent_target(model: GPModel, settings: Settings) -> Target:
+def latent_target(model: GPModel, settings: Settings) -> ChainTarget:
     """v at fixed hyperparameters, whose density is p(y | f(v)) beside a standard normal prior; p(f) is factorised once.
 
     Raises:
@@ -88,12 +88,12 @@ def latent_target(model: GPModel, settings: Settings) -> Target:
         v = state.position
         return Draw(v.new_zeros(chains, 1, 0), v[:, None]), {"lp": state.log_density + log_standard_normal(v)}
 
-    return Target(log_likelihood, 0, model.latent_size, start, read, _EXACT)
+    return ChainTarget(log_likelihood, 0, model.latent_size, start, read, _EXACT)
 
 
 def marginal_target(
     model: GPModel, settings: Settings, approximation: Approximation, num_importance: int, from_mode: bool
-) -> Target:
+) -> ChainTarget:
     """The approximate marginal posterior of theta; latents are drawn for kept thetas, weighted if ``num_importance`` is not 0.
 
     Raises:
@@ -128,12 +128,12 @@ def marginal_target(
     if not isinstance(approximation, Conjugate):
         kind = "weighted to the exact posterior" if num_importance else "an approximation, not the exact posterior"
         label = f"{type(approximation).__name__}'s approximate marginal posterior: {kind}"
-    return Target(density, model.layout.size, model.layout.size, start, read, label)
+    return ChainTarget(density, model.layout.size, model.layout.size, start, read, label)
 
 
 def estimated_target(
     model: GPModel, settings: Settings, density: NoisyDensity, surrogate: LogDensity, modes_of: ApproximateMarginal | None
-) -> Target:
+) -> ChainTarget:
     """The exact posterior of theta through unbiased ``density`` estimates, each of which comes with a draw of v.
 
     Args:
@@ -159,7 +159,7 @@ def estimated_target(
         }
         return Draw(state.position[:, None], estimate.whitened[:, None]), stats
 
-    return Target(density, model.layout.size, model.layout.size, start, read, _EXACT)
+    return ChainTarget(density, model.layout.size, model.layout.size, start, read, _EXACT)
 
 
 def suited_approximation(model: GPModel, approximation: Approximation) -> Approximation:
@@ -180,11 +180,6 @@ def estimator_for(
     if isinstance(evidence, type) or not hasattr(evidence, "estimator"):
         raise TypeError(f"evidence is {evidence!r}. Expected options such as torchgpmc.evidence.Orthant(), or None.")
     return evidence.estimator(model)
-
-
-def log_standard_normal(v: Tensor) -> Tensor:
-    """log N(v | 0, I) of each row ``(C, V)``: ``(C,)``."""
-    return -0.5 * (v.square().sum(-1) + _LOG_2PI * v.shape[-1])
 
 
 def check_has_hyperparameters(model: GPModel, method: str) -> None:

@@ -10,25 +10,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchgpmc.diagnostics import pareto_khat
+from torchgpmc.checks import check_count, is_count
 from torchgpmc.orthant.matching import PILOT_POINTS, guided, hardest_first, matched_sites, mildest, shared
 from torchgpmc.orthant.problem import OrthantEstimate, Problem, detached, select
-from torchgpmc.orthant.separation import Proposal, draw, log_weights, separate, tilted
+from torchgpmc.orthant.separation import SweepProposal, draw, log_weights, separate, tilted
 from torchgpmc.orthant.tilting import minimax_tilt
 from torchgpmc.random import open_uniform, sobol_points
+from torchgpmc.weights import pareto_khat
 
 # Numbers in the largest array of a chunk: large enough to hide the cost of operations, small enough to stay near the cache.
 _CHUNK_ELEMENTS = 2**21
 # Where no pilot decides.
 NARROWING = 0.5
 
-Proposer = Callable[[Problem], Proposal]
+Proposer = Callable[[Problem], SweepProposal]
 
 
 def check_points(num_points: int, least: int) -> None:
     """Raises a ``ValueError`` unless ``num_points`` is a whole number of at least ``least``."""
-    if not isinstance(num_points, int) or isinstance(num_points, bool) or num_points < least:
-        raise ValueError(f"num_points is {num_points!r}. Expected a whole number of at least {least}, for instance 10000.")
+    check_count("num_points", num_points, least, ", for instance 10000")
 
 
 def points_of_replicate(num_points: int, num_replicates: int) -> int:
@@ -38,7 +38,7 @@ def points_of_replicate(num_points: int, num_replicates: int) -> int:
         >>> points_of_replicate(10_000, 8)
         1024
     """
-    if not isinstance(num_replicates, int) or num_replicates < 2:
+    if not is_count(num_replicates, 2):
         raise ValueError(f"num_replicates is {num_replicates!r}. Expected at least 2, for instance 8: their spread is the error.")
     check_points(num_points, num_replicates)
     return 2 ** round(math.log2(num_points / num_replicates))

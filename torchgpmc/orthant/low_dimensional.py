@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgpmc.orthant.importance import check_points
 from torchgpmc.orthant.problem import OrthantEstimate, Problem, select
 from torchgpmc.orthant.separation import separate
+from torchgpmc.orthant.weighting import check_points
 from torchgpmc.special import LOG_SQRT_2PI, log_ndtr_interval
 
 MAX_VARIABLES = 3

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-import scipy.optimize
 import torch
 from torch import Tensor
 
-from torchgpmc.threads import one_blas_thread
+from torchgpmc.ascent import ascend
 from torchgpmc.types import LogDensity
 
-_IMPOSSIBLE = 1e3  # nats below the start: a line search that fits a polynomial to a larger number moves no more
 _SAME_MODE = 0.5  # distance in standard deviations
 _FAR_BELOW = 12.0  # a mode this much lower in log density holds no mass worth a component
 _STEP = 1e-4
@@ -38,45 +35,16 @@ def find_modes(density: LogDensity, starts: Tensor, *, bound: float = 15.0, max_
     """
     found: list[Mode] = []
     for start in starts:
-        objective = _Objective(density, start, bound)
-        if not objective.is_possible:
+        ascent = ascend(density, start, bound=bound, max_iterations=max_iterations, slope=_SLOPE)
+        if ascent is None:
             continue
-        with one_blas_thread():
-            # Given bounds on every side, scipy's first step goes all the way to one of them; without, it has length one.
-            result = scipy.optimize.minimize(
-                objective,
-                start.clamp(-bound, bound).cpu().numpy().astype(np.float64),
-                jac=True,
-                method="L-BFGS-B",
-                options={"maxiter": max_iterations, "gtol": _SLOPE},
-            )
-        position = torch.as_tensor(result.x).to(start)
+        position = ascent.position
         if not any(_same(position, other) for other in found):
             mode = _mode_at(density, position)
             if mode is not None:
                 found.append(mode)
     found.sort(key=lambda mode: -float(mode.log_density))
     return [mode for mode in found if float(found[0].log_density - mode.log_density) < _FAR_BELOW]
-
-
-class _Objective:
-    """Minus the log density, for scipy; where that is infinite or out of bounds, a value far above that of the start."""
-
-    def __init__(self, density: LogDensity, start: Tensor, bound: float):
-        self._density = density
-        self._like = start
-        self._bound = bound
-        first = density(start.clamp(-bound, bound)[None])
-        self.is_possible = bool(torch.isfinite(first))
-        self._impossible = _IMPOSSIBLE - float(first)
-
-    def __call__(self, x: np.ndarray) -> tuple[float, np.ndarray]:
-        if np.abs(x).max() > self._bound:
-            return self._impossible, np.zeros_like(x)
-        value, gradient = self._density.value_and_grad(torch.as_tensor(x).to(self._like)[None])
-        if not bool(torch.isfinite(value)):
-            return self._impossible, np.zeros_like(x)
-        return -float(value), -gradient[0].double().cpu().numpy()
 
 
 def _mode_at(density: LogDensity, position: Tensor) -> Mode | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from functools import partial
 from typing import Any
 
@@ -12,10 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, constraints
 
-from torchgpmc.functional import PureModule, parameters_with_owners
-from torchgpmc.likelihoods.base import Factorised, LogLikelihood, log_prob_by_rows, require_targets
+from torchgpmc.adapter.functional import PureModule, parameters_with_owners
+from torchgpmc.checks import warn
+from torchgpmc.likelihoods.base import Factorised, LogLikelihood, require_targets
 from torchgpmc.likelihoods.bernoulli import Bernoulli
 from torchgpmc.likelihoods.gaussian import Gaussian
+from torchgpmc.likelihoods.rows import log_prob_by_rows
 from torchgpmc.likelihoods.softmax import Softmax
 from torchgpmc.likelihoods.student_t import StudentT
 from torchgpmc.random import draw, make_generator
@@ -59,10 +60,10 @@ def convert_likelihood(likelihood: Any) -> Any:
     if isinstance(likelihood, LogLikelihood):
         return copy.deepcopy(likelihood)
     if type(likelihood) is gpytorch.likelihoods.BernoulliLikelihood:
-        warnings.warn(
+        warn(
             "gpytorch's BernoulliLikelihood floors small probabilities; "
             "torchgpmc.likelihoods.Bernoulli(link='probit') is used instead.",
-            stacklevel=4,
+            UserWarning,
         )
         return Bernoulli()
     ours = _WITH_CLOSED_FORMS.get(type(likelihood))

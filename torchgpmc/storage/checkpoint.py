@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from torchgpmc.diagnostics import SamplingWarning
-from torchgpmc.draws import DrawStore, check_draws
-from torchgpmc.files import read_tensors, write_atomically
-from torchgpmc.fingerprint import Fingerprint, differences
+from torchgpmc.checks import warn
 from torchgpmc.models.base import GPModel
+from torchgpmc.storage.draws import DrawStore, check_draws
+from torchgpmc.storage.files import read_tensors, write_atomically
+from torchgpmc.storage.fingerprint import Fingerprint, differences
 from torchgpmc.trees import pack
 
 _FORMAT = "torchgpmc checkpoint 2"
@@ -124,9 +123,7 @@ class CheckpointFile:
             write_atomically(self.path, content)
             self._segments, self._pieces_saved = segments, pieces
         except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
-            warnings.warn(
+            warn(
                 f"checkpoint {self.path} could not be written ({error}); sampling goes on and the draws are kept in memory. "
                 f"Free some space: the next save will try again.",
-                SamplingWarning,
-                stacklevel=3,
             )

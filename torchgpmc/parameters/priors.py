@@ -10,8 +10,8 @@ from gpytorch.priors import GammaPrior, HalfCauchyPrior, HalfNormalPrior, LogNor
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from torchgpmc.bijections import Interval
-from torchgpmc.functional import convert_distribution
+from torchgpmc.adapter.functional import convert_distribution
+from torchgpmc.parameters.bijections import Interval
 from torchgpmc.random import with_forked_global_generator
 
 _MAX_REJECTIONS = 1000

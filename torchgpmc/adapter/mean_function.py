@@ -8,7 +8,7 @@ import torch
 from gpytorch.means import ConstantMean, Mean, ZeroMean
 from torch import Tensor
 
-from torchgpmc.functional import PureModule, perturbed_values, probing_counts
+from torchgpmc.adapter.functional import PureModule, perturbed_values, probing_counts
 
 
 class MeanFunction:

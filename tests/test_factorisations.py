@@ -1,0 +1,169 @@
+"""K is factorised once for each theta that is tried, and never for latents: counted for every method and for sweeps.
+
+A theta's work is one matrix under [theta, v]; with the latents integrated out what an evaluation takes, or what statistics state.
+(The screening of delayed acceptance is in neither: a density without a payload cannot say what it took.)
+"""
+
+import sys
+
+import pytest
+import torch
+
+import torchgpmc as tg
+from tests.problems import LIKELIHOODS, fixed_kernel, gp, gp_regression, inputs, sparse_gp, targets
+from tests.statistical.kernels import SAMPLERS
+from torchgpmc.approximations import ApproximateMarginal, Conjugate
+from torchgpmc.models import JointLogDensity
+from torchgpmc.runs.base import Settings
+from torchgpmc.trees import where
+
+CHAINS = 3
+SETTINGS = Settings(20, 0, CHAINS, None)
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Matrices factorised so far, as a list of batch sizes."""
+    sizes = []
+    original = torch.linalg.cholesky_ex
+
+    def factorised(matrix, **options):
+        sizes.append(matrix[..., 0, 0].numel())
+        return original(matrix, **options)
+
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", factorised)
+    return sizes
+
+
+def advances(method, model, count=3):
+    """The statistics of each of the first advances, without warm-up."""
+    run, generator = method.prepare(model, SETTINGS), torch.Generator().manual_seed(3)
+    state = run.init(generator)
+    for _ in range(count):
+        state, _, stats = run.advance(state, generator)
+        yield stats
+
+
+WHOLE = {"NUTS": tg.NUTS(max_tree_depth=4), "HMC": tg.HMC(num_steps=3), "AdaptiveMH": tg.AdaptiveMH(thinning=2)}
+
+
+@pytest.mark.parametrize("make", [gp, sparse_gp])
+@pytest.mark.parametrize("name", WHOLE)
+def test_methods_on_theta_and_v_factorise_once_an_evaluation(name, make, counted):
+    before = None
+    for stats in advances(WHOLE[name], make("probit")):
+        if before is not None:
+            assert sum(counted) - before == float(stats["n_steps"].sum())
+        before = sum(counted)
+
+
+@pytest.mark.parametrize("thinning", [1, 2])
+@pytest.mark.parametrize("make", [gp, sparse_gp])
+def test_slices_of_theta_and_v_factorise_once_a_theta(make, thinning, counted):
+    """The whole of an advance, its end included; what one coordinate of theta tries is counted by the block's own Info."""
+    model = make("probit")
+    run, generator = tg.Slice(thinning=thinning).prepare(model, SETTINGS), torch.Generator().manual_seed(3)
+    state = run.init(generator)
+    sampler, twin = run.kernel(state.tuning), torch.Generator()
+    for _ in range(3):
+        twin.set_state(generator.get_state())
+        chain, tried = state.chain, 0.0
+        for _ in range(thinning):
+            chain, info = sampler.step(chain, twin)
+            tried += float(info.blocks[0].info.n_steps.sum())
+        before = sum(counted)
+        state, _, stats = run.advance(state, generator)
+        assert sum(counted) - before == tried < float(stats["n_steps"].sum())
+
+
+@pytest.mark.parametrize("chunk", [None, 2])
+def test_chunks_factorise_no_more(chunk, counted):
+    generator = torch.Generator().manual_seed(3)
+    run = tg.Slice().prepare(gp("probit"), SETTINGS._replace(chain_chunk=chunk))
+    state = run.init(generator)
+    before = sum(counted)
+    _, info = run.kernel(state.tuning).step(state.chain, generator)
+    assert sum(counted) - before == float(info.blocks[0].info.n_steps.sum())
+
+
+def test_a_sweep_factorises_once_a_proposed_theta(counted, generator):
+    """Metropolis on theta and elliptical slices of v: a matrix a chain and sweep, whatever the latents do."""
+    check_sweeps(counted, generator)
+
+
+def test_a_payload_of_another_theta_is_caught(counted, generator, monkeypatch):
+    """Planted error: Metropolis takes a theta, and keeps p(f | theta) of the one before for the latents."""
+
+    def stale(mask, yes, no):
+        return where(mask, yes._replace(payload=no.payload), no)
+
+    # The package's name "metropolis" is the function's; the module is found by its path.
+    monkeypatch.setattr(sys.modules["torchgpmc.samplers.metropolis"], "where", stale)
+    with pytest.raises(AssertionError, match="not close"):
+        check_sweeps(counted, generator)
+
+
+def check_sweeps(counted, generator):
+    model = gp("probit").with_targets(torch.stack([targets("probit", 6, seed) for seed in range(CHAINS)]))
+    position = torch.zeros(CHAINS, model.layout.size + model.latent_size, dtype=torch.float64)
+    sampler = SAMPLERS["sweep"].make(model, JointLogDensity(model), position)
+    state = sampler.init(position, generator)
+    assert sum(counted) == CHAINS
+    accepted = torch.zeros(CHAINS)
+    for sweeps in range(2, 12):
+        moved, info = sampler.step(state, generator)
+        accepted += (moved.position[:, 0] != state.position[:, 0]).float()
+        state = moved
+        assert sum(counted) == sweeps * CHAINS
+        torch.testing.assert_close(JointLogDensity(model)(state.position), state.log_density, rtol=1e-12, atol=1e-12)
+        counted[-1:] = []  # that check's own
+    assert 0 < float(accepted.sum()) < 10 * CHAINS  # both outcomes were seen
+    assert float(info.blocks[1].info.n_steps.min()) >= 1
+
+
+FIXED = {**WHOLE, "Slice": tg.Slice(), "EllipticalSlice": tg.EllipticalSlice(thinning=3)}
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_methods_on_v_factorise_nothing_after_the_start(name, counted):
+    model = tg.GP(inputs(6), targets("probit", 6), fixed_kernel(), LIKELIHOODS["probit"]())
+    counts = [sum(counted) for _ in advances(FIXED[name], model)]
+    assert counts[0] == counts[-1] <= 2  # the start's; some check theirs with a density of their own
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_methods_on_theta_factorise_once_an_evaluation_and_once_a_kept_draw(name, counted):
+    """Of a regression, where p(y | theta) is known: K + noise, and for the latents of a kept theta K and the posterior's as well.
+
+    A value without its gradient comes from the matrices that latents need.
+    """
+    per_draw = matrices_a_theta(gp_regression(), counted)
+    per_theta = 1 if name in ("NUTS", "HMC") else per_draw
+    before = None
+    for stats in advances(WHOLE[name], gp_regression()):
+        if before is not None:
+            assert sum(counted) - before == per_theta * float(stats["n_steps"].sum()) + CHAINS * per_draw
+        before = sum(counted)
+
+
+def matrices_a_theta(model, counted):
+    before = sum(counted)
+    ApproximateMarginal(model, Conjugate())(torch.zeros(1, model.layout.size, dtype=torch.float64))
+    return sum(counted) - before
+
+
+ESTIMATES = {
+    "plain": tg.PseudoMarginal(num_importance=4),
+    "thinned": tg.PseudoMarginal(num_importance=4, thinning=3),
+    "correlated": tg.PseudoMarginal(num_importance=2, correlation=0.9),
+    "slice": tg.PseudoMarginalSlice(num_importance=2),
+}
+
+
+@pytest.mark.parametrize("name", ESTIMATES)
+def test_estimates_state_what_they_factorise(name, counted):
+    before = None
+    for stats in advances(ESTIMATES[name], gp("probit")):
+        if before is not None:
+            assert sum(counted) - before == float(stats["n_factorizations"].sum())
+        before = sum(counted)

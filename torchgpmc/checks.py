@@ -1,0 +1,47 @@
+"""Checks of what users pass, and words to them: expected, got, remedy."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+_PACKAGE = str(Path(__file__).parent)
+
+
+class SamplingWarning(UserWarning):
+    """The draws may not represent the posterior; the message says why and what to do."""
+
+
+def warn(message: str, category: type[Warning] = SamplingWarning) -> None:
+    """Warns whoever called the package, at their line, however deep inside it this was found out."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
+
+
+def is_count(value: Any, least: int = 1) -> bool:
+    """Whether ``value`` is a whole number of at least ``least``; ``True`` is no number."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def check_count(name: str, value: Any, least: int = 1, example: str = "") -> None:
+    """Raises a ``ValueError`` unless ``value`` is a whole number of at least ``least``.
+
+    Example:
+        >>> check_count("num_samples", True)
+        Traceback (most recent call last):
+            ...
+        ValueError: num_samples is True. Expected a whole number of at least 1.
+    """
+    if not is_count(value, least):
+        raise ValueError(f"{name} is {value!r}. Expected a whole number of at least {least}{example}.")
+
+
+def check_positive(name: str, value: Any, low: float = 0.0, high: float = float("inf")) -> None:
+    """Raises a ``ValueError`` unless ``value`` is a number strictly between ``low`` and ``high``."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not low < value < high:
+        limit = f" and below {high:g}" if high < float("inf") else ""
+        raise ValueError(f"{name} is {value!r}. Expected a number above {low:g}{limit}.")
