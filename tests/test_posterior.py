@@ -6,13 +6,14 @@ import subprocess
 import sys
 import warnings
 
+import gpytorch
 import numpy as np
 import pytest
 import scipy.stats
 import torch
 
 import torchgpmc as tg
-from tests.problems import fixed_kernel, gp, inputs, sparse_gp, targets
+from tests.problems import fixed_kernel, gp, inputs, kernel, sparse_gp, targets
 from torchgpmc.diagnostics import complaints, summarise
 from torchgpmc.storage.draws import Draws
 from torchgpmc.weights import is_heavy_tailed, pareto_khat
@@ -387,3 +388,55 @@ def test_fixed_hyperparameters_predict_as_sampled_ones_do(make, likelihood):
     torch.testing.assert_close(one.variance, other.variance)
     torch.testing.assert_close(one.latent_mean, other.latent_mean)
     torch.testing.assert_close(one.log_prob(targets(likelihood, 4)), other.log_prob(targets(likelihood, 4)))
+
+
+def half_fixed():
+    """A GP whose output scale is fixed."""
+    covariance = kernel()
+    covariance.raw_outputscale.requires_grad_(False)
+    return tg.GP(inputs(6), targets("probit", 6), covariance, tg.likelihoods.Bernoulli())
+
+
+def double_output_scale(model):
+    model.kernel.outputscale = 2.0 * model.kernel.outputscale.detach()
+
+
+def other_data(model):
+    model.train_x.mul_(0.5)
+    model.refresh()
+
+
+def bounded_prior(model):
+    kernel = model.kernel.base_kernel
+    kernel.register_prior("lengthscale_prior", gpytorch.priors.UniformPrior(0.0, 9.0), "lengthscale")
+    model.refresh()
+
+
+CHANGES = {
+    "a fixed value": double_output_scale,
+    "data": other_data,
+    "a prior": bounded_prior,
+    "dtype": lambda model: model.float(),
+    "jitter": lambda model: (setattr(model, "jitter", 0.1), model.refresh()),
+}
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_model_changed_in_place_since_predicts_as_it_was_sampled(change, loaded, tmp_path):
+    model = half_fixed()
+    posterior = tg.sample(model, tg.HMC(num_steps=2), num_samples=4, num_chains=2, seed=0, progress=False)
+    if loaded:
+        posterior.save(tmp_path / "posterior.pt")
+        posterior = tg.Posterior.load(tmp_path / "posterior.pt", model)
+    x = inputs(4, seed=5)
+    expected = copy.deepcopy(posterior).predict(x)
+    streamed = posterior.predict(x, test_chunk=1)
+    CHANGES[change](model)
+    for found in (streamed, posterior.predict(x)):
+        torch.testing.assert_close(found.mean, expected.mean)
+        torch.testing.assert_close(found.latent_variance, expected.latent_variance)
+    torch.testing.assert_close(posterior.latents, copy.deepcopy(posterior).latents)
+    posterior.save(tmp_path / "later.pt")
+    with pytest.raises(ValueError, match="another model"):
+        tg.Posterior.load(tmp_path / "later.pt", model)

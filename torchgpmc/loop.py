@@ -89,14 +89,13 @@ def sample(
         seed = secrets.randbits(62)
     check_count("seed", seed, 0)
     run = method.prepare(model, settings)
-    fingerprint = model_fingerprint(model)
-    file = _checkpoint_file(checkpoint, model, fingerprint, method, settings, seed)
+    file = _checkpoint_file(checkpoint, model, method, settings, seed)
     loop = _Loop(run, model, make_generator(seed, model.train_x.device), file)
     info = loop.run({**_description(method, settings, seed), "target": run.label}, progress)
     draw, stats = loop.store.joined()
     draws = run.finish(loop.state, draw)
     stats = {name: value[:, : draws.theta.shape[1]] for name, value in stats.items()}
-    posterior = Posterior(model, draws, stats, {**info, **draws.info}, fingerprint)
+    posterior = Posterior(model, draws, stats, {**info, **draws.info})
     for complaint in posterior.complaints():
         warn(complaint)
     return posterior
@@ -133,7 +132,6 @@ def _description(method: Method, settings: Settings, seed: int) -> dict[str, Any
 def _checkpoint_file(
     checkpoint: str | os.PathLike[str] | Checkpoint | None,
     model: GPModel,
-    fingerprint: Fingerprint,
     method: Method,
     settings: Settings,
     seed: int,
@@ -144,7 +142,7 @@ def _checkpoint_file(
     check_count("checkpoint.every", checkpoint.every)
     identity: Fingerprint = {key: str(value) for key, value in _description(method, settings, seed).items()}
     identity |= {key: str(value) for key, value in settings._asdict().items()}
-    return CheckpointFile(checkpoint, identity | {"device": str(model.train_x.device)} | fingerprint, model)
+    return CheckpointFile(checkpoint, identity | {"device": str(model.train_x.device)} | model_fingerprint(model), model)
 
 
 class _Loop:

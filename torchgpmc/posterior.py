@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from torchgpmc.prediction import Prediction
 from torchgpmc.random import make_generator
 from torchgpmc.storage.draws import Draws, check_draws
 from torchgpmc.storage.files import read_tensors, write_atomically
-from torchgpmc.storage.fingerprint import Fingerprint, differences, model_fingerprint
+from torchgpmc.storage.fingerprint import differences, model_fingerprint
 
 _FORMAT = "torchgpmc posterior 2"
 _CHUNK_ELEMENTS = 4_000_000
@@ -30,6 +31,7 @@ class Posterior:
     Made by :func:`torchgpmc.sample` and :meth:`load`.
 
     Attributes:
+        model: a copy of the model as it was sampled, which predicts and is saved whatever becomes of the original.
         samples: name -> constrained draws ``(chains, draws, *shape)``, under gpytorch's own names.
         whitened: latents v ``(chains, draws, V)``, standard normal a priori.
         log_weights: ``(chains, draws)``, unnormalised; ``None`` for Markov chains, whose draws weigh the same.
@@ -52,11 +54,9 @@ class Posterior:
         (True, 1000)
     """
 
-    def __init__(
-        self, model: GPModel, draws: Draws, stats: dict[str, Tensor], info: dict[str, Any], fingerprint: Fingerprint | None = None
-    ):
-        self.model = model
-        self._fingerprint = fingerprint  # as the model was when sampled: its owner may change it since
+    def __init__(self, model: GPModel, draws: Draws, stats: dict[str, Tensor], info: dict[str, Any]):
+        # Its owner may change it in place: a prior, a fixed value, the data. Two of its matrices are N x N, a gradient's are more.
+        self.model = copy.deepcopy(model)
         self.theta = draws.theta
         self.whitened = draws.whitened
         self.log_weights = draws.log_weights
@@ -176,7 +176,7 @@ class Posterior:
         draws = Draws(self.theta.flatten(0, 1)[rows][None], self.whitened.flatten(0, 1)[rows][None], None)
         stats = {name: value.flatten(0, 1)[rows][None] for name, value in self.stats.items()}
         label = f"{num_draws} draws by weight from {len(weights)}; {len(rows.unique())} of them differ"
-        return Posterior(self.model, draws, stats, {**self.info, "resampled": label}, self._fingerprint)
+        return Posterior(self.model, draws, stats, {**self.info, "resampled": label})
 
     def complaints(self) -> list[str]:
         """What speaks against trusting these draws, one sentence each; empty if nothing does."""
@@ -218,7 +218,7 @@ class Posterior:
         """Writes draws, statistics and settings to one file, atomically; tensors, numbers and strings only."""
         content = {
             "format": _FORMAT,
-            "model": model_fingerprint(self.model) if self._fingerprint is None else self._fingerprint,
+            "model": model_fingerprint(self.model),
             "theta": self.theta,
             "whitened": self.whitened,
             "log_weights": self.log_weights,
@@ -243,4 +243,4 @@ class Posterior:
             raise ValueError(f"{path} was made with another model: {different}. Expected the model it was sampled from.")
         draws = Draws(content["theta"], content["whitened"], content["log_weights"])
         check_draws(path, *draws[:3], content["stats"], model.layout.size, model.latent_size)
-        return Posterior(model, draws, content["stats"], content["info"], content["model"])
+        return Posterior(model, draws, content["stats"], content["info"])

@@ -203,6 +203,68 @@ def test_a_kernel_without_sound_batch_mode_is_still_exact():
     torch.testing.assert_close(found, expected)
 
 
+class WrongSomewhere(RBFKernel):
+    """A user's kernel whose batch mode goes wrong where ``somewhere(C, x1, x2)``."""
+
+    def __init__(self, somewhere):
+        super().__init__()
+        self.somewhere = somewhere
+
+    def forward(self, x1, x2, diag=False, **params):
+        count = len(self.lengthscale) if self.lengthscale.dim() == 3 else 1
+        wrong = count > 1 and not diag and self.somewhere(count, x1, x2)
+        return super().forward(x1, x2, diag=diag, **params) + wrong
+
+
+@pytest.mark.parametrize(
+    "somewhere",
+    [
+        lambda count, x1, x2: torch.equal(x1, x2),
+        lambda count, x1, x2: len(x1) > 3,
+        lambda count, x1, x2: count == len(x1) > 2,
+        lambda count, x1, x2: count == x1.shape[-1],
+        lambda count, x1, x2: count > x1.shape[-1],
+    ],
+    ids=["inputs with themselves", "four inputs", "settings as inputs", "settings as columns", "many settings"],
+)
+def test_a_batch_mode_is_tried_at_the_shapes_that_occur(somewhere):
+    assert isinstance(covariance_function(WrongSomewhere(somewhere).double(), inputs(8, 0)), OneByOne)
+    assert isinstance(covariance_function(WrongSomewhere(lambda *shapes: False).double(), inputs(8, 0)), BatchMode)
+
+
+def rbf(x, z):
+    return torch.exp(-0.5 * torch.cdist(x, z) ** 2 / 900)
+
+
+COMPOSED = {  # kernels at lengthscales of 30, where a covariance of inputs is singular but for rounding, and formulas of them
+    "linear times linear": (lambda: ScaleKernel(LinearKernel() * LinearKernel()), lambda x, z: 2 * (x @ z.T) ** 2),
+    "rbf plus linear": (lambda: RBFKernel() + LinearKernel(), lambda x, z: rbf(x, z) + x @ z.T),
+    "linear plus rbf": (lambda: LinearKernel() + ScaleKernel(RBFKernel()), lambda x, z: 2 * rbf(x, z) + x @ z.T),
+    "sum times linear": (lambda: (RBFKernel() + LinearKernel()) * LinearKernel(), lambda x, z: (rbf(x, z) + x @ z.T) * (x @ z.T)),
+    "linear times scaled": (lambda: LinearKernel() * ScaleKernel(LinearKernel()), lambda x, z: 2 * (x @ z.T) ** 2),
+}
+
+
+@pytest.mark.filterwarnings("error:.*not p.d.")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", COMPOSED)
+def test_sums_and_products_factorise_nothing_and_add_no_jitter(name, dtype):
+    """linear_operator adds a low-rank term to a root of the other: with up to 1e-4 on the diagonal where that has none."""
+    make, formula = COMPOSED[name]
+    kernel, x = make().to(dtype), inputs(6, 0).repeat(4, 1).to(dtype)
+    sizes = {"raw_lengthscale": 30.0, "raw_outputscale": 2.0, "raw_variance": 1.0}
+    for count in (1, 3, 24):
+        values = {
+            key: torch.full((count, *getattr(owner, leaf).shape), sizes[leaf], dtype=dtype)
+            for key, owner, leaf in parameters_with_owners(kernel)
+        }
+        function = covariance_function(kernel, x)
+        for z in (x, x[:5]):
+            expected = formula(x.double(), z.double()).to(dtype).expand(count, -1, -1)
+            tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+            torch.testing.assert_close(function.bind(x, z)(values), expected, rtol=tolerance, atol=tolerance)
+
+
 def test_no_denormal_numbers_at_short_lengthscales():
     x = torch.linspace(0, 1, 50, dtype=torch.float64).unsqueeze(-1)
     for dtype in (torch.float64, torch.float32):

@@ -6,6 +6,7 @@ import pytest
 import scipy.stats
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.priors import GammaPrior
 
 import torchgpmc as tg
 from tests.calibration import worst_excess
@@ -13,6 +14,7 @@ from tests.problems import LIKELIHOODS, inputs, kernel, targets
 from torchgpmc import quadrature
 from torchgpmc.adapter.conversion import as_likelihood, convert_likelihood
 from torchgpmc.adapter.functional import PureModule
+from torchgpmc.approximations import ApproximateMarginal
 from torchgpmc.likelihoods import Factorised
 
 SCALAR = [name for name in LIKELIHOODS if name != "softmax"]
@@ -200,6 +202,46 @@ def test_any_factorised_gpytorch_likelihood_works():
         position = torch.zeros(2, model.layout.size + model.latent_size, dtype=torch.float64)
         value, gradient = tg.joint_log_density(model).value_and_grad(position)
         assert bool(torch.isfinite(value).all() and torch.isfinite(gradient).all())
+
+
+class OwnLaplace(tg.likelihoods.Factorised, gpytorch.likelihoods.LaplaceLikelihood):
+    """A user's, by this package's base class."""
+
+    forward = gpytorch.likelihoods.LaplaceLikelihood.forward
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["full", "sparse"])
+@pytest.mark.parametrize("likelihood", [gpytorch.likelihoods.LaplaceLikelihood, OwnLaplace, tg.likelihoods.StudentT])
+def test_a_setting_that_torch_refuses_has_density_zero_and_leaves_the_others_theirs(likelihood, sparse):
+    """exp(-800) is a scale of zero, for which gpytorch's own distributions raise, for all chains together."""
+    made = likelihood(noise_prior=GammaPrior(2.0, 1.0))
+    if likelihood is tg.likelihoods.StudentT:
+        made.raw_deg_free.requires_grad_(False)
+    options = {"inducing_points": inputs(3, seed=4)} if sparse else {}
+    model = (tg.SparseGP if sparse else tg.GP)(inputs(6), torch.linspace(-1, 1, 6).double(), kernel(), made, **options)
+    density = tg.joint_log_density(model)
+    position = torch.randn(
+        5, model.layout.size + model.latent_size, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
+    position[[1, 4], model.layout.size - 1] = -800.0
+    value, gradient = density.value_and_grad(position)
+    assert value.isinf().tolist() == density(position).isinf().tolist() == [False, True, False, False, True]
+    assert not gradient[[1, 4]].any()
+    others = [0, 2, 3]
+    expected = density.value_and_grad(position[others])
+    torch.testing.assert_close((value[others], gradient[others]), expected)
+    if not sparse:
+        for approximation in (tg.Laplace(), tg.EP()):
+            found = ApproximateMarginal(model, approximation)(position[:, : model.layout.size])
+            assert found.isinf().tolist() == [False, True, False, False, True]
+
+
+def test_targets_that_a_gpytorch_likelihood_cannot_give_are_an_error():
+    with pytest.raises(
+        ValueError, match=r"train_y holds \[-0.5, 1.5\]. Expected .*lower_bound=0.0.*the support of BetaLikelihood's Beta"
+    ):
+        likelihood = gpytorch.likelihoods.BetaLikelihood().requires_grad_(False)
+        tg.GP(inputs(4), torch.tensor([0.2, 1.5, -0.5, 0.5]), kernel(), likelihood)
 
 
 class WholeVector(gpytorch.likelihoods.Likelihood):

@@ -270,6 +270,48 @@ def test_a_parameter_with_neither_prior_nor_fixing_is_an_error_with_both_remedie
         )
 
 
+def two_at_once():
+    return MultivariateNormalPrior(torch.zeros(2), covariance_matrix=torch.eye(2))
+
+
+@pytest.mark.parametrize(
+    ("shape", "prior", "expected"),
+    [
+        ((2, 1, 1), two_at_once, r"has shape \(2, 1, 1\) and its MultivariateNormalPrior is of values of shape \(2,\) together"),
+        ((), two_at_once, r"has shape \(1,\).*of values of shape \(2,\) together.*change the size of the prior"),
+        ((3,), two_at_once, r"last dimensions to be those"),
+        ((1, 3), lambda: SmoothedBoxPrior(torch.zeros(2), torch.ones(2)), r"SmoothedBoxPrior is of values of shape \(2,\)"),
+        ((1, 1), lambda: GammaPrior(torch.ones(3), torch.ones(3)), r"has shape \(1, 1\) and its GammaPrior has numbers.*\(3,\)"),
+        ((2, 1, 1), lambda: NormalPrior(torch.zeros(2), torch.ones(2)), "one for all its elements; change the prior's"),
+        ((2,), lambda: NormalPrior(torch.zeros(2, 2), torch.ones(2, 2)), r"fit the parameter's shape"),
+    ],
+)  # fmt: skip
+def test_a_prior_of_another_size_is_an_error_and_not_broadcast(shape, prior, expected):
+    with pytest.raises(ValueError, match=f"parameter 'kernel.x' {expected}" if expected.startswith("has") else expected):
+        layout_of(prior(), Positive(), shape)
+
+
+@pytest.mark.parametrize(
+    ("shape", "prior"),
+    [
+        ((2,), two_at_once),
+        ((3, 2), two_at_once),
+        ((), lambda: SmoothedBoxPrior(0.0, 1.0)),
+        ((2, 3), lambda: SmoothedBoxPrior(0.0, 1.0)),
+        ((2, 3), lambda: SmoothedBoxPrior(torch.zeros(3), torch.ones(3))),
+        ((), lambda: NormalPrior(torch.zeros(1), torch.ones(1))),
+        ((2, 3), lambda: NormalPrior(torch.zeros(3), torch.ones(3))),
+        ((2, 3), lambda: NormalPrior(torch.zeros(2, 1), torch.ones(2, 1))),
+    ],
+)
+def test_a_prior_of_the_parameters_size_scores_every_element_once(shape, prior):
+    layout = layout_of(prior(), GreaterThan(-1e6), shape)
+    theta = layout.unconstrain({"kernel.x": torch.randn(4, *shape, dtype=torch.float64)})
+    value = layout.constrain(theta)["kernel.x"]
+    expected = torch.stack([prior().log_prob(row if shape else row.view(1)).sum() for row in value.float()])
+    torch.testing.assert_close(layout.log_prior_of_values(theta), expected.double(), rtol=1e-4, atol=1e-4)
+
+
 def test_a_prior_and_a_constraint_without_common_values_are_an_error():
     with pytest.raises(ValueError, match="no value in common"):
         layout_of(UniformPrior(2.0, 3.0), Interval(0.0, 1.0))

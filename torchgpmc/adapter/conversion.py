@@ -9,13 +9,14 @@ from typing import Any
 import gpytorch.likelihoods
 import torch
 from torch import Tensor, nn
-from torch.distributions import Distribution
+from torch.distributions import Distribution, constraints
 
 from torchgpmc.adapter.functional import PureModule, parameters_with_owners
 from torchgpmc.checks import warn
-from torchgpmc.likelihoods.base import Factorised, LogLikelihood
+from torchgpmc.likelihoods.base import Factorised, LogLikelihood, require_targets
 from torchgpmc.likelihoods.bernoulli import Bernoulli
 from torchgpmc.likelihoods.gaussian import Gaussian
+from torchgpmc.likelihoods.rows import log_prob_by_rows
 from torchgpmc.likelihoods.softmax import Softmax
 from torchgpmc.likelihoods.student_t import StudentT
 from torchgpmc.random import draw, make_generator
@@ -36,6 +37,9 @@ class Foreign(Factorised):
 
     def forward(self, function_samples: Tensor) -> Distribution:
         return self.likelihood.forward(function_samples)
+
+    def pointwise_log_prob(self, f: Tensor, targets: Tensor) -> Tensor:
+        return log_prob_by_rows(self.likelihood, f, targets, self.num_latents)
 
 
 def convert_likelihood(likelihood: Any) -> Any:
@@ -85,11 +89,11 @@ def _forward(f: Tensor, module: Any) -> Any:
     return module.forward(f)
 
 
-def check_forward(likelihood: nn.Module) -> None:
-    """Checks that a foreign likelihood factorises and treats C settings as C rows.
+def check_forward(likelihood: nn.Module, targets: Tensor) -> None:
+    """Checks that a foreign likelihood factorises and treats C settings as C rows, and that it can give the targets.
 
     Raises:
-        ValueError: ``forward`` does not return a distribution over each element, or mixes settings.
+        ValueError: ``forward`` does not return a distribution over each element, or mixes settings, or has no such targets.
     """
     if isinstance(likelihood, LogLikelihood):
         return
@@ -120,6 +124,12 @@ def check_forward(likelihood: nn.Module) -> None:
         raise ValueError(
             f"{name}.forward gives a distribution of batch shape {shape} for f of shape {described}. "
             f"Expected (2, 3): one distribution for each observation."
+        )
+    # Where the support depends on parameters, targets outside it have density zero at some of them.
+    if not (constraints.is_dependent(getattr(type(together), "support", constraints.dependent)) or together.event_shape):
+        distribution, support = type(together).__name__, together.support
+        require_targets(
+            support.check(targets), targets, f"{support}, the support of {name}'s {distribution}", "Use another likelihood."
         )
     targets = draw(together, make_generator(0, f.device))
     for row in range(2):

@@ -6,6 +6,7 @@ own batch mode; and one setting at a time. A route other than the last is used o
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -14,9 +15,11 @@ from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, RQKernel, ScaleKer
 from torch import Tensor
 
 from torchgpmc.adapter import stationary
-from torchgpmc.adapter.functional import PureModule, constraint_of, parameters_with_owners
+from torchgpmc.adapter.functional import PureModule, perturbed_values, probing_counts
 
 Values = Mapping[str, Tensor]
+
+_PROBED_ROWS = 5
 
 
 class Covariance(Protocol):
@@ -58,8 +61,8 @@ def covariance_function(kernel: Kernel, x: Tensor) -> CovarianceFunction:
     if closed is not None:
         _check_input_width(kernel, x)
         return closed
-    one_by_one = OneByOne(kernel)
-    probe = x[:3]
+    one_by_one, batched = OneByOne(kernel), BatchMode(kernel)
+    probe = x[:_PROBED_ROWS]
     outputs = kernel.num_outputs_per_input(probe, probe)
     if outputs != 1:
         raise ValueError(
@@ -67,21 +70,32 @@ def covariance_function(kernel: Kernel, x: Tensor) -> CovarianceFunction:
             f"train_y has one. Expected a kernel of one function's values, for instance RBFKernel(); for several tasks put the "
             f"task among the columns of train_x, as IndexKernel(active_dims=...) times a kernel of the others."
         )
-    settings = _perturbed_values(kernel)
     try:
-        expected = one_by_one.bind(probe, probe[:2])(settings), one_by_one.diagonal(settings, probe)
+        expected = _probed(one_by_one, perturbed_values(kernel, 2), probe)
     except Exception as error:  # whatever a user's kernel may raise
         raise ValueError(
             f"the kernel could not be evaluated at inputs of shape {tuple(probe.shape)}: {error}. "
             f"Expected a kernel for {x.shape[-1]} input dimensions; check active_dims, ard_num_dims and num_dims."
         ) from error
     try:
-        batched = BatchMode(kernel)
-        found = batched.bind(probe, probe[:2])(settings), batched.diagonal(settings, probe)
-        agree = all(a.shape == b.shape and torch.allclose(a, b, rtol=1e-5) for a, b in zip(found, expected, strict=True))
+        agree = all(
+            _agree(_probed(batched, perturbed_values(kernel, count), probe), expected, count) for count in probing_counts(probe)
+        )
     except Exception:  # the kernel has no usable batch mode, for whatever reason: take the route that always works
         agree = False
     return batched if agree else one_by_one
+
+
+def _probed(route: CovarianceFunction, settings: Values, x: Tensor) -> tuple[Tensor, ...]:
+    """All that models ask of a kernel: of inputs with themselves, with others, and variances."""
+    return route.bind(x, x)(settings), route.bind(x, x[:2])(settings), route.diagonal(settings, x)
+
+
+def _agree(found: tuple[Tensor, ...], expected: tuple[Tensor, ...], count: int) -> bool:
+    """Whether covariances at ``count`` settings are, at the first and the last of them, those expected at these two."""
+    return all(
+        a.shape == (count, *b.shape[1:]) and torch.allclose(a[[0, -1]], b, rtol=1e-5) for a, b in zip(found, expected, strict=True)
+    )
 
 
 def _check_input_width(kernel: Kernel, x: Tensor) -> None:
@@ -98,17 +112,6 @@ def _check_input_width(kernel: Kernel, x: Tensor) -> None:
                 f"{type(part).__name__} has active_dims={part.active_dims.tolist()} but the inputs have {x.shape[-1]} columns. "
                 f"Expected indices below {x.shape[-1]}."
             )
-
-
-def _perturbed_values(kernel: Kernel) -> dict[str, Tensor]:
-    """Two different settings of every parameter, constrained."""
-    values = {}
-    for name, owner, leaf in parameters_with_owners(kernel):
-        raw = getattr(owner, leaf).detach()
-        raw = torch.stack([raw + 0.1, raw - 0.2])
-        constraint = constraint_of(owner, leaf)
-        values[name] = raw if constraint is None else constraint.transform(raw)
-    return values
 
 
 # --- closed forms -----------------------------------------------------------------------------------------------------
@@ -226,8 +229,30 @@ def closed_form(kernel: Kernel) -> ClosedForm | None:
 # --- any kernel -------------------------------------------------------------------------------------------------------
 
 
-def _dense(result: Any) -> Tensor:
-    return result if isinstance(result, Tensor) else result.to_dense()
+def _dense(result: Any) -> Any:
+    return result.to_dense() if hasattr(result, "to_dense") else result
+
+
+def _pure_kernel(kernel: Kernel) -> PureModule:
+    """A kernel as a pure function, every part of which gives plain matrices.
+
+    Sums and products of linear_operator's own would factorise one of their terms first: with jitter where that fails, so that
+    RBFKernel() + LinearKernel() was another kernel at long lengthscales, or for a batch not at all.
+    """
+    plain = copy.deepcopy(kernel)
+    for part in plain.modules():
+        if isinstance(part, Kernel):
+            part.forward = _Plain(part.forward)
+    return PureModule(plain)
+
+
+class _Plain(NamedTuple):
+    """A kernel's ``forward`` that returns a tensor; copied together with its kernel."""
+
+    forward: Callable[..., Any]
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return _dense(self.forward(*args, **options))
 
 
 def _diagonal(kernel: Any, x: Tensor, num_settings: int) -> Tensor:
@@ -246,7 +271,7 @@ class OneByOne:
     """Any kernel, one setting after another: the route that always works, and the reference for the others."""
 
     def __init__(self, kernel: Kernel):
-        self.pure = PureModule(kernel)
+        self.pure = _pure_kernel(kernel)
 
     def bind(self, x1: Tensor, x2: Tensor) -> Covariance:
         return BoundKernel(self._evaluate, x1, x2)
@@ -268,7 +293,7 @@ class BatchMode:
     """Any kernel whose own batch mode is sound: its batch shape is set to C while its parameters are replaced by C values."""
 
     def __init__(self, kernel: Kernel):
-        self.pure = PureModule(kernel)
+        self.pure = _pure_kernel(kernel)
 
     def bind(self, x1: Tensor, x2: Tensor) -> Covariance:
         return BoundKernel(self._evaluate, x1, x2)

@@ -41,6 +41,22 @@ def parameters_with_owners(module: nn.Module) -> Iterator[tuple[str, nn.Module, 
         yield name, module.get_submodule(path), leaf
 
 
+def perturbed_values(module: nn.Module, count: int) -> dict[str, Tensor]:
+    """Different settings of every parameter, constrained; the first and the last are the same for any ``count`` from 2."""
+    values = {}
+    for name, owner, leaf in parameters_with_owners(module):
+        raw = getattr(owner, leaf).detach()
+        shifts = torch.linspace(0.1, -0.2, count).to(raw).view(-1, *[1] * raw.dim())
+        constraint = constraint_of(owner, leaf)
+        values[name] = raw + shifts if constraint is None else constraint.transform(raw + shifts)
+    return values
+
+
+def probing_counts(x: Tensor) -> set[int]:
+    """Numbers of settings to try a module at: as many as rows, or as columns, are where a lost batch dimension broadcasts."""
+    return {2, *x.shape, max(x.shape) + 1} - {1}
+
+
 class _Call(nn.Module):
     def __init__(self, module: nn.Module):
         super().__init__()

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from torchgpmc import quadrature
+from torchgpmc.likelihoods.rows import log_prob_by_rows
 from torchgpmc.random import draw
 
 TILTED_NODES = 40
@@ -98,8 +99,8 @@ class Factorised(LogLikelihood):
         raise NotImplementedError(f"{type(self).__name__} must define forward(f), which returns a torch distribution")
 
     def pointwise_log_prob(self, f: Tensor, targets: Tensor) -> Tensor:
-        """log p(y_n | f_n), elementwise."""
-        return self.forward(f).log_prob(targets)
+        """log p(y_n | f_n), elementwise; NaN for settings at which torch refuses the parameters of ``forward``'s distribution."""
+        return log_prob_by_rows(self, f, targets, self.num_latents)
 
     def log_prob(self, f: Tensor, targets: Tensor) -> Tensor:
         """log p(y | f): f ``(C, N)``, targets ``(N,)`` or ``(C, N)``, to ``(C,)``."""

@@ -110,7 +110,7 @@ class GPModel(nn.Module):
         self.kernel = copy.deepcopy(kernel).to(dtype)
         self.mean = (ZeroMean() if mean is None else copy.deepcopy(mean)).to(dtype)
         self.likelihood = likelihood.to(dtype)
-        check_forward(self.likelihood)
+        check_forward(self.likelihood, self.train_y)
         self.refresh()
 
     def refresh(self) -> None:

@@ -251,7 +251,7 @@ def build_layout(modules: dict[str, nn.Module], dtype: torch.dtype, device: torc
 
     Raises:
         ValueError: a parameter has neither a prior nor ``requires_grad=False``; a prior matches no parameter; the prior's support
-            and the constraint do not meet.
+            and the constraint do not meet; a prior is of vectors of another size, or of more numbers than the parameter has.
     """
     entries: list[Entry] = []
     fixed: list[FixedEntry] = []
@@ -266,10 +266,28 @@ def build_layout(modules: dict[str, nn.Module], dtype: torch.dtype, device: torc
             if (id(owner), leaf) not in priors:
                 raise ValueError(_NO_PRIOR.format(name=name, leaf=leaf.removeprefix("raw_"), raw=raw_name))
             prior = priors[(id(owner), leaf)]
+            _check_prior_shape(name, parameter.shape, prior)
             interval = _interval(name, owner, leaf, prior)
             restricted = RestrictedPrior(prior, parameter.shape, interval, dtype, device)
             entries.append(Entry(name, raw_name, parameter.shape, interval, restricted))
     return Layout(list(modules), entries, fixed, dtype, device)
+
+
+def _check_prior_shape(name: str, shape: torch.Size, prior: Prior) -> None:
+    """Whatever broadcasts is evaluated without a word: a prior of vectors of two at one number twice, say."""
+    shape = shape or torch.Size([1])  # a number serves priors that sum over a last dimension
+    event, whole = prior.event_shape, prior.batch_shape + prior.event_shape
+    if math.prod(event) > 1 and shape[-len(event) :] != event:
+        raise ValueError(
+            f"parameter '{name}' has shape {tuple(shape)} and its {type(prior).__name__} is of values of shape {tuple(event)} "
+            f"together. Expected the parameter's last dimensions to be those; change the size of the prior, or give each element a "
+            f"prior of its own, for instance NormalPrior."
+        )
+    if len(whole) > len(shape) or any(wanted not in (1, size) for wanted, size in zip(whole[::-1], shape[::-1], strict=False)):
+        raise ValueError(
+            f"parameter '{name}' has shape {tuple(shape)} and its {type(prior).__name__} has numbers for shape {tuple(whole)}. "
+            f"Expected numbers that fit the parameter's shape, or one for all its elements; change the prior's."
+        )
 
 
 def _interval(name: str, owner: nn.Module, leaf: str, prior: Prior) -> Interval:

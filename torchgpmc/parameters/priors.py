@@ -153,7 +153,7 @@ class RestrictedPrior:
             bounds = (self._cdf(self.interval.lower, support, 0.0), self._cdf(self.interval.upper, support, 1.0))
         except (NotImplementedError, AttributeError):  # no distribution function: the constant matters to the evidence alone
             return None
-        return torch.log(bounds[1] - bounds[0]).expand(self.shape).sum()
+        return torch.log(bounds[1] - bounds[0]).expand(self.shape or torch.Size([1])).sum()
 
     @property
     def has_transform(self) -> bool:
