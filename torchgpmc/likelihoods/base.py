@@ -157,11 +157,13 @@ class Factorised(LogLikelihood):
     def expected_log_likelihood(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         r""":math:`\int \log p(y_n | f) N(f | mean_n, variance_n) df`, elementwise; ``variance`` is a variance.
 
-        Of several latents, mean and variance are ``(C, N, K)`` and the latents independent.
+        To 1e-6 for one latent, kinks included, by :func:`quadrature.integrals`; where log p is smooth in f an override by
+        :func:`quadrature.expectation_about` is several times faster. Of several latents, mean and variance are ``(C, N, K)``, the
+        latents independent, and the error that of :func:`quadrature.product_rule`: small only at variances below 1.
         """
         if self.num_latents > 1:
             return quadrature.expectation_of_several(lambda f: self.pointwise_log_prob(f, targets), mean, variance)
-        return quadrature.expectation(lambda f: self.pointwise_log_prob(f, targets), mean, variance)
+        return quadrature.adaptive_expectation(lambda f: (self.pointwise_log_prob(f, targets),), mean, variance)[0]
 
     def predictive_log_prob(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         r""":math:`\log \int p(y_n | f) N(f | mean_n, variance_n) df`, elementwise; ``variance`` is a variance.
