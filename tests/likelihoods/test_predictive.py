@@ -123,7 +123,8 @@ def test_narrow_likelihoods_that_were_wrong_by_nats(module, mean, variance, y, e
 def prediction_of(likelihood, mean, variance):
     """A prediction from one draw with these marginals of f, ``(K, T)``."""
     model = tg.GP(inputs(3), torch.tensor([0.0, 1.0, 1.0]), kernel(), likelihood)
-    return Prediction(model, lambda _: (mean[None], variance[None]), mean.shape[-1], mean.shape[-1], {}, torch.zeros(1).double())
+    points = mean.shape[-1]
+    return Prediction(model, lambda _: lambda _: (mean[None], variance[None]), points, points, 1, {}, torch.zeros(1).double())
 
 
 def test_probs_and_log_prob_of_the_logit_are_one_number():
@@ -247,7 +248,7 @@ def test_a_likelihood_of_two_latents_with_forward_alone_gets_nodes_over_both(mad
     marginals = torch.tensor([[[0.2], [-0.5]], [[0.4], [0.3]]], dtype=torch.float64)
     whole = tuple(marginal[None] for marginal in marginals)
     points = whole[0].shape[-1]
-    prediction = Prediction(model, lambda _: whole, points, points, {}, torch.zeros(1).double())
+    prediction = Prediction(model, lambda _: lambda _: whole, points, points, 1, {}, torch.zeros(1).double())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = prediction.log_prob(torch.tensor([0.7]).double())
