@@ -24,10 +24,10 @@ test: $(VENV)/installed
 test-fast: $(VENV)/installed
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not long"
 
-# A thousand random models against brute force: some hours. In pieces: make test-long ATTACK="--attack-first 40 --attack-models 100"
+# A thousand random models against brute force, some hours, and stated errors over hundreds of data sets, minutes. In pieces: make test-long ATTACK="--attack-first 40 --attack-models 100"
 ATTACK ?= --attack-models 1000
 test-long: $(VENV)/installed
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m long --attack-record attack-record $(ATTACK) tests/attack; \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m long --attack-record attack-record $(ATTACK) tests/attack tests/importance; \
 	status=$$?; $(BIN)/python -m tests.attack.record attack-record docs/results/attack.md; exit $$status
 
 check: $(VENV)/installed
