@@ -177,10 +177,12 @@ def test_no_factorisation_in_the_likelihood(monkeypatch):
     original = torch.linalg.cholesky_ex
     monkeypatch.setattr(torch.linalg, "cholesky_ex", lambda *args, **options: counts.append(1) or original(*args, **options))
     model = tg.GP(inputs(6), targets("probit", 6), fixed_kernel(), LIKELIHOODS["probit"]())
+    totals = []
     for num_samples in (2, 20):
         counts.clear()
         quiet_sample(model, tg.EllipticalSlice(), num_samples=num_samples)
-        assert len(counts) == 2  # one is the fingerprint's
+        totals.append(len(counts))
+    assert totals[0] == totals[1] <= 2  # one is the fingerprint's
     for made in (gp("probit"), sparse_gp("probit")):
         prior = made.prior(torch.zeros(2, made.layout.size, dtype=torch.float64))
         before = len(counts)

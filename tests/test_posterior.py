@@ -91,9 +91,9 @@ def test_chunks_of_test_points_change_nothing(likelihood):
 
 @pytest.mark.parametrize("ask", ["mean", "log_prob", "sample"])
 def test_every_draw_is_factorised_once_however_many_test_points(ask):
-    model = gp("probit")
-    posterior, factorised, prior = posterior_of(model), [], model.prior
-    model.prior = lambda theta: factorised.append(len(theta)) or prior(theta)
+    posterior, factorised = posterior_of(gp("probit")), []
+    prior = posterior.model.prior
+    posterior.model.prior = lambda theta: factorised.append(len(theta)) or prior(theta)
     prediction = posterior.predict(inputs(7, seed=9), test_chunk=2)
     {"mean": lambda: prediction.mean, "log_prob": lambda: prediction.log_prob(torch.ones(7)), "sample": prediction.sample}[ask]()
     assert sum(factorised) == posterior.num_chains * posterior.num_draws

@@ -240,7 +240,9 @@ def _complaints_about_noise(stats: Mapping[str, Tensor], log_weights: Tensor | N
     A relative variance is estimated from the weights whose mean the evidence is, and one that misses most of p(f | y, theta) looks
     small; those that hit what the others miss are kept for long, or weigh much. So the average is that over the posterior draws.
     """
-    variance = stats["log_evidence_variance"].double().flatten() if "log_evidence_variance" in stats else torch.zeros(0)
+    if "log_evidence_variance" not in stats:
+        return []
+    variance = stats["log_evidence_variance"].double().flatten()
     known = torch.isfinite(variance)  # not where an estimate is a single weight
     weights = torch.ones_like(variance) if log_weights is None else torch.softmax(log_weights.double().flatten(), 0)
     total = float(weights[known].sum())

@@ -133,3 +133,16 @@ def test_without_a_mode_sampling_begins_from_the_prior_and_says_so(method, monke
             gp_regression(), method, num_samples=60 if isinstance(method, tg.AMIS) else 20, seed=0, progress=False, **chains
         )
     assert bool(torch.isfinite(posterior.stats["lp"]).all())
+
+
+def test_a_search_that_finds_nothing_goes_on_from_other_starts(monkeypatch):
+    seen, search = [], starts.find_modes
+
+    def find(density, begin):
+        seen.append(begin)
+        return [] if len(seen) < 3 else search(density, begin)
+
+    monkeypatch.setattr(starts, "find_modes", find)
+    marginal = ApproximateMarginal(regression(), Conjugate())
+    assert starts.posterior_modes(marginal, 1, torch.Generator().manual_seed(0))
+    assert len(torch.cat(seen).unique(dim=0)) == 3

@@ -10,7 +10,7 @@ from gpytorch.priors import GammaPrior
 import torchgpmc as tg
 from tests.calibration import without_jacobian, worst_excess
 from tests.problems import fixed_kernel, inputs
-from torchgpmc.methods import joint
+from torchgpmc.methods import adaptive_metropolis
 from torchgpmc.types import Sampler
 
 NOISE = 0.3
@@ -181,7 +181,7 @@ def test_a_halved_likelihood_is_caught_in_predictions_and_inducing_values(make, 
 @pytest.mark.slow
 def test_a_log_density_left_stale_by_a_move_is_caught(monkeypatch):
     """For Metropolis; Geweke's test plants it in the others, where a stale density alone moves f too little to be seen here."""
-    original = joint.metropolis
+    original = adaptive_metropolis.metropolis
 
     def stale(*args, **options):
         honest = original(*args, **options)
@@ -192,7 +192,7 @@ def test_a_log_density_left_stale_by_a_move_is_caught(monkeypatch):
 
         return Sampler(honest.init, step)
 
-    monkeypatch.setattr(joint, "metropolis", stale)
+    monkeypatch.setattr(adaptive_metropolis, "metropolis", stale)
     assert f_excess("AdaptiveMH") > 1
 
 

@@ -18,6 +18,7 @@ from torchgpmc.types import LogDensity
 
 _NUM_STARTS = 4
 _CANDIDATES_A_START = 8
+_SEARCHES = 3  # from as many starts each, until a mode is found
 _CHUNK_ELEMENTS = 400_000  # of covariance matrices
 _MAX_ATTEMPTS = 100
 _LATENT_SPREAD = 0.1
@@ -30,7 +31,7 @@ def posterior_modes(
 
     Args:
         marginal: the approximate posterior of theta.
-        num_starts: of the search, the best of eight times as many draws from the prior.
+        num_starts: of the search, the best of eight times as many draws from the prior; the next best where those find nothing.
         generator: of those draws.
         scale: if given, what is searched is the density of z on that scale, whose modes and curvatures are others.
     """
@@ -43,11 +44,14 @@ def posterior_modes(
         candidates = normal_like(candidates, generator)
     # Far out a search takes many steps, and slow ones.
     value = torch.cat([rough(part) for part in candidates.split(max(1, _CHUNK_ELEMENTS // model.latent_size**2))])
-    modes = find_modes(density, candidates[value.argsort(descending=True)[:num_starts]])
+    modes: list[Mode] = []
+    # An approximation that fails at some thetas stops the searches that meet one: then others have their turn.
+    for starts in candidates[value.argsort(descending=True)].split(num_starts)[:_SEARCHES]:
+        modes = modes or find_modes(density, starts)
     if not modes:
         warn(
-            f"no mode of the approximate posterior with a positive definite curvature was found in {num_starts} starts: "
-            f"sampling begins from the prior instead, and may need more draws.",
+            f"no mode of the approximate posterior with a positive definite curvature was found in {_SEARCHES * num_starts} "
+            f"starts: sampling begins from the prior instead, and may need more draws.",
         )
     return modes
 
