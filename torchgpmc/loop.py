@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 
 from torchgpmc.checks import check_count, warn
 from torchgpmc.methods import NUTS
-from torchgpmc.methods.importance import AMIS
+from torchgpmc.methods.amis import AMIS
 from torchgpmc.models.base import GPModel
 from torchgpmc.posterior import Posterior
 from torchgpmc.random import make_generator

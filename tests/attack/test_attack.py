@@ -12,10 +12,10 @@ from tests.calibration import SHARE, without_jacobian
 from torchgpmc.adapter.mean_function import MeanFunction
 from torchgpmc.evidence import ImportanceEstimator
 from torchgpmc.likelihoods import gaussian
-from torchgpmc.methods import importance
 from torchgpmc.models.base import GPModel
 from torchgpmc.parameters.priors import RestrictedPrior
 from torchgpmc.random import normal_like
+from torchgpmc.runs import weighted
 
 MODELS = 40
 GROUP = 5
@@ -114,12 +114,12 @@ def test_planted_errors_of_the_density_are_caught(name, monkeypatch):
 
 def biased_evidence(monkeypatch):
     honest = importance.log_evidence
-    monkeypatch.setattr(importance, "log_evidence", lambda weights: (honest(weights)[0] + 0.2, honest(weights)[1]))
+    monkeypatch.setattr(weighted, "log_evidence", lambda weights: (honest(weights)[0] + 0.2, honest(weights)[1]))
 
 
 def tempered_weights(monkeypatch):
     honest = importance.log_weights
-    monkeypatch.setattr(importance, "log_weights", lambda draws: 0.6 * honest(draws))
+    monkeypatch.setattr(weighted, "log_weights", lambda draws: 0.6 * honest(draws))
 
 
 def slow_momenta(monkeypatch):

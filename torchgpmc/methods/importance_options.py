@@ -1,0 +1,124 @@
+"""What the importance methods share: proposals, batches, and the run that they make."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torchgpmc.approximations import ApproximateMarginal, Approximation, Laplace
+from torchgpmc.approximations.base import check_approximation, check_model
+from torchgpmc.checks import check_count, check_positive
+from torchgpmc.evidence import Evidence
+from torchgpmc.importance import (
+    Adaptation,
+)
+from torchgpmc.models.base import GPModel
+from torchgpmc.parameters.normal_scale import linear_scale, normal_scale
+from torchgpmc.runs.base import Settings, refuse_chain_options
+from torchgpmc.runs.chain_targets import check_has_hyperparameters, estimator_for, suited_approximation
+from torchgpmc.runs.weighted import ImportanceRun
+
+
+def _growing_sizes(num_samples: int, batch_size: int, growth: float) -> list[int]:
+    """Batch sizes that grow geometrically and sum to ``num_samples``.
+
+    Example:
+        >>> _growing_sizes(1000, 100, 1.5)
+        [100, 150, 225, 337, 188]
+    """
+    sizes: list[int] = []
+    left = num_samples
+    while left > 0:
+        size = min(left, round(batch_size * growth ** len(sizes) - 0.001))
+        sizes.append(size)
+        left -= size
+    return sizes
+
+
+def _given_sizes(num_samples: int, batch_sizes: Sequence[int]) -> list[int]:
+    """The given sizes, the last of them as often as it takes to come to ``num_samples``.
+
+    Example:
+        >>> _given_sizes(1000, (100, 400))
+        [100, 400, 400, 100]
+    """
+    sizes: list[int] = []
+    left = num_samples
+    while left > 0:
+        size = min(left, batch_sizes[min(len(sizes), len(batch_sizes) - 1)])
+        sizes.append(size)
+        left -= size
+    return sizes
+
+
+@dataclass(frozen=True)
+class ImportanceOptions:
+    """Options that :class:`AMIS` and :class:`MAMIS` share; their docstrings explain them."""
+
+    approximation: Approximation = Laplace()  # noqa: RUF009  (frozen, so it may be shared)
+    num_importance: int = 16
+    antithetic: bool | None = None
+    degrees_of_freedom: int | None = 5
+    normal_scale: bool = True
+    diagonal: bool = False
+    batch_size: int | None = None
+    growth: float = 1.5
+    batch_sizes: tuple[int, ...] | None = None
+    prior_strength: float | None = None
+    defensive_share: float = 0.2
+    num_starts: int = 4
+    effective_size: float | None = None
+    smooth: bool = False
+    evidence: Evidence | None = None
+
+    def _prepared(self, model: GPModel, settings: Settings, *, modified: bool, switch_after: int | None) -> ImportanceRun:
+        """A run that learns from all draws, or, ``modified``, from the last batch alone; the latter from a batch on."""
+        name = type(self).__name__
+        check_approximation("approximation", self.approximation)
+        check_model(model, name, self.approximation)
+        refuse_chain_options(name, settings)
+        if model.targets.one_a_chain:
+            raise ValueError(f"the model has several data sets and {name} samples one posterior. Expected train_y of shape (N,).")
+        check_has_hyperparameters(model, name)
+        check_count("num_starts", self.num_starts)
+        check_positive("growth", self.growth, 0.999)
+        degrees = math.inf
+        if self.degrees_of_freedom is not None:
+            check_count("degrees_of_freedom", self.degrees_of_freedom, 3)
+            degrees = float(self.degrees_of_freedom)
+        if self.effective_size is not None:
+            check_positive("effective_size", self.effective_size)
+        if switch_after is not None:
+            check_count("switch_to_modified_after", switch_after)
+        size = model.layout.size
+        batch = self.batch_size
+        if batch is None:
+            batch = max(10 * size, 20, math.ceil(settings.num_samples / 10))
+        check_count("batch_size", batch)
+        sizes = _growing_sizes(settings.num_samples, batch, self.growth)
+        if self.batch_sizes is not None:
+            for given in self.batch_sizes or (0,):
+                check_count("each of batch_sizes", given)
+            sizes = _given_sizes(settings.num_samples, self.batch_sizes)
+        strength = 2.0 * size if self.prior_strength is None else self.prior_strength
+        check_positive("prior_strength", strength)
+        if not isinstance(self.normal_scale, bool):
+            raise ValueError(f"normal_scale is {self.normal_scale!r}. Expected True or False.")
+        if not (isinstance(self.defensive_share, int | float) and 0 <= self.defensive_share < 1):
+            raise ValueError(f"defensive_share is {self.defensive_share!r}. Expected a number of at least 0 and below 1.")
+        approximation = suited_approximation(model, self.approximation)
+        estimator = estimator_for(model, approximation, self.num_importance, self.antithetic, self.evidence)
+        return ImportanceRun(
+            model,
+            estimator,
+            ApproximateMarginal(model, approximation),
+            (normal_scale if self.normal_scale else linear_scale)(model.layout),
+            Adaptation(modified, self.diagonal, strength, float(self.defensive_share)),
+            sizes,
+            degrees,
+            self.num_starts,
+            switch_after,
+            self.effective_size,
+            self.smooth,
+        )

@@ -1,0 +1,158 @@
+"""The run of importance methods: batches of weighted draws of theta, each with a latent vector, and the log evidence."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgpmc.approximations import ApproximateMarginal
+from torchgpmc.checks import warn
+from torchgpmc.evidence import LatentEstimator
+from torchgpmc.importance import (
+    Adaptation,
+    AdaptiveState,
+    Proposal,
+    adapt,
+    add_draws,
+    draw_from,
+    from_modes,
+    log_evidence,
+    log_weights,
+    start,
+    with_defence,
+)
+from torchgpmc.linalg import solve_lower
+from torchgpmc.models.base import GPModel
+from torchgpmc.parameters.normal_scale import NormalScale
+from torchgpmc.parameters.prior_mass import log_prior_mass
+from torchgpmc.runs.starts import posterior_modes
+from torchgpmc.special import log_standard_normal
+from torchgpmc.storage.draws import Draw, Draws
+from torchgpmc.weights import kish_effective_size, smoothed_log_weights
+
+_MAX_ANCHORS = 128
+_NO_EVIDENCE = (
+    "the log evidence is NaN: a constraint cuts off part of a prior, or a transform distorts it, and how much of its mass remains "
+    "is not known, as the prior has no cdf and cannot draw inside. The draws and their weights are right; for the evidence "
+    "give the prior a cdf or a sample method, or a support that is the parameter's own."
+)
+
+
+class ImportanceState(NamedTuple):
+    """State of a run: the weighted draws, and where the latent approximations start: as at the nearest anchor."""
+
+    iteration: int
+    draws: AdaptiveState
+    anchors: Tensor  # (A, P), of z: the best mode, then some draws of the first batch
+    starts: Tensor  # (A, ...), of the approximations there
+
+
+class ImportanceRun(NamedTuple):
+    """Batches from proposals that follow the weighted draws; one advance a batch."""
+
+    model: GPModel
+    estimator: LatentEstimator
+    marginal: ApproximateMarginal
+    scale: NormalScale  # of everything that is proposed
+    plan: Adaptation
+    schedule: list[int]
+    degrees_of_freedom: float
+    num_starts: int
+    switch_after: int | None  # batch after which the plan becomes MAMIS
+    effective_size: float | None
+    smooth: bool
+
+    @property
+    def label(self) -> str:
+        """What the draws are draws of."""
+        return "the exact posterior, through weights"
+
+    def init(self, generator: torch.Generator) -> ImportanceState:
+        first = self._first_proposal(generator)
+        mode = first.mean[:1]
+        return ImportanceState(0, start(first), mode, self._starts_at(mode))
+
+    def _starts_at(self, z: Tensor) -> Tensor:
+        return torch.nan_to_num(self.estimator.start_at(self.scale.theta(z)[0]))
+
+    def _nearest_start(self, state: ImportanceState, z: Tensor) -> Tensor:
+        """The start of the nearest anchor: a function of theta and of earlier batches, so that an estimate stays unbiased."""
+        factor = state.draws.first.factor[0]
+        white, anchors = (solve_lower(factor, points.mT).mT for points in (z, state.anchors))
+        return state.starts[torch.cdist(white, anchors).argmin(-1)]
+
+    def _first_proposal(self, generator: torch.Generator) -> Proposal:
+        """The modes with their curvatures, shares by Laplace's integral, and the prior as the defensive component.
+
+        Where no mode is found the prior stands in for one.
+        """
+        modes = posterior_modes(self.marginal, self.num_starts, generator, self.scale)
+        unit = torch.eye(self.scale.size).to(self.scale.coefficients)
+        mean, covariance, share = 0 * unit[:1], unit[None], unit.new_zeros(1)
+        if modes:
+            mean, covariance = torch.stack([m.position for m in modes]), torch.stack([m.covariance for m in modes])
+            share = torch.stack([m.log_density for m in modes]) + 0.5 * torch.logdet(covariance)
+        if self.plan.diagonal:
+            covariance = torch.diag_embed(covariance.diagonal(dim1=-2, dim2=-1))
+        proposal = from_modes(mean, covariance, share, self.degrees_of_freedom)
+        if self.plan.defensive_share:
+            proposal = with_defence(proposal, 0 * unit[0], unit, self.plan.defensive_share)
+        return proposal
+
+    def num_advances(self) -> int:
+        return len(self.schedule)
+
+    def is_finished(self, state: ImportanceState) -> bool:
+        """After all batches, or once the effective size that was asked for has been reached."""
+        if self.effective_size is None or state.iteration in (0, len(self.schedule)):
+            return state.iteration == len(self.schedule)
+        return kish_effective_size(log_weights(state.draws)) >= self.effective_size
+
+    def advance(self, state: ImportanceState, generator: torch.Generator) -> tuple[ImportanceState, Draw, dict[str, Tensor]]:
+        count = self.schedule[state.iteration]
+        z = draw_from(state.draws.current, count, generator)
+        theta, log_slope = self.scale.theta(z)
+        estimate = self.estimator.draw(theta, generator, self._nearest_start(state, z))
+        log_prior = self.model.layout.log_prior(theta).detach()
+        log_target = log_prior + log_slope + estimate.value
+        log_target = torch.nan_to_num(log_target, nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+        draws = add_draws(state.draws, z, log_target)
+        if state.iteration + 1 < len(self.schedule):
+            modified = self.plan.modified or (self.switch_after is not None and state.iteration + 1 >= self.switch_after)
+            draws = adapt(draws, self.plan._replace(modified=modified))
+        stats = {
+            "lp": log_prior + estimate.log_likelihood + log_standard_normal(estimate.whitened),
+            "log_evidence": estimate.value,
+            "log_evidence_variance": estimate.variance,
+            "n_failures": torch.isinf(log_target).to(log_target),
+            "n_factorizations": estimate.num_factorizations,
+            "approximation_converged": estimate.converged,
+        }
+        stats = {name: value[None] for name, value in stats.items()}
+        anchors, starts = state.anchors, state.starts
+        if state.iteration == 0 and len(self.schedule) > 1:
+            anchors = z[torch.isfinite(log_target)][: min(_MAX_ANCHORS, count // 4)]
+            anchors = torch.cat([state.anchors, anchors])
+            starts = self._starts_at(anchors)
+        return ImportanceState(state.iteration + 1, draws, anchors, starts), Draw(theta[None], estimate.whitened[None]), stats
+
+    def finish(self, state: ImportanceState, draw: Draw) -> Draws:
+        weights = log_weights(state.draws)
+        if not bool(torch.isfinite(weights).any()):
+            raise ValueError(
+                f"all {len(weights)} draws have evidence zero: every covariance failed to factorise. Expected some to succeed; "
+                f"raise the model's jitter (now {self.model.jitter:g}) or use priors that keep lengthscales and scales moderate."
+            )
+        value, error = log_evidence(state.draws)
+        if self.smooth:
+            weights = smoothed_log_weights(weights)
+        mass = log_prior_mass(self.model.layout)
+        if math.isnan(mass.value):
+            warn(_NO_EVIDENCE)
+        known = {"log_evidence": float(value) - mass.value, "log_evidence_error": math.hypot(float(error), mass.error)}
+        # Ctrl-C may have come between a batch's being kept and its being weighed.
+        weighed = len(weights)
+        return Draws(draw.theta[:, :weighed], draw.whitened[:, :weighed], weights.cpu()[None], known)
