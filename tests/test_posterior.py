@@ -89,6 +89,31 @@ def test_chunks_of_test_points_change_nothing(likelihood):
         posterior.predict(x, test_chunk=0)
 
 
+@pytest.mark.parametrize("ask", ["mean", "log_prob", "sample"])
+def test_every_draw_is_factorised_once_however_many_test_points(ask):
+    model = gp("probit")
+    posterior, factorised, prior = posterior_of(model), [], model.prior
+    model.prior = lambda theta: factorised.append(len(theta)) or prior(theta)
+    prediction = posterior.predict(inputs(7, seed=9), test_chunk=2)
+    {"mean": lambda: prediction.mean, "log_prob": lambda: prediction.log_prob(torch.ones(7)), "sample": prediction.sample}[ask]()
+    assert sum(factorised) == posterior.num_chains * posterior.num_draws
+
+
+@pytest.mark.parametrize("weights", [[-400.0, 0.0, 1.0, -900.0], [-3000.0, -3000.0, 0.0, 2.0], [0.0, 0.0, -3000.0, -3000.0]])
+def test_averages_of_parts_are_those_of_the_whole(weights, monkeypatch):
+    """Far from zero, and where parts have no weight at all."""
+    monkeypatch.setattr("torchgpmc.posterior._CHUNK_ELEMENTS", 1)
+    model = gp("gaussian", mean=gpytorch.means.ConstantMean(constant_prior=gpytorch.priors.NormalPrior(0.0, 1.0)))
+    posterior = posterior_of(model, torch.tensor([weights]).double(), chains=1, draws=4)
+    posterior.theta[..., [name.startswith("mean") for name in posterior.samples].index(True)] += 1e6
+    x, share = inputs(5, seed=9), torch.softmax(torch.tensor(weights).double(), 0)
+    parts = per_draw(posterior, x)
+    mean, variance = (torch.cat([part[kind][:, 0] for part in parts]) for kind in range(2))
+    prediction, expected = posterior.predict(x, test_chunk=2), share @ mean
+    torch.testing.assert_close(prediction.latent_mean, expected)
+    torch.testing.assert_close(prediction.latent_variance, share @ (variance + (mean - expected).square()), rtol=1e-6, atol=0)
+
+
 def test_logit_probabilities_equal_dense_quadrature():
     posterior = posterior_of(gp("logit"))
     x = inputs(3, seed=9)

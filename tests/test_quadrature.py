@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 import scipy.integrate
 import torch
@@ -7,28 +8,42 @@ import torch
 from torchgpmc import quadrature
 
 
-def test_polynomials_are_exact():
+@pytest.mark.parametrize("scale", [10.0, 0.5])
+def test_polynomials_are_exact(scale):
+    """By either rule."""
     mean, variance = torch.tensor([0.3, -1.0], dtype=torch.float64), torch.tensor([0.5, 2.0], dtype=torch.float64)
-    found = quadrature.expectation(lambda f: f**4, mean, variance)
+    found = quadrature.expectation_about(lambda f: f**4, mean, variance, 0.0, scale)
     expected = mean**4 + 6 * mean**2 * variance + 3 * variance**2
-    assert torch.allclose(found, expected, rtol=1e-12)
+    assert torch.allclose(found, expected, rtol=1e-11)
 
 
-def test_log_expectation_does_not_underflow():
-    mean, variance = torch.tensor([-800.0], dtype=torch.float64), torch.tensor([0.1], dtype=torch.float64)
-    found = quadrature.log_expectation(lambda f: f, mean, variance)
-    assert float(found) == pytest.approx(-800.0 + 0.05, rel=1e-12)
-
-
-def test_expectation_of_a_smooth_function():
+@pytest.mark.parametrize("variance", [0.7, 2.0, 300.0])
+def test_expectation_of_a_smooth_function(variance):
     def integrand(x):
-        return math.log1p(math.exp(x)) * math.exp(-0.5 * (x - 0.4) ** 2 / 0.7) / math.sqrt(2 * math.pi * 0.7)
+        return np.logaddexp(0, x) * math.exp(-0.5 * (x - 0.4) ** 2 / variance) / math.sqrt(2 * math.pi * variance)
 
-    expected, _ = scipy.integrate.quad(integrand, -12, 12, epsabs=1e-13)
-    found = quadrature.expectation(
-        torch.nn.functional.softplus, torch.tensor(0.4, dtype=torch.float64), torch.tensor(0.7, dtype=torch.float64)
-    )
-    assert float(found) == pytest.approx(expected, rel=1e-7)
+    reach = 12 * variance**0.5
+    expected, _ = scipy.integrate.quad(integrand, 0.4 - reach, 0.4 + reach, epsabs=1e-13, points=[0.0])
+    mean, variance = torch.tensor([0.4, variance], dtype=torch.float64)
+    found = quadrature.expectation_about(torch.nn.functional.softplus, mean, variance, 0.0, math.pi)
+    assert float(found) == pytest.approx(expected, rel=1e-8)
+
+
+@pytest.mark.parametrize("scale", [0.03, 1.0, 3.0])
+def test_where_the_rule_changes_both_rules_agree(scale):
+    """The value and its derivatives, so that a trajectory sees no step."""
+
+    def at(factor):
+        mean = scale * torch.linspace(-4, 4, 81, dtype=torch.float64).requires_grad_(True)
+        variance = torch.full_like(mean, factor * 0.15 * scale**2).detach().requires_grad_(True)
+        value = quadrature.expectation_about(lambda f: torch.log1p((f / scale).square()), mean, variance, 0.0, scale)
+        slopes = torch.autograd.grad(value.sum(), (mean, variance))
+        return value.detach(), slopes[0] * scale, slopes[1] * scale**2
+
+    assert len(quadrature.rule_about(*torch.tensor([0.0, 0.1499]).double(), 0.0, 1.0)[0]) == 20
+    assert len(quadrature.rule_about(*torch.tensor([0.0, 0.1501]).double(), 0.0, 1.0)[0]) == 64
+    for below, above, limit in zip(at(1 - 1e-9), at(1 + 1e-9), (1e-8, 1e-7, 1e-6), strict=True):
+        torch.testing.assert_close(below, above, rtol=0, atol=limit)
 
 
 def test_normal_points_have_normal_moments():

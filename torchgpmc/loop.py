@@ -12,8 +12,8 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from torchgpmc.checks import check_count, warn
+from torchgpmc.methods import NUTS
 from torchgpmc.methods.importance import AMIS
-from torchgpmc.methods.joint import NUTS
 from torchgpmc.models.base import GPModel
 from torchgpmc.posterior import Posterior
 from torchgpmc.random import make_generator

@@ -15,7 +15,7 @@ from torchgpmc.checks import check_count, warn
 from torchgpmc.diagnostics import Summary, complaints, complaints_about_latents, nested_rhat, summarise
 from torchgpmc.models.base import GPModel, likelihood_parameters
 from torchgpmc.models.validation import check_inputs
-from torchgpmc.prediction import Prediction
+from torchgpmc.prediction import Given, Prediction
 from torchgpmc.random import make_generator
 from torchgpmc.storage.draws import Draws, check_draws
 from torchgpmc.storage.files import read_tensors, write_atomically
@@ -85,8 +85,8 @@ class Posterior:
         """
         if self._latents is None:
             theta, v = self._flat(None)
-            parts = [self.model.latents(self.model.prior(theta[rows]), v[rows]).cpu() for rows in self._chunks(len(theta), 0)]
-            joined = torch.cat(parts)
+            pieces = zip(*(part.split(self._draws_at_once(0)) for part in (theta, v)), strict=True)
+            joined = torch.cat([self.model.latents(self.model.prior(t), w).cpu() for t, w in pieces])
             self._latents = joined.reshape(self.num_chains, self.num_draws, *joined.shape[1:])
         return self._latents
 
@@ -101,11 +101,9 @@ class Posterior:
             return torch.arange(total)
         return torch.linspace(0, total - 1, num_draws).round().long()
 
-    def _chunks(self, count: int, num_points: int) -> list[slice]:
-        data = len(self.model.train_x)
+    def _draws_at_once(self, num_points: int) -> int:
         inner = self.model.latent_shape[1]
-        size = max(1, _CHUNK_ELEMENTS // (inner * (inner + data + num_points)))
-        return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+        return max(1, _CHUNK_ELEMENTS // (inner * (inner + len(self.model.train_x) + num_points)))
 
     def predict(self, x: Tensor, *, num_draws: int | None = None, test_chunk: int = 2048) -> Prediction:
         """The predictive distribution at test inputs, hyperparameters and latents averaged out.
@@ -114,7 +112,7 @@ class Posterior:
             x: test inputs ``(T, D)``, or ``(T,)`` for one dimension.
             num_draws: use only this many draws, evenly spaced; all by default.
             test_chunk: test points handled at once, which bounds memory: for more of them, moments given each draw are worked out
-                by chunks when an average, a density or draws are asked for, and not kept.
+                by chunks when an average, a density or draws are asked for, and not kept. Each draw is factorised once for all.
 
         Raises:
             ValueError: wrong shape, NaN or infinite values, or ``num_draws`` or ``test_chunk`` below 1.
@@ -128,23 +126,28 @@ class Posterior:
         with torch.no_grad():
             values = likelihood_parameters(self.model.layout.raw_values(theta).by_module["likelihood"])
         log_weights = torch.log_softmax(self._log_weights()[self._subset(num_draws)].to(x), 0)
-        return Prediction(self.model, self._moments_at(x, theta, v), len(x), test_chunk, values, log_weights)
-
-    def _moments_at(self, x: Tensor, theta: Tensor, v: Tensor) -> Callable[[slice], tuple[Tensor, Tensor]]:
-        """Mean and variance of f ``(S, K, t)`` at test points of a slice, given each of S draws."""
-        model = self.model
+        chunk = min(test_chunk, len(x))
         # Hyperparameters that are all fixed are factorised once for all draws.
+        draws_at_once = self._draws_at_once(chunk) if theta.shape[1] else max(1, _CHUNK_ELEMENTS // chunk)
+        return Prediction(self.model, self._given(x, theta, v), len(x), chunk, draws_at_once, values, log_weights)
+
+    def _given(self, x: Tensor, theta: Tensor, v: Tensor) -> Given:
+        """Some of S draws, then some of the test points, to mean and variance of f ``(s, K, t)``."""
+        model = self.model
         with torch.no_grad():
             shared = None if theta.shape[1] else model.prior(theta[:1])
 
-        def moments(points: slice) -> tuple[Tensor, Tensor]:
-            some = x[points]
-            chunks = [slice(None)] if shared is not None else self._chunks(len(theta), len(some))
+        def given(rows: slice) -> Callable[[slice], tuple[Tensor, Tensor]]:
             with torch.no_grad():
-                parts = [model.predict(model.prior(theta[r]) if shared is None else shared, v[r], some) for r in chunks]
-            return torch.cat([part.mean for part in parts]), torch.cat([part.variance for part in parts])
+                prior = model.prior(theta[rows]) if shared is None else shared
 
-        return moments
+            def moments(points: slice) -> tuple[Tensor, Tensor]:
+                with torch.no_grad():
+                    return model.predict(prior, v[rows], x[points])
+
+            return moments
+
+        return given
 
     def _log_weights(self) -> Tensor:
         if self.log_weights is None:

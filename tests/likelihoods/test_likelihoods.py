@@ -11,7 +11,6 @@ from gpytorch.priors import GammaPrior
 import torchgpmc as tg
 from tests.calibration import worst_excess
 from tests.problems import LIKELIHOODS, inputs, kernel, targets
-from torchgpmc import quadrature
 from torchgpmc.adapter.conversion import as_likelihood, convert_likelihood
 from torchgpmc.adapter.functional import PureModule
 from torchgpmc.approximations import ApproximateMarginal
@@ -39,8 +38,7 @@ def test_expected_log_likelihood_equals_dense_quadrature(name):
     likelihood, y = make(name), targets(name, 5)
     found = likelihood.expected_log_likelihood(MEAN, VARIANCE, y)
     expected = dense_expectation(lambda f: likelihood.pointwise_log_prob(f, y), MEAN, VARIANCE)
-    # Laplace noise is not smooth enough for 20 nodes to give more.
-    torch.testing.assert_close(found, expected, rtol={"laplace": 3e-2}.get(name, 1e-6), atol=1e-6)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", SCALAR)
@@ -73,7 +71,9 @@ def test_pointwise_log_prob_equals_the_distribution_gpytorch_sees(name):
 def test_expectations_have_the_right_gradients(name):
     likelihood, y = make(name), targets(name, 5)
     mean, variance = MEAN.clone().requires_grad_(True), VARIANCE.clone().requires_grad_(True)
-    assert torch.autograd.gradcheck(lambda m, v: likelihood.expected_log_likelihood(m, v, y), (mean, variance))
+    # The adaptive rule's values err by up to 1e-8, which differences over 1e-4 magnify to 1e-4.
+    limits = {"eps": 1e-4, "atol": 1e-4} if name == "laplace" else {}
+    assert torch.autograd.gradcheck(lambda m, v: likelihood.expected_log_likelihood(m, v, y), (mean, variance), **limits)
 
 
 @pytest.mark.parametrize("name", ["gaussian", "student_t", "laplace"])
@@ -281,5 +281,5 @@ def test_quadrature_defaults_agree_with_the_overrides():
     """The generic method, called past the override, gives the override's answer."""
     for name in ("probit", "gaussian", "poisson"):
         likelihood, y = make(name), targets(name, 5)
-        generic = quadrature.expectation(lambda f, lik=likelihood, t=y: lik.pointwise_log_prob(f, t), MEAN, VARIANCE)
-        torch.testing.assert_close(likelihood.expected_log_likelihood(MEAN, VARIANCE, y), generic, rtol=1e-8, atol=1e-8)
+        generic = Factorised.expected_log_likelihood(likelihood, MEAN, VARIANCE, y)
+        torch.testing.assert_close(likelihood.expected_log_likelihood(MEAN, VARIANCE, y), generic, rtol=1e-7, atol=1e-7)

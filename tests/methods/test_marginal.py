@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.priors import LogNormalPrior
 
 import torchgpmc as tg
 from tests.problems import LIKELIHOODS, fixed_kernel, gp, inputs, sparse_gp, targets
@@ -142,11 +144,36 @@ def complaints_of(**changes):
 
 def test_complaints_about_estimates():
     assert complaints_of() == ""
-    assert "relative variance 5" in complaints_of(log_evidence_variance=torch.full((2, 500), 5.0))
+    assert "relative variance 0.7" in complaints_of(log_evidence_variance=torch.full((2, 500), 0.7))
     stuck = torch.randn(2, 500)
     stuck[1, 100:300] = 7.0
     assert "200 transitions" in complaints_of(log_evidence=stuck)
     assert "did not converge for 50%" in complaints_of(approximation_converged=torch.arange(1000).view(2, 500) % 2)
+
+
+def test_noise_is_that_of_the_draws_that_weigh():
+    """One estimate in fifty hit what the others missed."""
+    variance = torch.full((1, 500), 0.1)
+    variance[0, ::50] = 1.0
+    even, lucky = torch.zeros(1, 500), 6.0 * (variance > 0.5)
+    assert complaints(summarise({}), {"log_evidence_variance": variance}, 1, even) == []
+    assert "relative variance 0.9" in " ".join(complaints(summarise({}), {"log_evidence_variance": variance}, 1, lucky))
+    single = {"log_evidence_variance": torch.full((1, 500), torch.nan)}
+    assert complaints(summarise({}), single, 1, even) == []
+
+
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+@pytest.mark.parametrize("method", [tg.AMIS(), tg.PseudoMarginal()])
+def test_estimates_that_miss_most_of_a_rough_posterior_are_complained_about(method):
+    """Labels of forty inputs far apart: f is white noise, and the evidence by Laplace's densities is low by nats."""
+    x = torch.linspace(0, 400, 40, dtype=torch.float64)
+    labels = torch.rand(40, generator=torch.Generator().manual_seed(0)) > 0.5
+    kernel = ScaleKernel(RBFKernel(), outputscale_prior=LogNormalPrior(3.0, 0.3))
+    kernel.base_kernel.requires_grad_(False)
+    model = tg.GP(x, labels.long(), kernel, tg.likelihoods.Bernoulli())
+    steps = {} if isinstance(method, tg.AMIS) else {"warmup_steps": 100, "num_chains": 2}
+    posterior = tg.sample(model, method, num_samples=200, seed=0, progress=False, **steps)
+    assert any("relative variance" in complaint for complaint in posterior.complaints())
 
 
 def test_the_longest_stay():

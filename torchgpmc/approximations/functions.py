@@ -141,7 +141,7 @@ def predict(model: GPModel, theta: Tensor, approximation: Approximation, x: Tens
         mean, variance = _latent_marginals(model, prior, found, x)
     log_weights = torch.full_like(mean[:, 0], -math.log(len(theta)))
     moments = mean.unsqueeze(1), variance.unsqueeze(1)
-    return Prediction(model, lambda _: moments, len(x), len(x), likelihood_values(prior), log_weights)
+    return Prediction(model, lambda _: lambda _: moments, len(x), len(x), len(theta), likelihood_values(prior), log_weights)
 
 
 def _latent_marginals(model: GPModel, prior: LatentPrior, found: GaussianApproximation, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -16,6 +17,9 @@ from torchgpmc.likelihoods.base import Derivatives, Factorised, Moments, TiltedM
 from torchgpmc.random import uniform
 from torchgpmc.special import log_ndtr, log_ndtr_and_hazard, ndtr
 
+# How far from the real line log Phi and log sigmoid have their nearest singularities.
+_SINGULAR = {"probit": 2.82, "logit": math.pi}
+
 
 class _ExpectedLogNdtr(torch.autograd.Function):
     """E log Phi(s f), f ~ N(mean, variance), with both derivatives from the same evaluations.
@@ -25,13 +29,12 @@ class _ExpectedLogNdtr(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, mean: Tensor, variance: Tensor, sign: Tensor) -> Tensor:
-        nodes, weights = quadrature.gauss_hermite(quadrature.DEFAULT_NODES, mean.dtype, mean.device)
+        nodes, weights = quadrature.rule_about(mean, variance, 0.0, _SINGULAR["probit"])
         deviation = variance.sqrt()
-        points = torch.addcmul((sign * mean).unsqueeze(-1), (sign * deviation).unsqueeze(-1), nodes)
-        value, hazard = log_ndtr_and_hazard(points)
-        slope = hazard @ torch.stack([weights, weights * nodes], 1)
-        ctx.save_for_backward(sign * slope[..., 0], sign * slope[..., 1] / (2 * deviation))
-        return value @ weights
+        value, hazard = log_ndtr_and_hazard(torch.addcmul(sign * mean, sign * deviation, nodes))
+        slope = hazard.mul_(weights)
+        ctx.save_for_backward(sign * slope.sum(0), sign * (slope * nodes).sum(0) / (2 * deviation))
+        return value.mul_(weights).sum(0)
 
     @staticmethod
     @once_differentiable
@@ -127,7 +130,8 @@ class Bernoulli(Factorised, Likelihood):
     def expected_log_likelihood(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         if self.is_probit:
             return _ExpectedLogNdtr.apply(mean, variance, 2 * targets - 1)
-        return super().expected_log_likelihood(mean, variance, targets)
+        sign = 2 * targets - 1
+        return quadrature.expectation_about(lambda f: logsigmoid(sign * f), mean, variance, 0.0, _SINGULAR["logit"])
 
     def predictive_log_prob(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         if self.is_probit:

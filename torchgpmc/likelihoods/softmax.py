@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any, NamedTuple
 
 import torch
 from gpytorch.likelihoods import SoftmaxLikelihood
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.distributions import Categorical
 
 from torchgpmc.likelihoods.base import Curvature, Factorised, Moments, require_targets
@@ -15,6 +17,9 @@ from torchgpmc.random import log_uniform
 
 _STEP = 0.5  # on the scale of a Gumbel variable, whose characteristic function is 3e-9 at the frequency of such a lattice
 _REACH = 9  # deviations from the mean that matter to probabilities of 1e-12
+_GUMBEL_REACH = 22  # above which a Gumbel variable lies with probability 3e-10
+_MAX_EXPONENT = 700.0
+_EULER = 0.5772156649015329
 _WIDE = 0.63  # the deviation from which the lattice is fine enough for the normal too
 
 
@@ -76,6 +81,13 @@ class Softmax(Factorised, SoftmaxLikelihood):
             return log_probabilities_of_normals(mean, variance)
         return log_integral_of_several(self._log_probabilities, mean, variance)
 
+    def expected_log_likelihood(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
+        """To 1e-6 without mixing weights (:func:`expected_log_sum_exp`); with them see :func:`quadrature.product_rule`."""
+        if self.mixing_weights is not None:
+            return super().expected_log_likelihood(mean, variance, targets)
+        index = targets.long().expand(mean.shape[:-1]).unsqueeze(-1)
+        return mean.gather(-1, index).squeeze(-1) - expected_log_sum_exp(mean, variance)
+
     def predictive_log_prob(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         logs = self._predictive_log_probabilities(mean, variance)
         index = targets.long().expand(logs.shape[:-1]).unsqueeze(-1)
@@ -115,46 +127,99 @@ def log_probabilities_of_normals(mean: Tensor, variance: Tensor) -> Tensor:
         >>> log_probabilities_of_normals(torch.zeros(2).double(), torch.ones(2).double()).exp()
         tensor([0.5000, 0.5000], dtype=torch.float64)
     """
-    dtype, mean, deviation = mean.dtype, mean.double(), variance.double().sqrt()
+    _, log_densities = _greatest_of_sums(mean, variance)
+    return (torch.logsumexp(log_densities, 0) + math.log(_STEP)).to(mean.dtype)
+
+
+def expected_log_sum_exp(mean: Tensor, variance: Tensor) -> Tensor:
+    r"""E log sum exp(f), f independent normals: ``(..., K)`` to ``(...)``; a sum in one dimension, whatever K is, to 1e-7.
+
+    Given f, the greatest of all :math:`f_j + g_j` is a Gumbel variable about log sum exp(f), whose mean lies higher by Euler's
+    constant.
+
+    Example:
+        >>> import torch
+        >>> expected_log_sum_exp(torch.zeros(3).double(), torch.full((3,), 1e-12).double()).exp()
+        tensor(3.0000, dtype=torch.float64)
+    """
+    return _ExpectedLogSumExp.apply(mean, variance)
+
+
+class _ExpectedLogSumExp(torch.autograd.Function):
+    """With derivatives E s in the means and E s (1 - s) / 2 in the variances, s = softmax(f) (Bonnet's and Price's theorems)."""
+
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, variance: Tensor) -> Tensor:
+        sums, density = _greatest_of_sums(mean, variance)
+        softmax = _STEP * density.exp().sum(0)
+        total = softmax.sum(-1)  # one, but for the rule's error
+        center = mean.double().amax(-1)
+        value = center + _STEP * ((sums.u.squeeze(-1) - center) * density.exp().sum(-1)).sum(0) / total - _EULER
+        slope = _STEP * (sums.slope * (sums.log_cdf.sum(-1, keepdim=True) - sums.log_cdf).exp()).sum(0)
+        ctx.save_for_backward(softmax.to(mean.dtype), 0.5 * slope.to(mean.dtype))
+        return value.to(mean.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        mean_slope, variance_slope = ctx.saved_tensors
+        return gradient.unsqueeze(-1) * mean_slope, gradient.unsqueeze(-1) * variance_slope
+
+
+class _Sums(NamedTuple):
+    """Of a normal f plus a standard Gumbel variable, on a lattice u."""
+
+    u: Tensor  # (n, ..., 1)
+    log_cdf: Tensor  # (n, ..., K)
+    log_density: Tensor
+    slope: Tensor  # of the density in the normal's mean
+
+
+def _greatest_of_sums(mean: Tensor, variance: Tensor) -> tuple[_Sums, Tensor]:
+    """The sums f_k + g_k, and the log density of the greatest of them where that is the j-th ``(n, ..., K)``."""
+    mean, deviation = mean.double(), variance.double().sqrt()
     lowest = (mean - _REACH * deviation).detach().amax(-1, keepdim=True) - 4
-    length = float(((mean + _REACH * deviation).detach().amax(-1, keepdim=True) + 18 - lowest).max())
+    length = float(((mean + _REACH * deviation).detach().amax(-1, keepdim=True) + _GUMBEL_REACH - lowest).max())
     u = lowest + _STEP * torch.arange(int(length / _STEP) + 2, dtype=mean.dtype, device=mean.device).view(-1, *[1] * mean.dim())
     wide = deviation > _WIDE
-    cdf, density = _sum_over_nodes(mean, torch.where(wide, _WIDE, deviation), u)
+    parts = _sum_over_nodes(mean, torch.where(wide, _WIDE, deviation), u)
     if bool(wide.any()):
-        parts = _sum_over_lattice(mean, torch.where(wide, deviation, _WIDE), u)
-        cdf, density = torch.where(wide, parts[0], cdf), torch.where(wide, parts[1], density)
+        others = _sum_over_lattice(mean, torch.where(wide, deviation, _WIDE), u)
+        parts = [torch.where(wide, other, part) for other, part in zip(others, parts, strict=True)]
+    cdf, density, slope = parts
     tiny = torch.finfo(u.dtype).tiny
-    log_cdf, log_density = cdf.clamp_min(tiny).log(), density.clamp_min(tiny).log()
-    terms = log_density + log_cdf.sum(-1, keepdim=True) - log_cdf
-    return (torch.logsumexp(terms, 0) + math.log(_STEP)).to(dtype)
+    sums = _Sums(u, cdf.clamp_min(tiny).log(), density.clamp_min(tiny).log(), slope)
+    return sums, sums.log_density + sums.log_cdf.sum(-1, keepdim=True) - sums.log_cdf
 
 
-def _sum_over_nodes(mean: Tensor, deviation: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Distribution function and density of a normal plus a Gumbel variable at u, for narrow normals."""
+def _sum_over_nodes(mean: Tensor, deviation: Tensor, u: Tensor) -> list[Tensor]:
+    """Distribution function, density, and the density's slope in the mean, of a normal plus a Gumbel variable: narrow normals."""
     nodes = 0.8 * torch.arange(-8, 9, dtype=mean.dtype)
     weights = torch.softmax(-0.5 * nodes.square(), 0)
-    at_mean = (mean - u).exp()
-    cdf, density = torch.zeros_like(at_mean), torch.zeros_like(at_mean)
+    at_mean = (mean - u).clamp_max(_MAX_EXPONENT).exp()
+    cdf, density, slope = (torch.zeros_like(at_mean) for _ in range(3))
     for node, weight in zip(nodes.tolist(), weights.tolist(), strict=True):
         rate = at_mean * (deviation * node).exp()
-        below = weight * torch.exp(-rate)
-        cdf.add_(below)
-        density.addcmul_(rate, below)
-    return cdf, density
+        below = torch.exp(-rate)
+        at_rate = rate * below
+        cdf.add_(below, alpha=weight)
+        density.add_(at_rate, alpha=weight)
+        slope.add_(at_rate * (1 - rate), alpha=weight)
+    return [cdf, density, slope]
 
 
-def _sum_over_lattice(mean: Tensor, deviation: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+def _sum_over_lattice(mean: Tensor, deviation: Tensor, u: Tensor) -> list[Tensor]:
     """The same for wide ones: f on the lattice of u, so that the Gumbel variable's functions are worked out once a difference."""
     half = int(_REACH * float(deviation.detach().max()) / _STEP) + 1
     offsets = _STEP * torch.arange(-half, half + 1, dtype=mean.dtype, device=mean.device).view(-1, *[1] * mean.dim())
     weights = torch.softmax(-0.5 * (offsets / deviation).square(), 0)
     differences = torch.cat([u[:1] + offsets[:half], u, u[-1:] + offsets[half + 1 :]])
-    rates = (mean - differences).exp()
+    rates = (mean - differences).clamp_max(_MAX_EXPONENT).exp()
     below = torch.exp(-rates)
-    slope = rates * below
-    cdf, density = torch.zeros_like(rates[: len(u)]), torch.zeros_like(rates[: len(u)])
+    at_rates = rates * below
+    functions = below, at_rates, at_rates * (1 - rates)
+    sums = [torch.zeros_like(rates[: len(u)]) for _ in functions]
     for j, weight in enumerate(weights.flip(0)):
-        cdf.addcmul_(weight, below[j : j + len(u)])
-        density.addcmul_(weight, slope[j : j + len(u)])
-    return cdf, density
+        for total, values in zip(sums, functions, strict=True):
+            total.addcmul_(weight, values[j : j + len(u)])
+    return sums

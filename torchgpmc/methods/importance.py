@@ -24,7 +24,6 @@ from torchgpmc.importance import (
     from_modes,
     log_evidence,
     log_weights,
-    own_log_weights,
     start,
     with_defence,
 )
@@ -152,7 +151,7 @@ class ImportanceRun(NamedTuple):
                 f"all {len(weights)} draws have evidence zero: every covariance failed to factorise. Expected some to succeed; "
                 f"raise the model's jitter (now {self.model.jitter:g}) or use priors that keep lengthscales and scales moderate."
             )
-        value, error = log_evidence(own_log_weights(state.draws))
+        value, error = log_evidence(state.draws)
         if self.smooth:
             weights = smoothed_log_weights(weights)
         mass = log_prior_mass(self.model.layout)
@@ -208,7 +207,7 @@ class _Options:
     growth: float = 1.5
     batch_sizes: tuple[int, ...] | None = None
     prior_strength: float | None = None
-    defensive_share: float = 0.1
+    defensive_share: float = 0.2
     num_starts: int = 4
     effective_size: float | None = None
     smooth: bool = False

@@ -71,14 +71,14 @@ def latent_target(model: GPModel, settings: Settings) -> ChainTarget:
             f"the covariance at the fixed hyperparameters could not be factorised. Expected it to be positive definite; "
             f"raise jitter (now {model.jitter:g})."
         )
-    chunk = chains if settings.chain_chunk is None else settings.chain_chunk
+    chunk, targets = settings.chain_chunk or chains, model.targets
+    parts = [(rows := slice(first, first + chunk), targets.select(rows)) for first in range(0, chains, chunk)]
 
     def log_likelihood(v: Tensor) -> Tensor:
-        parts = []
-        for start in range(0, len(v), chunk):
-            rows = slice(start, start + chunk)
-            parts.append(model.log_likelihood(at, v[rows], model.targets.select(rows)))
-        value = torch.cat(parts)
+        if len(parts) == 1:
+            value = model.log_likelihood(at, v, targets)
+        else:
+            value = torch.cat([model.log_likelihood(at, v[rows], some) for rows, some in parts])
         return torch.where(torch.isfinite(value), value, -torch.inf)
 
     def start(generator: torch.Generator) -> tuple[Tensor, None]:

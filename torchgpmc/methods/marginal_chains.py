@@ -1,90 +1,27 @@
-"""Pseudo-marginal methods: exact draws of (theta, f) from unbiased estimates of p(y | theta)."""
+"""Pseudo-marginal Metropolis-Hastings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
-
-from torchgpmc.approximations import ApproximateMarginal, Approximation, Laplace
-from torchgpmc.approximations.base import check_approximation
-from torchgpmc.checks import check_count, check_positive
+from torchgpmc.approximations import Approximation, Laplace
+from torchgpmc.checks import check_positive
 from torchgpmc.evidence import Evidence
+from torchgpmc.methods.estimates import Kernels, estimated_run
 from torchgpmc.models.base import GPModel
-from torchgpmc.runs.anchors import AnchoredAdaptation, AnchoredTuning, Anchors, MarginalDensity
-from torchgpmc.runs.base import Settings, chain_settings, check_mass_matrix, in_chunks
+from torchgpmc.runs.anchors import MarginalDensity
+from torchgpmc.runs.base import Settings
 from torchgpmc.runs.chain import ChainRun
-from torchgpmc.runs.chain_targets import check_has_hyperparameters, estimated_target, estimator_for, suited_approximation
-from torchgpmc.runs.starts import check_one_data_set
-from torchgpmc.samplers.adaptation import Tuning, WindowedAdaptation
+from torchgpmc.samplers.adaptation import Tuning
 from torchgpmc.samplers.preconditioner import MassMatrix
 from torchgpmc.samplers.pseudo_marginal import (
     IndependentProposal,
     correlated_pseudo_marginal,
     delayed_acceptance,
-    on_surrogate,
     pseudo_marginal,
-    pseudo_marginal_slice,
 )
 from torchgpmc.types import LogDensity, Sampler
-
-# The rest of warm-up runs the tuned kernel on the estimate, so that draws do not begin where the approximation left them.
-_TUNING_SHARE = 0.8
-
-
-class _Kernels(NamedTuple):
-    """What the two methods do not share."""
-
-    of: Callable[[MarginalDensity, LogDensity, Tuning], Sampler]  # from the density, its surrogate and the tuning
-    target_acceptance: float  # of the Metropolis on the surrogate
-    mass_matrix: MassMatrix
-
-
-def _run(
-    method: PseudoMarginal | PseudoMarginalSlice,
-    model: GPModel,
-    settings: Settings,
-    kernels: _Kernels,
-    *,
-    latent_steps: int = 0,
-    from_mode: bool = False,
-) -> ChainRun:
-    check_approximation("approximation", method.approximation)
-    check_mass_matrix(kernels.mass_matrix)
-    check_count("thinning", method.thinning)
-    check_count("latent_steps", latent_steps, 0)
-    check_has_hyperparameters(model, "the pseudo-marginal method")
-    approximation = suited_approximation(model, method.approximation)
-    check_one_data_set(model, from_mode)
-    warmup, chains = chain_settings(settings)
-    estimator = estimator_for(model, approximation, method.num_importance, method.antithetic, method.evidence)
-    surrogate = in_chunks(ApproximateMarginal(model, approximation, loose=True), chains, settings.chain_chunk)
-    size = model.layout.size
-    adaptation = WindowedAdaptation(
-        int(_TUNING_SHARE * warmup),
-        kernels.mass_matrix,
-        kernels.mass_matrix.dense_size(size, size),
-        step_size=0.238 / size**0.5,
-        target_acceptance=kernels.target_acceptance,
-        averages_anew=False,
-    )
-    like = model.train_x.new_zeros(0)
-    empty = Anchors(like, like, torch.tensor(False, device=like.device))
-    density = MarginalDensity(model.layout, estimator, empty, model.targets.one_a_chain, latent_steps)
-    modes_of = ApproximateMarginal(model, approximation) if from_mode else None
-
-    def kernel(tuning: AnchoredTuning) -> Sampler:
-        step_size, preconditioner = tuning.adaptation.step_size, tuning.adaptation.preconditioner
-        estimated = kernels.of(density._replace(anchors=tuning.anchors), surrogate, tuning.adaptation)
-        if tuning.on_estimates:
-            return estimated
-        return on_surrogate(estimated, surrogate, step_size=step_size, preconditioner=preconditioner)
-
-    target = estimated_target(model, settings, density, surrogate, modes_of)
-    warm_up = AnchoredAdaptation(adaptation, estimator)
-    return ChainRun(target, kernel, warm_up, warmup, settings.num_samples, method.thinning)
 
 
 def _check_options(method: PseudoMarginal) -> None:
@@ -178,51 +115,5 @@ class PseudoMarginal:
             independent = IndependentProposal(self.independent_share, tuning.mean) if self.independent_share else None
             return pseudo_marginal(density, moves_latents=self.latent_steps > 0, independent=independent, **tuned)
 
-        kernels = _Kernels(kernel, self.target_accept_prob, self.mass_matrix)
-        return _run(self, model, settings, kernels, latent_steps=self.latent_steps, from_mode=self.from_mode)
-
-
-@dataclass(frozen=True)
-class PseudoMarginalSlice:
-    """Pseudo-marginal slice sampling of theta (Murray & Graham 2015): never sticks, at several estimates a transition.
-
-    Args:
-        approximation: :class:`Laplace` or :class:`EP`: what importance samples are drawn from.
-        num_importance: latent vectors an estimate.
-        antithetic: draw them in mirrored pairs; by default where ``num_importance`` is even.
-        max_steps_out: limit on the number of initial widths in a bracket.
-        thinning: keep one draw in this many.
-        evidence: another unbiased estimate in place of importance sampling.
-
-    Example:
-        >>> import torch, torchgpmc as tg
-        >>> from gpytorch.kernels import RBFKernel
-        >>> from gpytorch.priors import GammaPrior
-        >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
-        >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
-        >>> method = tg.PseudoMarginalSlice(num_importance=4)
-        >>> posterior = tg.sample(model, method, num_samples=400, warmup_steps=30, num_chains=8, progress=False)
-        >>> posterior.samples["kernel.lengthscale"].shape, posterior.info["target"]
-        (torch.Size([8, 400, 1, 1]), 'the exact posterior')
-    """
-
-    approximation: Approximation = Laplace()  # noqa: RUF009  (frozen, so it may be shared)
-    num_importance: int = 16
-    antithetic: bool | None = None
-    max_steps_out: int = 8
-    thinning: int = 1
-    evidence: Evidence | None = None
-
-    def prepare(self, model: GPModel, settings: Settings) -> ChainRun:
-        """A run on theta.
-
-        Raises:
-            ValueError: options out of range, or a model that cannot be approximated so.
-        """
-        check_count("max_steps_out", self.max_steps_out)
-
-        def kernel(density: MarginalDensity, _: LogDensity, tuning: Tuning) -> Sampler:
-            width = 4 * tuning.preconditioner.standard_deviation()
-            return pseudo_marginal_slice(density, width=width, max_steps_out=self.max_steps_out)
-
-        return _run(self, model, settings, _Kernels(kernel, 0.25, MassMatrix.DIAGONAL))
+        kernels = Kernels(kernel, self.target_accept_prob, self.mass_matrix)
+        return estimated_run(self, model, settings, kernels, latent_steps=self.latent_steps, from_mode=self.from_mode)

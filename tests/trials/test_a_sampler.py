@@ -15,7 +15,7 @@ from tests.problems import LIKELIHOODS, fixed_kernel, gp, inputs, sparse_gp, tar
 from tests.statistical.kernels import SAMPLERS, HalvedLogDensity, Row
 from tests.statistical.kernels import preconditioner as unequal_scales
 from tests.statistical.test_geweke import geweke
-from tests.test_run import Stop, same
+from tests.test_loop import Stop, same
 from torchgpmc.models import JointLogDensity
 from torchgpmc.random import log_uniform, normal_like
 from torchgpmc.runs.base import chain_settings, in_chunks

@@ -9,8 +9,8 @@ from gpytorch.kernels import RBFKernel
 from gpytorch.priors import GammaPrior, MultivariateNormalPrior, SmoothedBoxPrior
 
 import torchgpmc as tg
+from tests.parameters.test_layout import Triangular, layout_of
 from tests.problems import inputs
-from tests.test_parameters import Triangular, layout_of
 from torchgpmc.parameters.prior_mass import log_prior_mass
 
 CORRELATED = torch.tensor([[1.0, 0.6], [0.6, 1.0]])

@@ -85,6 +85,23 @@ def test_the_density_is_its_formula_and_every_chain_may_have_its_own_targets():
     assert posterior.theta.shape == (3, 6, 2)
 
 
+@pytest.mark.parametrize("chunk", [2, 2048])
+def test_predictions_are_of_latents_alone_and_say_so(chunk):
+    posterior = quiet_sample(model_of(), TAKEN["Slice"])
+    prediction = posterior.predict(torch.rand(4), test_chunk=chunk)
+    assert prediction.latent_mean.shape == prediction.latent_variance.shape == (4,)
+    asked = {
+        "mean": lambda: prediction.mean,
+        "variance": lambda: prediction.variance,
+        "probs": lambda: prediction.probs,
+        "log_prob": lambda: prediction.log_prob(torch.zeros(4)),
+        "sample": lambda: prediction.sample(2),
+    }
+    for name, ask in asked.items():
+        with pytest.raises(ValueError, match=rf"Integrals does not factorise.*prediction\.{name} no meaning.*latent_variance can"):
+            ask()
+
+
 def test_targets_of_a_wrong_shape_are_refused():
     with pytest.raises(ValueError, match=r"train_y has shape \(2, 4\).*Expected \(2, 3\)"):
         model_of(torch.zeros(2, 4))

@@ -1,0 +1,104 @@
+"""E log p(y | f) under wide and narrow normals, which the sparse model integrates, against dense rules."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import torchgpmc as tg
+from tests.likelihoods.test_predictive import CASES, MEANS, SOFTMAX, VARIANCES
+from tests.problems import fixed_kernel, inputs
+from torchgpmc.adapter.conversion import as_likelihood
+from torchgpmc.approximations.sparse_laplace import inducing_laplace
+from torchgpmc.likelihoods.softmax import expected_log_sum_exp
+
+
+def dense_expectation(function, mean, variance, center, scale):
+    """Ten Gauss-Legendre nodes on each of some 4000 panels over mean +- 12 deviations: even ones, and others about the kink."""
+    deviation = math.sqrt(variance)
+    low, high = mean - 12 * deviation, mean + 12 * deviation
+    about = np.clip(center + scale * np.sinh(np.linspace(-16, 16, 3001)), low, high)
+    edges = np.unique(np.concatenate([np.linspace(low, high, 1001), about]))
+    nodes, weights = np.polynomial.legendre.leggauss(10)
+    widths = np.diff(edges)[:, None]
+    points, weights = edges[:-1, None] + widths * (nodes + 1) / 2, widths * weights / 2
+    weights = weights * np.exp(-0.5 * (points - mean) ** 2 / variance) / math.sqrt(2 * math.pi * variance)
+    return float((function(torch.as_tensor(points.ravel())) * torch.as_tensor(weights.ravel())).sum())
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "noise"])
+def test_expected_log_likelihood_is_right_to_1e_6(name):
+    module, targets, narrow = CASES[name]
+    likelihood = as_likelihood(module)
+    means, variances = {"beta": (MEANS[1:], VARIANCES[:4]), "poisson": (MEANS, VARIANCES[:5])}.get(name, (MEANS, VARIANCES))
+    for y in targets:
+        target = torch.tensor(y, dtype=torch.float64)
+        for variance in variances.tolist():  # rules are chosen by the largest of a call
+            with torch.no_grad():
+                found = likelihood.expected_log_likelihood(means[None], torch.full_like(means[None], variance), target)[0]
+            expected = [
+                dense_expectation(lambda f, t=target: likelihood.pointwise_log_prob(f[None], t)[0], mean, variance, *narrow(y))
+                for mean in means.tolist()
+            ]
+            torch.testing.assert_close(found, torch.tensor(expected).double(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("link", ["probit", "logit"])
+@pytest.mark.parametrize("variance", [1.0, 9.0, 100.0])
+def test_gradients_of_wide_expectations(link, variance):
+    likelihood, y = tg.likelihoods.Bernoulli(link), torch.ones(6, dtype=torch.float64)
+    mean = MEANS[None].clone().requires_grad_(True)
+    variances = torch.full_like(mean, variance).detach().requires_grad_(True)
+    assert torch.autograd.gradcheck(lambda m, v: likelihood.expected_log_likelihood(m, v, y), (mean, variances), atol=1e-6)
+
+
+def dense_log_sum_exp(mean, variance):
+    grids = [torch.arange(-10, 10, min(0.4, 0.4 / v**0.5), dtype=torch.float64) for v in variance.tolist()]
+    mesh = torch.cartesian_prod(*grids)
+    weights = torch.softmax(-0.5 * mesh.square().sum(-1), 0)
+    return weights @ torch.logsumexp(mean + variance.sqrt() * mesh, -1)
+
+
+@pytest.mark.parametrize(("mean", "variance"), SOFTMAX)
+def test_expected_log_softmax_is_right_to_1e_6(mean, variance):
+    mean, variance = torch.tensor(mean).double(), torch.tensor(variance).double()
+    likelihood = tg.likelihoods.Softmax(num_classes=len(mean), mixing_weights=False)
+    y = torch.arange(len(mean)).double()
+    rows = mean.expand(len(y), -1), variance.expand(len(y), -1)
+    found = likelihood.expected_log_likelihood(*rows, y)
+    torch.testing.assert_close(found, mean - dense_log_sum_exp(mean, variance), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("mean", "variance"), SOFTMAX)
+def test_gradients_of_expected_log_sum_exp(mean, variance):
+    """Written out; against autograd's of the dense rule."""
+    leaves = torch.tensor(mean).double().requires_grad_(True), torch.tensor(variance).double().requires_grad_(True)
+    found = torch.autograd.grad(expected_log_sum_exp(*leaves), leaves)
+    for slope, expected in zip(found, torch.autograd.grad(dense_log_sum_exp(*leaves), leaves), strict=True):
+        torch.testing.assert_close(slope, expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["probit", "laplace"])
+def test_curvature_at_the_mode_of_the_sparse_model_is_the_expected_one(name):
+    """Of wide latents, and of a kink, which has curvature in expectation alone."""
+    likelihood, _, narrow = CASES[name]
+    x, y = inputs(8), (torch.arange(8) % 2).double()
+    model = tg.SparseGP(x, y, fixed_kernel(0.2, 16.0), likelihood, inducing_points=inputs(3, seed=7))
+    at = model.at(model.prior(torch.zeros(1, 0, dtype=torch.float64)))
+    assert float(at.variance.max()) > 4
+    found = inducing_laplace(model, at, model.targets)
+    assert bool(found.converged.all())
+    projection, precision = at.projection[0], found.precision[0]
+    inner = torch.eye(3).double() + (projection * precision) @ projection.mT
+    v = torch.linalg.solve(inner, projection @ (found.shift - precision * at.mean)[0])
+    f = (at.mean[0] + v @ projection).tolist()
+    for label, mean, variance, value in zip(y, f, at.variance[0].tolist(), precision.tolist(), strict=True):
+        if name == "probit":
+            expected = dense_expectation(
+                lambda point, y=label: likelihood.derivatives(point[None], y).second[0], mean, variance, *narrow(label)
+            )
+        else:  # -|y - f| / 0.1 turns by -20 at y
+            expected = -20 * math.exp(-0.5 * (float(label) - mean) ** 2 / variance) / math.sqrt(2 * math.pi * variance)
+        # The sites were made within Newton's tolerance of this mode, not at it.
+        assert value == pytest.approx(-expected, rel=1e-3)
