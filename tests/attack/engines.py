@@ -51,6 +51,7 @@ PSEUDO_MARGINAL = {
 }
 GRADIENT = {"NUTS": chains(tg.NUTS(max_tree_depth=6)), "HMC": chains(tg.HMC(num_steps=16), 40, 100)}
 OTHER_CHAINS = {"adaptive Metropolis": chains(tg.AdaptiveMH(thinning=20), 40, 600), "slice": chains(tg.Slice(), 20, 20)}
+SLOW = ("NUTS on Laplace's marginal, weighted", "pseudo-marginal, EP", "AMIS, EP")  # ten seconds each, for the long attack
 WHITE = {"NUTS, white under Laplace's sites": chains(tg.NUTS(whitening=tg.Laplace(), max_tree_depth=6))}
 
 
@@ -68,7 +69,9 @@ def engines_for(problem):
         )
     found |= OTHER_CHAINS
     if problem.kind is tg.SparseGP:
-        return found | (WHITE if problem.likelihood.num_latents == 1 else {})
+        return found | (WHITE if problem.likelihood.num_latents == 1 and problem.likelihood.name != "laplace" else {})
+    if problem.likelihood.name == "laplace":  # Newton's method takes all its steps about a kink: a minute a run
+        return found | ONE_LATENT
     found |= IMPORTANCE
     if problem.kind is tg.GPRegression:
         return found

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.attack import verdict
+from tests.attack.engines import SLOW
 from tests.attack.problem import random_problem
 from tests.attack.record import write_piece
 from tests.calibration import SHARE, without_jacobian
@@ -21,10 +22,10 @@ MODELS = 40
 GROUP = 5
 
 
-def attack(models, num_engines=2, names=None):
+def attack(models, num_engines, leave_out=()):
     result = verdict.NOTHING
     for index in models:
-        result = result + verdict.attack(index, num_engines, names)
+        result = result + verdict.attack(index, num_engines, leave_out=leave_out)
     return result
 
 
@@ -42,7 +43,7 @@ def listing(found):
 @pytest.mark.statistical
 @pytest.mark.parametrize("first", range(0, MODELS, GROUP))
 def test_random_models_agree_with_brute_force(first):
-    result = attack(range(first, first + GROUP))
+    result = attack(range(first, first + GROUP), 1, SLOW)
     assert not alarms(result), listing(alarms(result))
     assert len(result.unjudged) <= 2 and result.warned_runs <= result.runs / 2, f"too little was judged: {result[2:]}"
 
@@ -113,12 +114,12 @@ def test_planted_errors_of_the_density_are_caught(name, monkeypatch):
 
 
 def biased_evidence(monkeypatch):
-    honest = importance.log_evidence
+    honest = weighted.log_evidence
     monkeypatch.setattr(weighted, "log_evidence", lambda weights: (honest(weights)[0] + 0.2, honest(weights)[1]))
 
 
 def tempered_weights(monkeypatch):
-    honest = importance.log_weights
+    honest = weighted.log_weights
     monkeypatch.setattr(weighted, "log_weights", lambda draws: 0.6 * honest(draws))
 
 
@@ -139,7 +140,7 @@ def halved_evidence(monkeypatch):
 
 ENGINE_ERRORS = {  # an engine, its error, and those of the forty models that show it
     "biased evidence": ("AMIS", biased_evidence, [2, 9]),
-    "tempered weights": ("AMIS", tempered_weights, [2, 9]),
+    "tempered weights": ("AMIS", tempered_weights, [5, 23]),
     "halved evidence": ("pseudo-marginal, independent proposals", halved_evidence, [9]),
     "slow momenta": ("HMC", slow_momenta, [2, 9]),
 }

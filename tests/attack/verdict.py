@@ -118,8 +118,8 @@ class Quantities:
         return [f"mean of {name}" for name in self.names] + [f"spread of {name}" for name in self.names]
 
 
-def attack(index, num_engines=None, names=None):
-    """Model ``index`` by some engines (drawn with its seed; all by default), or those ``names``."""
+def attack(index, num_engines=None, names=None, leave_out=()):
+    """Model ``index`` by some engines (drawn with its seed; all by default), or those ``names``, none that are left out."""
     try:
         problem = random_problem(index)
     except Exception as error:  # whatever a model may raise when it is made is a finding
@@ -127,9 +127,9 @@ def attack(index, num_engines=None, names=None):
     rng = np.random.default_rng((7, index))
     errors = joint_errors(problem, rng)
     engines = engines_for(problem)
-    chosen = list(engines) if names is None else [name for name in engines if name in names]
+    chosen = [name for name in engines if name not in leave_out and (names is None or name in names)]
     if num_engines is not None:
-        chosen = drawn(rng, engines, chosen, num_engines)
+        chosen = drawn(rng, engines, chosen, num_engines, index % 2)
     if not chosen:
         return NOTHING._replace(errors=errors)
     truth = reference(problem, rng, REFERENCE_DRAWS)
@@ -143,11 +143,11 @@ def attack(index, num_engines=None, names=None):
     return result
 
 
-def drawn(rng, engines, names, count):
-    """``count`` of the names, weighted draws and chains in turn."""
+def drawn(rng, engines, names, count, begin):
+    """``count`` of the names, weighted draws and chains in turn, chains first if ``begin`` is 1."""
     by_kind = [[], []]
     for name in rng.permutation(names):
-        by_kind[engines[name].num_chains is not None].append(name)
+        by_kind[(engines[name].num_chains is not None) ^ begin].append(name)
     in_turn = [name for pair in itertools.zip_longest(*by_kind) for name in pair if name is not None]
     return in_turn[:count]
 
