@@ -120,7 +120,7 @@ def biased_evidence(monkeypatch):
 
 def tempered_weights(monkeypatch):
     honest = importance.log_weights
-    monkeypatch.setattr(importance, "log_weights", lambda draws: 0.6 * honest(draws))
+    monkeypatch.setattr(importance, "log_weights", lambda draws: 0.3 * honest(draws))
 
 
 def slow_momenta(monkeypatch):
