@@ -51,7 +51,16 @@ PSEUDO_MARGINAL = {
 }
 GRADIENT = {"NUTS": chains(tg.NUTS(max_tree_depth=6)), "HMC": chains(tg.HMC(num_steps=16), 40, 100)}
 OTHER_CHAINS = {"adaptive Metropolis": chains(tg.AdaptiveMH(thinning=20), 40, 600), "slice": chains(tg.Slice(), 20, 20)}
-SLOW = ("NUTS on Laplace's marginal, weighted", "pseudo-marginal, EP", "AMIS, EP")  # ten seconds each, for the long attack
+# Up to half a minute each: for the long attack.
+SLOW = (
+    *("AMIS, EP", "NUTS, white under EP's sites", "pseudo-marginal, EP", "HMC"),
+    *(
+        "NUTS, white under Laplace's sites",
+        "pseudo-marginal slice",
+        "pseudo-marginal, latent moves",
+        "NUTS on Laplace's marginal, weighted",
+    ),
+)
 WHITE = {"NUTS, white under Laplace's sites": chains(tg.NUTS(whitening=tg.Laplace(), max_tree_depth=6))}
 
 
@@ -68,8 +77,10 @@ def engines_for(problem):
             else {}
         )
     found |= OTHER_CHAINS
+    if problem.kind is tg.SparseGP and problem.likelihood.name == "laplace":  # expectations of a kink, by adaptive quadrature
+        return {"HMC": GRADIENT["HMC"]}
     if problem.kind is tg.SparseGP:
-        return found | (WHITE if problem.likelihood.num_latents == 1 and problem.likelihood.name != "laplace" else {})
+        return found | (WHITE if problem.likelihood.num_latents == 1 else {})
     if problem.likelihood.name == "laplace":  # Newton's method takes all its steps about a kink: a minute a run
         return found | ONE_LATENT
     found |= IMPORTANCE

@@ -175,7 +175,7 @@ class Problem(NamedTuple):
         product of Gauss-Hermite rules.
         """
         if self.likelihood.num_latents > 1:
-            return self.few_nodes(mean, variance, y, 16)
+            return self.few_nodes(mean, variance, y, 80 if self.likelihood.num_latents == 2 else 40)
         deviation = np.sqrt(variance)
         steps = np.concatenate([[0.0], 0.5 ** np.arange(8, -1, -1), np.arange(2, 15, 1.0)])
         steps = np.concatenate([-steps[:0:-1], steps])

@@ -120,7 +120,7 @@ def biased_evidence(monkeypatch):
 
 def tempered_weights(monkeypatch):
     honest = weighted.log_weights
-    monkeypatch.setattr(weighted, "log_weights", lambda draws: 0.4 * honest(draws))
+    monkeypatch.setattr(weighted, "log_weights", lambda draws: 0.3 * honest(draws))
 
 
 def slow_momenta(monkeypatch):

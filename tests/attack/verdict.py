@@ -129,7 +129,7 @@ def attack(index, num_engines=None, names=None, leave_out=()):
     engines = engines_for(problem)
     chosen = [name for name in engines if name not in leave_out and (names is None or name in names)]
     if num_engines is not None:
-        chosen = drawn(rng, engines, chosen, num_engines, index % 2)
+        chosen = drawn(rng, engines, chosen, num_engines, index % 3 == 1)
     if not chosen:
         return NOTHING._replace(errors=errors)
     truth = reference(problem, rng, REFERENCE_DRAWS)
@@ -144,7 +144,7 @@ def attack(index, num_engines=None, names=None, leave_out=()):
 
 
 def drawn(rng, engines, names, count, begin):
-    """``count`` of the names, weighted draws and chains in turn, chains first if ``begin`` is 1."""
+    """``count`` of the names, weighted draws and chains in turn, chains first if ``begin``."""
     by_kind = [[], []]
     for name in rng.permutation(names):
         by_kind[(engines[name].num_chains is not None) ^ begin].append(name)
