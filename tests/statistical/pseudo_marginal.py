@@ -136,7 +136,7 @@ def _given_kept_draw(estimator, prior, v, auxiliary, start, generator):
     if isinstance(estimator, MixtureEstimator):
         auxiliary = _make_first_draw_of_mixture(estimator, prior, v, auxiliary, start, generator)
     else:
-        found = estimator.approximation.importance_density(estimator.model, prior, estimator._targets(), start)
+        found = estimator.approximation.importance_density(estimator.model, prior, estimator.targets, start)
         auxiliary = _make_first_draw(estimator, prior, v, auxiliary, found)
     _, log_weight = estimator.at_prior(prior, auxiliary, start)
     # The number that chooses the kept draw, given that it chose the first.
@@ -168,7 +168,7 @@ def _given_f(estimator, theta, v, auxiliary, start, generator):
     white = torch.where(d > 0, torch.linalg.solve_triangular(of_h.prior.factor, h.unsqueeze(-1), upper=False).squeeze(-1), v)
     base = _given_kept_draw(estimator.inner, of_h.prior, white, auxiliary[:, : -2 * size], start, generator)
     # The probit's own noise is on the side of -f that the label says.
-    sign = 2 * estimator.inner._targets() - 1
+    sign = 2 * estimator.inner.targets.values - 1
     f, cdf = prior.mean + c, torch.special.ndtr
     uniform = torch.rand(v.shape, generator=generator, dtype=v.dtype)
     z = (e - sign * torch.special.ndtri(uniform * cdf(sign * f))) / (1 + d).sqrt()

@@ -21,18 +21,18 @@ class ApproximateMarginal(AutogradDensity):
     Args:
         model: a :class:`GP` with a factorised likelihood.
         approximation: :class:`Laplace`, or :class:`EP` for one latent function.
-        targets: the model's own by default.
+        targets: ``(N,)``, or ``(C, N)`` for one data set a chain; the model's own by default.
         loose: evaluate no closer than importance sampling needs, which is cheaper and leaves small jumps; without gradient.
 
     Raises:
         ValueError: a model that cannot be approximated so.
     """
 
-    def __init__(self, model: GPModel, approximation: Approximation, targets: Targets | None = None, *, loose: bool = False):
+    def __init__(self, model: GPModel, approximation: Approximation, targets: Tensor | Targets | None = None, *, loose: bool = False):
         check_model(model, f"the marginal density by {type(approximation).__name__}", approximation)
         self.model = model
         self.approximation = approximation
-        self.targets = model.targets if targets is None else targets
+        self.targets = model.as_targets(targets)
         self.loose = loose
         super().__init__(self._evaluate)
         keep_freed_memory()
