@@ -11,7 +11,7 @@ from tests.likelihoods.test_predictive import CASES, MEANS, SOFTMAX, VARIANCES
 from tests.problems import fixed_kernel, inputs
 from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.approximations.sparse_laplace import inducing_laplace
-from torchgpmc.likelihoods.softmax import expected_log_sum_exp
+from torchgpmc.likelihoods.softmax import expected_log_sum_exp, log_probabilities_of_normals
 
 
 def dense_expectation(function, mean, variance, center, scale):
@@ -102,3 +102,15 @@ def test_curvature_at_the_mode_of_the_sparse_model_is_the_expected_one(name):
             expected = -20 * math.exp(-0.5 * (float(label) - mean) ** 2 / variance) / math.sqrt(2 * math.pi * variance)
         # The sites were made within Newton's tolerance of this mode, not at it.
         assert value == pytest.approx(-expected, rel=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:a predictive density")
+def test_enormous_variances_of_softmax_end_and_are_about_right():
+    """A lattice over them would fill the memory; beside such latents softmax is the largest's indicator."""
+    mean, variance = torch.zeros(4, 3).double(), torch.full((4, 3), 1e8).double().requires_grad_(True)
+    value = expected_log_sum_exp(mean, variance)
+    largest = 1.5 / math.sqrt(math.pi) * 1e4  # E max of three standard normals, times the deviation
+    torch.testing.assert_close(value.detach(), torch.full((4,), largest).double(), rtol=0, atol=0.06 * 1e4)
+    assert bool(torch.isfinite(torch.autograd.grad(value.sum(), variance)[0]).all())
+    probabilities = log_probabilities_of_normals(mean, variance.detach()).exp()
+    torch.testing.assert_close(probabilities, torch.full((4, 3), 1 / 3).double(), rtol=0.05, atol=0)

@@ -28,7 +28,9 @@ class ApproximateMarginal(AutogradDensity):
         ValueError: a model that cannot be approximated so.
     """
 
-    def __init__(self, model: GPModel, approximation: Approximation, targets: Tensor | Targets | None = None, *, loose: bool = False):
+    def __init__(
+        self, model: GPModel, approximation: Approximation, targets: Tensor | Targets | None = None, *, loose: bool = False
+    ):
         check_model(model, f"the marginal density by {type(approximation).__name__}", approximation)
         self.model = model
         self.approximation = approximation
