@@ -178,6 +178,12 @@ class GPModel(nn.Module):
         return math.prod(self.latent_shape)
 
     @property
+    def operations(self) -> float:
+        """Floating-point operations of a gradient of the log density at one setting, roughly."""
+        inner = len(self.latent_inputs)
+        return inner**3 + (0 if self.has_latents_at_data else 5 * len(self.train_x) * inner**2)
+
+    @property
     def targets(self) -> Targets:
         """The training targets."""
         return self.as_targets(self.train_y)
