@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from torchgpmc.checks import check_count, warn
@@ -105,7 +106,7 @@ class Posterior:
         inner = self.model.latent_shape[1]
         return max(1, _CHUNK_ELEMENTS // (inner * (inner + len(self.model.train_x) + num_points)))
 
-    def predict(self, x: Tensor, *, num_draws: int | None = None, test_chunk: int = 2048) -> Prediction:
+    def predict(self, x: Tensor | ArrayLike, *, num_draws: int | None = None, test_chunk: int = 2048) -> Prediction:
         """The predictive distribution at test inputs, hyperparameters and latents averaged out.
 
         Args:

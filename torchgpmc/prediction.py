@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchgpmc.checks import check_count
 from torchgpmc.models.base import GPModel
+from torchgpmc.models.validation import as_tensor
 from torchgpmc.quadrature import FIRST_NODES
 from torchgpmc.random import make_generator, normal_like
 
@@ -121,10 +122,10 @@ class Prediction:
         """
         self._require_response("log_prob")
         count = self._num_points
-        if not isinstance(test_y, Tensor) or tuple(test_y.shape) != (count,):
-            got = tuple(test_y.shape) if isinstance(test_y, Tensor) else type(test_y).__name__
-            raise ValueError(f"test_y is {got}. Expected a tensor of shape ({count},), one target a test point.")
-        targets = test_y.to(self._log_weights)
+        test_y = as_tensor("test_y", test_y, self._log_weights.device)
+        if tuple(test_y.shape) not in ((count,), (count, 1)):
+            raise ValueError(f"test_y has shape {tuple(test_y.shape)}. Expected ({count},), one target a test point.")
+        targets = test_y.reshape(count).to(self._log_weights)
         if hasattr(self._model.likelihood, "validate_targets"):
             targets = self._model.likelihood.validate_targets(targets)
         result = torch.full_like(targets, -torch.inf)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.means import Mean, ZeroMean
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from torchgpmc.adapter.conversion import as_likelihood, check_forward, convert_likelihood, count_latents
@@ -18,7 +20,7 @@ from torchgpmc.adapter.mean_function import MeanFunction
 from torchgpmc.likelihoods.base import Factorised
 from torchgpmc.linalg import apply_factor, cholesky, factor_with_gradient, solve_lower, whiten
 from torchgpmc.models.targets import Targets
-from torchgpmc.models.validation import check_devices, check_inputs, check_targets
+from torchgpmc.models.validation import as_tensor, check_devices, check_inputs, check_targets, warn_of_scales
 from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.parameters.layout import Hyperparameters, Layout, build_layout
 
@@ -80,15 +82,15 @@ class GPModel(nn.Module):
 
     def __init__(
         self,
-        train_x: Tensor,
-        train_y: Tensor,
+        train_x: Tensor | ArrayLike,
+        train_y: Tensor | ArrayLike,
         kernel: Kernel,
         likelihood: Any,
         *,
         mean: Mean | None = None,
         jitter: float = 1e-6,
         dtype: torch.dtype = torch.float64,
-        extra_inputs: dict[str, Tensor] | None = None,
+        extra_inputs: Mapping[str, Tensor | ArrayLike] | None = None,
     ):
         super().__init__()
         if not isinstance(kernel, Kernel):
@@ -100,12 +102,16 @@ class GPModel(nn.Module):
         if not (isinstance(jitter, int | float) and 0 <= jitter < math.inf):
             raise ValueError(f"jitter is {jitter!r}. Expected a variance of at least 0, for instance 1e-6.")
         likelihood = convert_likelihood(likelihood)
-        check_devices(train_x=train_x, train_y=train_y, kernel=kernel, mean=mean, likelihood=likelihood, **(extra_inputs or {}))
-        x = check_inputs("train_x", train_x, dtype)
+        device = next((parameter.device for parameter in kernel.parameters()), None)
+        given = {"train_x": train_x, "train_y": train_y, **(extra_inputs or {})}
+        arrays = {name: as_tensor(name, value, device) for name, value in given.items()}
+        check_devices(**arrays, kernel=kernel, mean=mean, likelihood=likelihood)
+        x = check_inputs("train_x", arrays.pop("train_x"), dtype)
+        warn_of_scales(x)
         self.jitter = float(jitter)
         self.register_buffer("train_x", x)
-        self.register_buffer("train_y", check_targets(train_y, x, as_likelihood(likelihood), dtype).values)
-        for name, value in (extra_inputs or {}).items():
+        self.register_buffer("train_y", check_targets(arrays.pop("train_y"), x, as_likelihood(likelihood), dtype).values)
+        for name, value in arrays.items():
             self.register_buffer(name, check_inputs(name, value, dtype, x.shape[1]))
         self.kernel = copy.deepcopy(kernel).to(dtype)
         self.mean = (ZeroMean() if mean is None else copy.deepcopy(mean)).to(dtype)
