@@ -22,6 +22,7 @@ FLOORS = [
     {"methods"},
     {"recommend"},
     {"loop", "plots"},
+    {"integrations"},
     {"__init__"},
 ]
 

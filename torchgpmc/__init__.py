@@ -4,6 +4,7 @@ from torchgpmc import approximations, diagnostics, evidence, likelihoods, orthan
 from torchgpmc.approximations import EP, Laplace
 from torchgpmc.checks import SamplingWarning
 from torchgpmc.fitting import fit
+from torchgpmc.integrations.scikit_learn import GPClassifier, GPRegressor
 from torchgpmc.loop import sample
 from torchgpmc.methods import (
     AMIS,
@@ -36,7 +37,9 @@ __all__ = [
     "AdaptiveMH",
     "Checkpoint",
     "EllipticalSlice",
+    "GPClassifier",
     "GPRegression",
+    "GPRegressor",
     "Laplace",
     "MassMatrix",
     "OrthantGPC",
