@@ -1,5 +1,6 @@
 """Markov kernels on C chains at once. They know log densities, not Gaussian processes."""
 
+from torchgpmc.samplers.auxiliary_gradient import auxiliary_gradient
 from torchgpmc.samplers.elliptical_slice import elliptical_slice
 from torchgpmc.samplers.hmc import hmc
 from torchgpmc.samplers.metropolis import IndependentProposal, metropolis
@@ -21,6 +22,7 @@ __all__ = [
     "IndependentProposal",
     "MassMatrix",
     "Preconditioner",
+    "auxiliary_gradient",
     "correlated_pseudo_marginal",
     "delayed_acceptance",
     "elliptical_slice",
