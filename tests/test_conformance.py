@@ -22,6 +22,8 @@ METHODS = {
     "AdaptiveMH": tg.AdaptiveMH(),
     "Slice": tg.Slice(),
     "EllipticalSlice": tg.EllipticalSlice(),
+    "PCN": tg.PCN(),
+    "AuxiliaryGradient": tg.AuxiliaryGradient(),
     "PseudoMarginal": tg.PseudoMarginal(num_importance=4),
     "PseudoMarginalSlice": tg.PseudoMarginalSlice(num_importance=4),
     "AMIS": tg.AMIS(num_importance=4),
@@ -29,6 +31,7 @@ METHODS = {
     "OrthantGPC": tg.OrthantGPC(num_points=16),
 }
 NEED_LATENTS_AT_DATA = ("PseudoMarginal", "PseudoMarginalSlice", "AMIS", "MAMIS", "OrthantGPC")  # a SparseGP has none
+OF_LATENTS = ("EllipticalSlice", "PCN", "AuxiliaryGradient")  # alone at fixed hyperparameters
 WEIGHTED = ("AMIS", "MAMIS", "OrthantGPC")
 MODELS = {"GP": gp, "SparseGP": sparse_gp, "GPRegression": gp_regression}
 SPARSE_LIKELIHOODS = list(LIKELIHOODS)
@@ -44,7 +47,7 @@ def quiet_sample(*args, **options):
 
 def model_for(method, model="GP", likelihood="probit", device="cpu"):
     made = MODELS[model]("gaussian" if model == "GPRegression" else likelihood, device=device)
-    if method == "EllipticalSlice":
+    if method in OF_LATENTS:
         for part in (made.kernel, made.likelihood):
             part.requires_grad_(False)
         made.refresh()

@@ -162,6 +162,10 @@ class ChunkedDensity:
     def select(self, rows: Tensor) -> ChunkedDensity:
         return ChunkedDensity(self.density.select(rows), len(rows), self.chunk)
 
+    def __getattr__(self, name: str) -> Any:
+        """What else the density has, for all chains."""
+        return getattr(self.density, name)
+
 
 class SharedDensity:
     """A density whose rows are shared by the cores where each has enough to do; random numbers stay the same, rounding may not.

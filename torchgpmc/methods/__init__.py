@@ -2,7 +2,9 @@
 
 from torchgpmc.methods.adaptive_metropolis import AdaptiveMH
 from torchgpmc.methods.amis import AMIS
+from torchgpmc.methods.auxiliary_gradient import AuxiliaryGradient
 from torchgpmc.methods.coordinate_slice import Slice
+from torchgpmc.methods.crank_nicolson import PCN
 from torchgpmc.methods.hamiltonian import HMC
 from torchgpmc.methods.latent_slice import EllipticalSlice
 from torchgpmc.methods.mamis import MAMIS
@@ -17,7 +19,9 @@ __all__ = [
     "HMC",
     "MAMIS",
     "NUTS",
+    "PCN",
     "AdaptiveMH",
+    "AuxiliaryGradient",
     "EllipticalSlice",
     "Method",
     "OrthantGPC",

@@ -1,9 +1,11 @@
 """Markov kernels on C chains at once. They know log densities, not Gaussian processes."""
 
+from torchgpmc.samplers.auxiliary_gradient import auxiliary_gradient
 from torchgpmc.samplers.elliptical_slice import elliptical_slice
 from torchgpmc.samplers.hmc import hmc
 from torchgpmc.samplers.metropolis import IndependentProposal, metropolis
 from torchgpmc.samplers.nuts import nuts
+from torchgpmc.samplers.pcn import pcn
 from torchgpmc.samplers.preconditioner import MassMatrix, Preconditioner
 from torchgpmc.samplers.pseudo_marginal import (
     correlated_pseudo_marginal,
@@ -20,6 +22,7 @@ __all__ = [
     "IndependentProposal",
     "MassMatrix",
     "Preconditioner",
+    "auxiliary_gradient",
     "correlated_pseudo_marginal",
     "delayed_acceptance",
     "elliptical_slice",
@@ -27,6 +30,7 @@ __all__ = [
     "hmc",
     "metropolis",
     "nuts",
+    "pcn",
     "pseudo_marginal",
     "pseudo_marginal_slice",
     "slice_sampler",
