@@ -9,6 +9,7 @@ the likelihood at C settings is ``(C, 1)``, so that it broadcasts against f.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from torch.distributions import Distribution
 
 from torchgpmc import quadrature
 from torchgpmc.likelihoods.rows import log_prob_by_rows
+from torchgpmc.likelihoods.slopes import ExpectedSlopes, slopes_by_autograd
 from torchgpmc.random import draw
 
 TILTED_NODES = 40
@@ -76,6 +78,10 @@ class LogLikelihood:
             ValueError: a target is outside the set the likelihood describes.
         """
         return targets
+
+    def for_data(self, rows: slice) -> Any:
+        """The likelihood of some of the data: itself, unless it holds a number for every datum (exposures, known noise)."""
+        return self
 
     def log_prob(self, f: Tensor, targets: Tensor) -> Tensor:
         """log p(y | f): f ``(C, N)`` or ``(C, N, K)``, targets ``(N,)`` or ``(C, N)``, to ``(C,)``."""
@@ -184,6 +190,22 @@ class Factorised(LogLikelihood):
         if self.num_latents > 1:
             return quadrature.expectation_of_several(lambda f: self.pointwise_log_prob(f, targets), mean, variance)
         return quadrature.adaptive_expectation(lambda f: (self.pointwise_log_prob(f, targets),), mean, variance)[0]
+
+    def expected_and_slopes(
+        self, mean: Tensor, variance: Tensor, targets: Tensor, parameters: Sequence[Tensor] = ()
+    ) -> ExpectedSlopes:
+        """The sum of :meth:`expected_log_likelihood` over data, and its derivatives; nothing that is returned has a graph.
+
+        By autograd; an override saves the graph, and serves no subclass that has another density.
+
+        Args:
+            mean: ``(C, N)``, or ``(C, N, K)`` for several latents.
+            variance: the same shape.
+            targets: ``(N,)`` or ``(C, N)``.
+            parameters: leaves that the likelihood's own parameters are made of, in which derivatives are wanted too; a closed form
+                may leave these cases to the parent class.
+        """
+        return slopes_by_autograd(self, mean, variance, targets, parameters)
 
     def predictive_log_prob(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         r""":math:`\log \int p(y_n | f) N(f | mean_n, variance_n) df`, elementwise; ``variance`` is a variance.
