@@ -69,9 +69,7 @@ def targets(likelihood, num_data, seed=0):
 
 
 def gp(likelihood="probit", num_data=6, num_columns=2, device="cpu", **options):
-    model = tg.GP(
-        inputs(num_data, num_columns), targets(likelihood, num_data), kernel(num_columns), make(likelihood), **options
-    )
+    model = tg.GP(inputs(num_data, num_columns), targets(likelihood, num_data), kernel(num_columns), make(likelihood), **options)
     return model.to(device)
 
 

@@ -136,5 +136,5 @@ def test_epsilon_is_sampled_where_it_has_a_prior():
 
 @pytest.mark.parametrize("options", [{"num_classes": 1}, {"num_classes": 3, "epsilon": 0.0}, {"num_classes": 3, "epsilon": 1.0}])
 def test_settings_of_robust_max_are_checked(options):
-    with pytest.raises(ValueError, match="num_classes is 1|epsilon is"):
+    with pytest.raises(ValueError, match=r"num_classes is 1|epsilon is"):
         tg.likelihoods.RobustMax(**options)

@@ -70,6 +70,8 @@ class LogLikelihood:
     num_latents = 1
     is_log_concave = False
     is_smooth = True
+    has_intensity = False  # whether exp(f) is a rate per unit of exposure
+    needs_exposure = False  # whether test points need to be given theirs
 
     def target_shape(self, num_inputs: int) -> tuple[int, ...]:
         """The shape of the targets that go with N inputs: ``(N,)``, unless the likelihood says otherwise."""
@@ -109,10 +111,11 @@ class LogLikelihood:
 class Factorised(LogLikelihood):
     """Mixin for p(y | f) = prod_n p(y_n | f_n); see the module's docstring.
 
-    ``is_classification``: whether the mean response is a class probability.
+    ``is_classification``: whether the mean response is a class probability. ``is_ordered``: whether responses have quantiles.
     """
 
     is_classification = False
+    is_ordered = True
 
     def forward(self, function_samples: Tensor) -> Distribution:
         """The distribution p(y_n | f_n) of each observation, as gpytorch has it."""

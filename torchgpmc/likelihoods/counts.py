@@ -24,11 +24,17 @@ class Counts(Factorised, Likelihood):
         ValueError: an exposure that is not positive, or neither a number nor ``(N,)``.
     """
 
+    has_intensity = True
     exposure: Tensor
 
     def __init__(self, exposure: float | Tensor = 1.0):
         super().__init__()
         self.register_buffer("exposure", checked_exposure(exposure))
+
+    @property
+    def needs_exposure(self) -> bool:  # type: ignore[override]  # as the data's exposures are, or are not, all one
+        """Whether every datum has an exposure of its own."""
+        return self.exposure.dim() > 0
 
     def log_mean(self, f: Tensor) -> Tensor:
         """f + log(exposure), the log of the mean count."""
@@ -38,7 +44,7 @@ class Counts(Factorised, Likelihood):
         ok = (targets >= 0) & (targets == targets.round())
         remedy = f"{type(self).__name__} models whole numbers; for real data use Gaussian or StudentT."
         require_targets(ok, targets, "counts 0, 1, 2, ...", remedy)
-        if self.exposure.dim() and self.exposure.shape != targets.shape[-1:]:
+        if self.needs_exposure and self.exposure.shape != targets.shape[-1:]:
             raise ValueError(
                 f"exposure has shape {tuple(self.exposure.shape)} and there are {targets.shape[-1]} counts. Expected one exposure "
                 f"a count, or a single number."
@@ -46,12 +52,12 @@ class Counts(Factorised, Likelihood):
         return targets
 
     def for_data(self, rows: slice) -> Counts:
-        return self.with_exposure(self.exposure[rows]) if self.exposure.dim() else self
+        return self.with_exposure(self.exposure[rows]) if self.needs_exposure else self
 
     def at_test_points(self, exposure: Tensor | None = None) -> Counts:
         if exposure is not None:
             return self.with_exposure(exposure)
-        if self.exposure.dim():
+        if self.needs_exposure:
             raise ValueError(
                 "every datum has an exposure of its own, so counts at test points need theirs. Expected "
                 "posterior.predict(x, exposure=...), a number or one a test point; prediction.intensity needs none."

@@ -140,13 +140,14 @@ def _adaptive(mean: Tensor, variance: Tensor, k: int) -> Tensor:
 
     # Where the highest of the others turns the integrand off: a step that a wide normal's nodes may all lie beyond.
     highest = center.detach().argmax(-1, keepdim=True)
-    step = (part.detach().gather(-1, highest).squeeze(-1) for part in (center, deviation))
-    return quadrature.log_integral(log_below, mean[..., k], variance[..., k], tuple(step)).exp()
+    where, width = (part.detach().gather(-1, highest).squeeze(-1) for part in (center, deviation))
+    return quadrature.log_integral(log_below, mean[..., k], variance[..., k], (where, width)).exp()
 
 
 def _slopes_by_autograd(mean: Tensor, variance: Tensor, column: Tensor) -> ProbabilityAndSlopes:
-    leaves = [part.detach().clone().requires_grad_(True) for part in (mean, variance)]
+    mean, variance = (part.detach().clone().requires_grad_(True) for part in (mean, variance))
     with torch.enable_grad():
-        every = torch.stack([_adaptive(*leaves, k) for k in range(mean.shape[-1])], -1)
+        every = torch.stack([_adaptive(mean, variance, k) for k in range(mean.shape[-1])], -1)
         value = every.gather(-1, column).squeeze(-1)
-        return ProbabilityAndSlopes(value.detach(), *torch.autograd.grad(value.sum(), leaves))
+        mean_slope, variance_slope = torch.autograd.grad(value.sum(), [mean, variance])
+    return ProbabilityAndSlopes(value.detach(), mean_slope, variance_slope)

@@ -47,6 +47,7 @@ class RobustMax(Factorised, Likelihood):
     """
 
     is_classification = True
+    is_ordered = False
     is_smooth = False
 
     def __init__(self, num_classes: int, epsilon: float = 1e-3, *, epsilon_prior: Prior | None = None):

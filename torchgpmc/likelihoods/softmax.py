@@ -39,6 +39,7 @@ class Softmax(Factorised, SoftmaxLikelihood):
     """
 
     is_classification = True
+    is_ordered = False
     is_log_concave = True
 
     @property
