@@ -21,6 +21,7 @@ from torchgpmc.methods import (
     Slice,
 )
 from torchgpmc.models import GP, GPRegression, SparseGP, joint_log_density, kmeans_inducing_points
+from torchgpmc.point_process import bin_events
 from torchgpmc.posterior import Posterior
 from torchgpmc.prediction import Prediction
 from torchgpmc.recommend import explain, recommend
@@ -55,6 +56,7 @@ __all__ = [
     "Slice",
     "SparseGP",
     "approximations",
+    "bin_events",
     "diagnostics",
     "evidence",
     "explain",

@@ -62,10 +62,16 @@ class LogLikelihood:
 
     ``is_log_concave``: whether log p(y | f) is concave in f for all parameters and targets. p(f | y, theta) then has one mode, and
     a Gaussian density there is all that f is drawn from; else other modes are searched for. Nothing is taken on trust: say so.
+
+    ``is_smooth``: whether log p(y | f) is differentiable in f, and its slopes tell where it rises. Methods that follow gradients in
+    f refuse one that is not. Its expectations, which the sparse model has in its place, are smooth all the same.
     """
 
     num_latents = 1
     is_log_concave = False
+    is_smooth = True
+    has_intensity = False  # whether exp(f) is a rate per unit of exposure
+    needs_exposure = False  # whether test points need to be given theirs
 
     def target_shape(self, num_inputs: int) -> tuple[int, ...]:
         """The shape of the targets that go with N inputs: ``(N,)``, unless the likelihood says otherwise."""
@@ -83,6 +89,16 @@ class LogLikelihood:
         """The likelihood of some of the data: itself, unless it holds a number for every datum (exposures, known noise)."""
         return self
 
+    def at_test_points(self, exposure: Tensor | None = None) -> Any:
+        """The likelihood of new observations: itself, unless it holds something for each datum.
+
+        Raises:
+            ValueError: an ``exposure`` that the likelihood has no use for, or none where it needs one.
+        """
+        if exposure is not None:
+            raise ValueError(f"{type(self).__name__} has no exposure. Expected none; Poisson and NegativeBinomial take one.")
+        return self
+
     def log_prob(self, f: Tensor, targets: Tensor) -> Tensor:
         """log p(y | f): f ``(C, N)`` or ``(C, N, K)``, targets ``(N,)`` or ``(C, N)``, to ``(C,)``."""
         raise NotImplementedError(f"{type(self).__name__} must define log_prob(f, targets)")
@@ -95,10 +111,11 @@ class LogLikelihood:
 class Factorised(LogLikelihood):
     """Mixin for p(y | f) = prod_n p(y_n | f_n); see the module's docstring.
 
-    ``is_classification``: whether the mean response is a class probability.
+    ``is_classification``: whether the mean response is a class probability. ``is_ordered``: whether responses have quantiles.
     """
 
     is_classification = False
+    is_ordered = True
 
     def forward(self, function_samples: Tensor) -> Distribution:
         """The distribution p(y_n | f_n) of each observation, as gpytorch has it."""
@@ -263,6 +280,12 @@ def _slope(value: Tensor, f: Tensor) -> Tensor:
         return torch.zeros_like(f)
     (gradient,) = torch.autograd.grad(value.sum(), f, create_graph=True, allow_unused=True)
     return torch.zeros_like(f) if gradient is None else gradient
+
+
+def require_classes(targets: Tensor, num_classes: int, name: str, option: str) -> None:
+    """Raises a ``ValueError`` unless all targets are among 0 .. num_classes - 1."""
+    ok = (targets >= 0) & (targets < num_classes) & (targets == targets.round())
+    require_targets(ok, targets, f"{name} 0 to {num_classes - 1}", f"Encode the {name} from 0, or set {option}.")
 
 
 def require_targets(ok: Tensor, targets: Tensor, expected: str, remedy: str) -> None:

@@ -61,14 +61,21 @@ class LatentGaussian(NamedTuple):
     variance: Tensor
 
 
+class JointGaussian(NamedTuple):
+    """f at T inputs together, given theta and v: K latents of means of their own and one covariance."""
+
+    mean: Tensor  # (C, K, T)
+    covariance: Tensor  # (C, T, T), jitter included
+
+
 class GPModel(nn.Module):
     """Base of the latent Gaussian models; see :class:`GP` and :class:`SparseGP`.
 
     Holds copies of data, kernel, mean and likelihood in one dtype. What is derived from them (the layout, private evaluation
     copies, distances) is rebuilt after ``.to()``, ``deepcopy`` and unpickling, and never saved.
 
-    A model with another prior on f overrides :meth:`prior_at` and :meth:`cross`; engines ask for what it can do
-    (``has_latents_at_data``, ``is_conjugate``, ``num_latents``), never for its class.
+    A model with another prior on f overrides :meth:`prior_at`, :meth:`cross` and :meth:`prior_covariance`; engines ask for what it
+    can do (``has_latents_at_data``, ``is_conjugate``, ``is_smooth``, ``num_latents``), never for its class.
     """
 
     train_x: Tensor
@@ -172,6 +179,11 @@ class GPModel(nn.Module):
     def factorises(self) -> bool:
         """Whether the likelihood is a product over data: p(y | f) = prod_n p(y_n | f_n)."""
         return isinstance(as_likelihood(self.likelihood), Factorised)
+
+    @property
+    def is_smooth(self) -> bool:
+        """Whether the density of [theta, v] can be climbed: expectations over f always can, steps in f cannot."""
+        return not self.has_latents_at_data or as_likelihood(self.likelihood).is_smooth
 
     @property
     def latent_shape(self) -> tuple[int, int]:
@@ -290,6 +302,17 @@ class GPModel(nn.Module):
     def predict(self, prior: LatentPrior, v: Tensor, x: Tensor) -> LatentGaussian:
         """Marginals of f at test inputs ``(T, D)`` given theta and v."""
         return self.marginals(self.at(prior, x), v)
+
+    def predict_jointly(self, prior: LatentPrior, v: Tensor, x: Tensor) -> JointGaussian:
+        """f at test inputs ``(T, D)`` together given theta and v; the jitter is added to each variance, as at the data."""
+        at = self.at(prior, x)
+        left = self.prior_covariance(prior, x) - at.projection.mT @ at.projection
+        left.diagonal(dim1=-2, dim2=-1).add_(self.jitter)
+        return JointGaussian(self.marginals(at, v).mean, left)
+
+    def prior_covariance(self, prior: LatentPrior, inputs: Tensor) -> Tensor:
+        """What the prior says of f at ``inputs`` ``(T, D)`` together: covariances ``(C, T, T)``, without jitter."""
+        return self.covariance.bind(inputs, inputs)(prior.values["kernel"]).expand(len(prior.ok), -1, -1)
 
     def marginals(self, at: LatentsAt, v: Tensor) -> LatentGaussian:
         """Marginals of f given theta and v ``(C, V)``."""
