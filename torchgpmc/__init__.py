@@ -17,7 +17,7 @@ from torchgpmc.methods import (
     PseudoMarginalSlice,
     Slice,
 )
-from torchgpmc.models import GP, GPRegression, SparseGP, joint_log_density, kmeans_inducing_points
+from torchgpmc.models import FITC, GP, GPRegression, ProjectedProcess, SparseGP, joint_log_density, kmeans_inducing_points
 from torchgpmc.posterior import Posterior
 from torchgpmc.prediction import Prediction
 from torchgpmc.recommend import explain, recommend
@@ -29,6 +29,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AMIS",
     "EP",
+    "FITC",
     "GP",
     "HMC",
     "MAMIS",
@@ -42,6 +43,7 @@ __all__ = [
     "OrthantGPC",
     "Posterior",
     "Prediction",
+    "ProjectedProcess",
     "PseudoMarginal",
     "PseudoMarginalSlice",
     "SamplingWarning",
