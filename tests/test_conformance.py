@@ -22,6 +22,7 @@ METHODS = {
     "AdaptiveMH": tg.AdaptiveMH(),
     "Slice": tg.Slice(),
     "EllipticalSlice": tg.EllipticalSlice(),
+    "PCN": tg.PCN(),
     "PseudoMarginal": tg.PseudoMarginal(num_importance=4),
     "PseudoMarginalSlice": tg.PseudoMarginalSlice(num_importance=4),
     "AMIS": tg.AMIS(num_importance=4),
@@ -29,6 +30,7 @@ METHODS = {
     "OrthantGPC": tg.OrthantGPC(num_points=16),
 }
 NEED_LATENTS_AT_DATA = ("PseudoMarginal", "PseudoMarginalSlice", "AMIS", "MAMIS", "OrthantGPC")  # which some models have not
+OF_LATENTS = ("EllipticalSlice", "PCN")  # alone at fixed hyperparameters
 WEIGHTED = ("AMIS", "MAMIS", "OrthantGPC")
 MODELS = {"GP": gp, "SparseGP": sparse_gp, "GPRegression": gp_regression, "FITC": fitc, "ProjectedProcess": projected_process}
 SPARSE_LIKELIHOODS = list(LIKELIHOODS)
@@ -44,7 +46,7 @@ def quiet_sample(*args, **options):
 
 def model_for(method, model="GP", likelihood="probit", device="cpu"):
     made = MODELS[model]("gaussian" if model == "GPRegression" else likelihood, device=device)
-    if method == "EllipticalSlice":
+    if method in OF_LATENTS:
         for part in (made.kernel, made.likelihood):
             part.requires_grad_(False)
         made.refresh()

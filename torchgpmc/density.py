@@ -154,3 +154,7 @@ class ChunkedDensity:
 
     def select(self, rows: Tensor) -> ChunkedDensity:
         return ChunkedDensity(self.density.select(rows), len(rows), self.chunk)
+
+    def __getattr__(self, name: str) -> Any:
+        """What else the density has, for all chains."""
+        return getattr(self.density, name)

@@ -13,7 +13,7 @@ import torchgpmc as tg
 from torchgpmc.approximations import Laplace
 from torchgpmc.models import JointLogDensity
 from torchgpmc.models.whitening import GaussianSites
-from torchgpmc.runs.blocks import JointWithPrior
+from torchgpmc.runs.blocks import JointWithPrior, LatentsGivenTheta
 from torchgpmc.samplers import (
     Block,
     Preconditioner,
@@ -22,6 +22,7 @@ from torchgpmc.samplers import (
     hmc,
     metropolis,
     nuts,
+    pcn,
     slice_sampler,
     sweep,
 )
@@ -53,29 +54,32 @@ def _slice(model, density, like):
     return slice_sampler(density, width=width, max_steps_out=4)
 
 
-def _elliptical_slice(model, density, like):
-    """On v alone; theta stays where it is, in the position as in the prior."""
-    size = model.layout.size
+def _latents_alone(kernel, *, with_prior=False):
+    """A kernel on v alone; theta stays where it is, in the position as in the prior."""
 
-    def likelihood_given(theta):
-        at = model.at(model.prior(theta))
+    def make(model, density, like):
+        size = model.layout.size
+        joint = JointWithPrior(JointLogDensity(_scaled(model, getattr(density, "scale", 1.0)), density.targets))
 
-        def log_likelihood(v):
-            targets = getattr(density, "targets", None)
-            scale = getattr(density, "scale", 1.0)
-            return scale * model.log_likelihood(at, v, model.as_targets(targets)).detach()
+        def given(position, generator):
+            kept = joint.draw(position, generator)[1]
+            return kernel(LatentsGivenTheta(joint.joint, kept, with_prior=with_prior))
 
-        return elliptical_slice(log_likelihood)
+        def init(position, generator):
+            return given(position, generator).init(position[:, size:], generator), position[:, :size]
 
-    def init(position, generator):
-        return likelihood_given(position[:, :size]).init(position[:, size:], generator), position[:, :size]
+        def step(state, generator):
+            inner, theta = state
+            inner, info = given(torch.cat([theta, inner.position], -1), generator).step(inner, generator)
+            return (inner, theta), info
 
-    def step(state, generator):
-        inner, theta = state
-        inner, info = likelihood_given(theta).step(inner, generator)
-        return (inner, theta), info
+        return Sampler(init, step)
 
-    return Sampler(init, step)
+    return make
+
+
+def _pcn(density):
+    return pcn(density, step_size=torch.tensor(0.8).double())
 
 
 class _WhiteState(NamedTuple):
@@ -148,7 +152,8 @@ SAMPLERS = {
     "hmc": Row("hmc", _hmc, (tg.HMC(num_steps=12, thinning=10), 150)),
     "metropolis": Row("metropolis", _metropolis, (tg.AdaptiveMH(thinning=300), 1000)),
     "slice": Row("slice_sampler", _slice, (tg.Slice(thinning=10), 50)),
-    "elliptical slice": Row("elliptical_slice", _elliptical_slice),
+    "elliptical slice": Row("elliptical_slice", _latents_alone(elliptical_slice)),
+    "pcn": Row("pcn", _latents_alone(_pcn)),
     "sweep": Row("sweep", _sweep),
 }
 

@@ -3,6 +3,7 @@
 from torchgpmc.methods.adaptive_metropolis import AdaptiveMH
 from torchgpmc.methods.amis import AMIS
 from torchgpmc.methods.coordinate_slice import Slice
+from torchgpmc.methods.crank_nicolson import PCN
 from torchgpmc.methods.hamiltonian import HMC
 from torchgpmc.methods.latent_slice import EllipticalSlice
 from torchgpmc.methods.mamis import MAMIS
@@ -17,6 +18,7 @@ __all__ = [
     "HMC",
     "MAMIS",
     "NUTS",
+    "PCN",
     "AdaptiveMH",
     "EllipticalSlice",
     "Method",

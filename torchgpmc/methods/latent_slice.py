@@ -1,23 +1,22 @@
-"""Methods on the whitened latents v at fixed hyperparameters."""
+"""Elliptical slice sampling of the latents."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchgpmc.checks import check_count
 from torchgpmc.models.base import GPModel
-from torchgpmc.runs.base import Settings, chain_settings
+from torchgpmc.runs.base import Settings
 from torchgpmc.runs.chain import ChainRun
-from torchgpmc.runs.chain_targets import latent_target
+from torchgpmc.runs.latent_moves import Move, latent_run
 from torchgpmc.samplers.adaptation import BurnIn
 from torchgpmc.samplers.elliptical_slice import elliptical_slice
 
 
 @dataclass(frozen=True)
 class EllipticalSlice:
-    """Elliptical slice sampling of the latents at fixed hyperparameters (Murray, Adams & MacKay 2010); nothing to tune.
+    """Elliptical slice sampling of the latents (Murray, Adams & MacKay 2010); nothing to tune.
 
-    Every hyperparameter must be fixed with ``requires_grad_(False)``.
+    Alone it needs every hyperparameter fixed with ``requires_grad_(False)``.
 
     Args:
         thinning: keep one draw in this many.
@@ -38,13 +37,11 @@ class EllipticalSlice:
 
     def prepare(self, model: GPModel, settings: Settings) -> ChainRun:
         """A run on v; K(X, X) is factorised once."""
-        check_count("thinning", self.thinning)
-        if model.layout.size:
-            raise ValueError(
-                f"EllipticalSlice samples latents alone, but {model.layout.names} have priors. Expected every hyperparameter "
-                f"fixed; fix them with .requires_grad_(False), or sample both together with NUTS()."
-            )
-        warmup, _ = chain_settings(settings)
-        target = latent_target(model, settings)
-        sampler = elliptical_slice(target.density)
-        return ChainRun(target, lambda _: sampler, BurnIn(), warmup, settings.num_samples, self.thinning)
+        return latent_run(self, model, settings, self.thinning)
+
+    def check(self, model: GPModel) -> None:
+        """Every model will do."""
+
+    def move(self, model: GPModel, warmup_steps: int) -> Move:
+        """Nothing is tuned."""
+        return Move(lambda density, _: elliptical_slice(density), BurnIn())

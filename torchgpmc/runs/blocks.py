@@ -74,7 +74,10 @@ class JointWithPrior:
 
 
 class LatentsGivenTheta(AutogradDensity):
-    """The joint log density as a function of v ``(C, V)``; without its priors the log likelihood."""
+    """The joint log density as a function of v ``(C, V)``; without its priors the log likelihood.
+
+    ``kept`` is of C thetas, or of one for all chains.
+    """
 
     def __init__(self, joint: JointLogDensity, kept: KeptPrior, *, with_prior: bool = True):
         self.joint = joint
@@ -89,4 +92,6 @@ class LatentsGivenTheta(AutogradDensity):
         return self.kept.log_prior + log_standard_normal(v) + value
 
     def select(self, rows: Tensor) -> LogDensity:
-        return LatentsGivenTheta(self.joint.select(rows), take(self.kept, rows), with_prior=self.with_prior)
+        one_theta = len(self.kept.at.mean) == 1
+        kept = self.kept if one_theta else take(self.kept, rows)
+        return LatentsGivenTheta(self.joint.select(rows), kept, with_prior=self.with_prior)

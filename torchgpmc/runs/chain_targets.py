@@ -16,6 +16,7 @@ from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.random import normal_like
 from torchgpmc.runs.base import Settings, chain_settings, in_chunks
+from torchgpmc.runs.blocks import KeptPrior, LatentsGivenTheta
 from torchgpmc.runs.starts import check_one_data_set, start_at_mode, starting_positions, starting_thetas
 from torchgpmc.special import log_standard_normal
 from torchgpmc.storage.draws import Draw
@@ -57,8 +58,13 @@ def joint_target(model: GPModel, settings: Settings, sites: GaussianSites | None
     return ChainTarget(density, size, size + model.latent_size, start, read, _EXACT)
 
 
-def latent_target(model: GPModel, settings: Settings) -> ChainTarget:
-    """v at fixed hyperparameters, whose density is p(y | f(v)) beside a standard normal prior; p(f) is factorised once.
+def latent_target(model: GPModel, settings: Settings, *, with_prior: bool) -> ChainTarget:
+    """v at fixed hyperparameters; p(f) is factorised once for all chains.
+
+    Args:
+        model: whose posterior.
+        settings: of the run.
+        with_prior: whether the density holds log N(v | 0, I), or is the likelihood alone, for kernels with that prior of their own.
 
     Raises:
         ValueError: a covariance that is not positive definite.
@@ -71,24 +77,18 @@ def latent_target(model: GPModel, settings: Settings) -> ChainTarget:
             f"the covariance at the fixed hyperparameters could not be factorised. Expected it to be positive definite; "
             f"raise jitter (now {model.jitter:g})."
         )
-    chunk, targets = settings.chain_chunk or chains, model.targets
-    parts = [(rows := slice(first, first + chunk), targets.select(rows)) for first in range(0, chains, chunk)]
-
-    def log_likelihood(v: Tensor) -> Tensor:
-        if len(parts) == 1:
-            value = model.log_likelihood(at, v, targets)
-        else:
-            value = torch.cat([model.log_likelihood(at, v[rows], some) for rows, some in parts])
-        return torch.where(torch.isfinite(value), value, -torch.inf)
+    kept = KeptPrior(at.mean.new_zeros(1), at)
+    given = LatentsGivenTheta(JointLogDensity(model, fixed=at), kept, with_prior=with_prior)
 
     def start(generator: torch.Generator) -> tuple[Tensor, None]:
         return normal_like(model.train_x.new_empty(chains, model.latent_size), generator), None
 
     def read(state: Any, generator: torch.Generator) -> tuple[Draw, dict[str, Tensor]]:
-        v = state.position
-        return Draw(v.new_zeros(chains, 1, 0), v[:, None]), {"lp": state.log_density + log_standard_normal(v)}
+        v, log_density = state.position, state.log_density
+        log_prior = 0.0 if with_prior else log_standard_normal(v)
+        return Draw(v.new_zeros(chains, 1, 0), v[:, None]), {"lp": log_density + log_prior}
 
-    return ChainTarget(log_likelihood, 0, model.latent_size, start, read, _EXACT)
+    return ChainTarget(in_chunks(given, chains, settings.chain_chunk), 0, model.latent_size, start, read, _EXACT)
 
 
 def marginal_target(

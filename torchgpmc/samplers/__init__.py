@@ -4,6 +4,7 @@ from torchgpmc.samplers.elliptical_slice import elliptical_slice
 from torchgpmc.samplers.hmc import hmc
 from torchgpmc.samplers.metropolis import IndependentProposal, metropolis
 from torchgpmc.samplers.nuts import nuts
+from torchgpmc.samplers.pcn import pcn
 from torchgpmc.samplers.preconditioner import MassMatrix, Preconditioner
 from torchgpmc.samplers.pseudo_marginal import (
     correlated_pseudo_marginal,
@@ -27,6 +28,7 @@ __all__ = [
     "hmc",
     "metropolis",
     "nuts",
+    "pcn",
     "pseudo_marginal",
     "pseudo_marginal_slice",
     "slice_sampler",

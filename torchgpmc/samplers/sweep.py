@@ -152,6 +152,10 @@ class _KnownHere:
     def select(self, rows: Tensor) -> Any:
         return self.density.select(rows)
 
+    def __getattr__(self, name: str) -> Any:
+        """What else the density has: p(f | theta), for moves of latents that look at it."""
+        return getattr(self.density, name)
+
 
 def given_the_rest(density: Any, columns: range) -> Callable[[Tensor, Any], Conditional]:
     """The conditional of a block whose columns the payload depends on: ``density`` with all others where they are."""
