@@ -91,3 +91,23 @@ def sparse_gp(likelihood="probit", num_data=12, num_inducing=4, num_columns=2, d
         **options,
     )
     return model.to(device)
+
+
+def fitc(likelihood="probit", num_data=6, num_inducing=3, num_columns=2, device="cpu", **options):
+    return _approximate_prior(tg.FITC, likelihood, num_data, num_inducing, num_columns, device, options)
+
+
+def projected_process(likelihood="probit", num_data=12, num_inducing=4, num_columns=2, device="cpu", **options):
+    return _approximate_prior(tg.ProjectedProcess, likelihood, num_data, num_inducing, num_columns, device, options)
+
+
+def _approximate_prior(kind, likelihood, num_data, num_inducing, num_columns, device, options):
+    model = kind(
+        inputs(num_data, num_columns),
+        targets(likelihood, num_data),
+        kernel(num_columns),
+        LIKELIHOODS[likelihood](),
+        inducing_points=inputs(num_inducing, num_columns, seed=7),
+        **options,
+    )
+    return model.to(device)

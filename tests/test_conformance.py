@@ -11,7 +11,18 @@ import pytest
 import torch
 
 import torchgpmc as tg
-from tests.problems import LIKELIHOODS, NOT_SMOOTH, fixed_kernel, gp, gp_regression, inputs, sparse_gp, targets
+from tests.problems import (
+    LIKELIHOODS,
+    NOT_SMOOTH,
+    fitc,
+    fixed_kernel,
+    gp,
+    gp_regression,
+    inputs,
+    projected_process,
+    sparse_gp,
+    targets,
+)
 from tests.statistical.kernels import SAMPLERS, position_of
 from tests.statistical.pseudo_marginal import KERNELS, kernel
 from torchgpmc.models import JointLogDensity
@@ -31,10 +42,10 @@ METHODS = {
     "MAMIS": tg.MAMIS(num_importance=4),
     "OrthantGPC": tg.OrthantGPC(num_points=16),
 }
-NEED_LATENTS_AT_DATA = ("PseudoMarginal", "PseudoMarginalSlice", "AMIS", "MAMIS", "OrthantGPC")  # a SparseGP has none
+NEED_LATENTS_AT_DATA = ("PseudoMarginal", "PseudoMarginalSlice", "AMIS", "MAMIS", "OrthantGPC")  # which some models have not
 OF_LATENTS = ("EllipticalSlice", "PCN", "AuxiliaryGradient")  # alone at fixed hyperparameters
 WEIGHTED = ("AMIS", "MAMIS", "OrthantGPC")
-MODELS = {"GP": gp, "SparseGP": sparse_gp, "GPRegression": gp_regression}
+MODELS = {"GP": gp, "SparseGP": sparse_gp, "GPRegression": gp_regression, "FITC": fitc, "ProjectedProcess": projected_process}
 
 
 def quiet_sample(*args, **options):
@@ -77,8 +88,8 @@ def test_methods_are_frozen_option_sets(name):
     "method", [pytest.param(name, marks=pytest.mark.slow if name == "PseudoMarginalSlice" else ()) for name in METHODS]
 )
 def test_methods_give_an_ordinary_posterior(method, model, device):
-    if model == "SparseGP" and method in NEED_LATENTS_AT_DATA:
-        with pytest.raises(ValueError, match="SparseGP"):
+    if model in ("SparseGP", "ProjectedProcess") and method in NEED_LATENTS_AT_DATA:
+        with pytest.raises(ValueError, match=model):
             quiet_sample(model_for(method, model, device=device), METHODS[method])
         return
     if model == "GPRegression" and method == "OrthantGPC":
@@ -117,7 +128,7 @@ def test_models_with_every_likelihood(model, likelihood, device):
 
 
 def _inducing(model):
-    return {"inducing_points": model.inducing_points} if isinstance(model, tg.SparseGP) else {}
+    return {"inducing_points": model.inducing_points} if hasattr(model, "inducing_points") else {}
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

@@ -20,7 +20,7 @@ from torchgpmc.methods import (
     PseudoMarginalSlice,
     Slice,
 )
-from torchgpmc.models import GP, GPRegression, SparseGP, joint_log_density, kmeans_inducing_points
+from torchgpmc.models import FITC, GP, GPRegression, ProjectedProcess, SparseGP, joint_log_density, kmeans_inducing_points
 from torchgpmc.point_process import bin_events
 from torchgpmc.posterior import Posterior
 from torchgpmc.prediction import Prediction
@@ -33,6 +33,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AMIS",
     "EP",
+    "FITC",
     "GP",
     "HMC",
     "MAMIS",
@@ -50,6 +51,7 @@ __all__ = [
     "OrthantGPC",
     "Posterior",
     "Prediction",
+    "ProjectedProcess",
     "PseudoMarginal",
     "PseudoMarginalSlice",
     "SamplingWarning",

@@ -1,13 +1,16 @@
 """Gaussian process models whose posterior is to be sampled."""
 
 from torchgpmc.models.base import GPModel, LatentGaussian, LatentPrior, LatentsAt
+from torchgpmc.models.fitc import FITC
 from torchgpmc.models.full import GP
 from torchgpmc.models.joint_density import JointLogDensity, joint_log_density
 from torchgpmc.models.kmeans import kmeans_inducing_points
+from torchgpmc.models.projected import ProjectedProcess
 from torchgpmc.models.regression import GPRegression
 from torchgpmc.models.sparse import SparseGP
 
 __all__ = [
+    "FITC",
     "GP",
     "GPModel",
     "GPRegression",
@@ -15,6 +18,7 @@ __all__ = [
     "LatentGaussian",
     "LatentPrior",
     "LatentsAt",
+    "ProjectedProcess",
     "SparseGP",
     "joint_log_density",
     "kmeans_inducing_points",

@@ -1,0 +1,102 @@
+"""The fully independent training conditional: a prior of low rank plus an independent remainder a point."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from gpytorch.kernels import Kernel
+from gpytorch.means import Mean
+from torch import Tensor
+
+from torchgpmc.linalg import cholesky, whiten
+from torchgpmc.models.base import Cross, GPModel, LatentPrior, conditional_variance
+from torchgpmc.parameters.layout import Hyperparameters
+
+
+class FITC(GPModel):
+    r"""A Gaussian process whose values are independent of one another given those at M inducing points Z.
+
+    .. math:: f \sim N(m, \; Q + \mathrm{diag}(K - Q) + jitter \cdot I), \quad Q = K_{fu} K_{uu}^{-1} K_{uf}
+
+    A new value is independent of all others given those at Z, too: its variance is the kernel's, and Q its covariance with f.
+    At Z = X this is the full GP.
+
+    The latents are f at the data, u being integrated out, so that whatever samples or approximates a :class:`GP` does so here, and
+    at a GP's cost: an N x N factorisation a theta. For models whose cost grows with M alone there are :class:`ProjectedProcess`,
+    and :class:`SparseGP`, which keeps the full GP's prior.
+
+    Args:
+        train_x: inputs ``(N, D)``, or ``(N,)`` for one dimension.
+        train_y: targets, as the likelihood has them.
+        kernel: a gpytorch kernel without batch dimensions.
+        likelihood: as :class:`GP` takes them.
+        inducing_points: Z ``(M, D)``; :func:`torchgpmc.kmeans_inducing_points` makes good ones. Fixed while sampling.
+        mean: a gpytorch mean; zero by default.
+        jitter: variance added to the diagonals of K(Z, Z) and of f's covariance.
+        dtype: floating type of all computation.
+
+    Raises:
+        ValueError: as :class:`GP`; no inducing points, or of the wrong width.
+        TypeError: a thing of the wrong kind.
+
+    Source: Snelson & Ghahramani 2006; Quinonero-Candela & Rasmussen 2005, section 6; paper C, section 1.8.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> model = tg.FITC(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli(), inducing_points=x[::3])
+        >>> model.latent_shape
+        (1, 8)
+    """
+
+    inducing_points: Tensor
+
+    def __init__(
+        self,
+        train_x: Tensor,
+        train_y: Tensor,
+        kernel: Kernel,
+        likelihood: Any,
+        *,
+        inducing_points: Tensor,
+        mean: Mean | None = None,
+        jitter: float = 1e-6,
+        dtype: torch.dtype = torch.float64,
+    ):
+        extra_inputs = {"inducing_points": inducing_points}
+        super().__init__(train_x, train_y, kernel, likelihood, mean=mean, jitter=jitter, dtype=dtype, extra_inputs=extra_inputs)
+
+    def _bind(self) -> Any:
+        z = self.inducing_points
+        return self.covariance.bind(z, torch.cat([z, self.train_x])), self.jitter * torch.eye(
+            len(z), dtype=z.dtype, device=z.device
+        )
+
+    def _root(self, kernel: dict[str, Tensor], inputs: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """R ``(C, M, N)`` with Q = R'R, the diagonal of Q ``(C, N)``, and whether K(Z, Z) was factorised ``(C,)``."""
+        covariance_at, jitter = self._bound
+        z = self.inducing_points
+        if inputs is not None:
+            covariance_at = self.covariance.bind(z, torch.cat([z, inputs]))
+        inner, outer = covariance_at(kernel).tensor_split([len(z)], -1)
+        inner = inner + jitter
+        factor, ok = cholesky(inner.detach())
+        return *whiten(inner, factor, outer), ok
+
+    def prior_at(self, hyperparameters: Hyperparameters, inputs: Tensor | None = None) -> LatentPrior:
+        values, count = hyperparameters
+        x = self.train_x if inputs is None else inputs
+        root, explained, ok = self._root(values["kernel"], inputs)
+        rest = conditional_variance(self.covariance.diagonal(values["kernel"], x), explained) + self.jitter
+        covariance = root.mT @ root + torch.diag_embed(rest)
+        prior = self._factorised(values, self.mean_function(values["mean"], x, count), covariance.expand(count, -1, -1))
+        return prior._replace(ok=prior.ok & ok)
+
+    def cross(self, prior: LatentPrior, inputs: Tensor) -> Cross:
+        kernel, count = prior.values["kernel"], len(prior.ok)
+        covariance = self._root(kernel)[0].mT @ self._root(kernel, inputs)[0]
+        mean = self.mean_function(prior.values["mean"], inputs, count)
+        return Cross(mean, covariance.expand(count, -1, -1), self.covariance.diagonal(kernel, inputs).expand(count, -1))

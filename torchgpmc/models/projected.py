@@ -1,0 +1,93 @@
+"""The projected process: f at the data as a function of its values at a few inducing points."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from gpytorch.kernels import Kernel
+from gpytorch.means import Mean
+from torch import Tensor
+
+from torchgpmc.models.base import Cross, GPModel, LatentPrior, LatentsAt, likelihood_values
+from torchgpmc.models.targets import Targets
+
+
+class ProjectedProcess(GPModel):
+    r"""A Gaussian process whose values at the data are those interpolated from M inducing points Z.
+
+    .. math:: f = m(X) + K_{fu} K_{uu}^{-1} (u - m(Z)), \quad u = m(Z) + L v, \quad L L^T = K(Z, Z) + jitter \cdot I
+
+    so that f at the data has the covariance Q = K_fu K_uu^-1 K_uf, of rank M; at test inputs it varies about the interpolation as
+    the full GP does. At Z = X this is the full GP.
+
+    The latents are u, at O(N M^2) a theta. Any likelihood will do, also one that does not factorise over data. Methods that
+    integrate out f at the data refuse it.
+
+    Args:
+        train_x: inputs ``(N, D)``, or ``(N,)`` for one dimension.
+        train_y: targets, as the likelihood has them.
+        kernel: a gpytorch kernel without batch dimensions.
+        likelihood: as :class:`GP` takes them.
+        inducing_points: Z ``(M, D)``; :func:`torchgpmc.kmeans_inducing_points` makes good ones. Fixed while sampling.
+        mean: a gpytorch mean; zero by default.
+        jitter: variance added to the diagonal of K(Z, Z).
+        dtype: floating type of all computation.
+
+    Raises:
+        ValueError: as :class:`GP`; no inducing points, or of the wrong width.
+        TypeError: a thing of the wrong kind.
+
+    Source: Csato & Opper 2002; Seeger, Williams & Lawrence 2003; paper C, eq. 1.25.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> model = tg.ProjectedProcess(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli(), inducing_points=x[::3])
+        >>> model.latent_shape
+        (1, 3)
+    """
+
+    inducing_points: Tensor
+    has_latents_at_data = False
+
+    def __init__(
+        self,
+        train_x: Tensor,
+        train_y: Tensor,
+        kernel: Kernel,
+        likelihood: Any,
+        *,
+        inducing_points: Tensor,
+        mean: Mean | None = None,
+        jitter: float = 1e-6,
+        dtype: torch.dtype = torch.float64,
+    ):
+        extra_inputs = {"inducing_points": inducing_points}
+        super().__init__(train_x, train_y, kernel, likelihood, mean=mean, jitter=jitter, dtype=dtype, extra_inputs=extra_inputs)
+
+    def _bind(self) -> Any:
+        return *super()._bind(), self.covariance.bind(self.inducing_points, self.train_x)
+
+    @property
+    def latent_inputs(self) -> Tensor:
+        """Z, where the latents u are ``(M, D)``."""
+        return self.inducing_points
+
+    def at(self, prior: LatentPrior, inputs: Tensor | None = None) -> LatentsAt:
+        if inputs is not None:
+            return super().at(prior, inputs)
+        kernel, count = prior.values["kernel"], len(prior.ok)
+        outer = self._bound[-1](kernel).expand(count, -1, -1)
+        mean = self.mean_function(prior.values["mean"], self.train_x, count)
+        variance = self.covariance.diagonal(kernel, self.train_x).expand(count, -1)
+        at = self._projected(prior, Cross(mean, outer, variance))
+        # None but for rounding: Laplace's sites are by derivatives of expectations, which need a variance to be of.
+        return at._replace(variance=torch.finfo(mean.dtype).eps * variance)
+
+    def log_likelihood(self, at: LatentsAt, v: Tensor, targets: Targets | None = None) -> Tensor:
+        y = self.targets if targets is None else targets
+        f = self._at_boundary(self.marginals(at, v).mean)
+        return self.likelihood_function(likelihood_values(at.prior), lambda likelihood: likelihood.log_prob(f, y.values))
