@@ -19,7 +19,7 @@ from torchgpmc.methods import (
 )
 from torchgpmc.models import GP, GPRegression, SparseGP, joint_log_density, kmeans_inducing_points
 from torchgpmc.posterior import Posterior
-from torchgpmc.prediction import Prediction
+from torchgpmc.prediction import Fitted, Prediction
 from torchgpmc.recommend import explain, recommend
 from torchgpmc.samplers import MassMatrix
 from torchgpmc.storage.checkpoint import Checkpoint
@@ -36,6 +36,7 @@ __all__ = [
     "AdaptiveMH",
     "Checkpoint",
     "EllipticalSlice",
+    "Fitted",
     "GPRegression",
     "Laplace",
     "MassMatrix",

@@ -15,7 +15,7 @@ from torchgpmc.checks import check_count, warn
 from torchgpmc.diagnostics import Summary, complaints, complaints_about_latents, nested_rhat, summarise
 from torchgpmc.models.base import GPModel, likelihood_parameters
 from torchgpmc.models.validation import check_inputs
-from torchgpmc.prediction import Given, Prediction
+from torchgpmc.prediction import Fitted, Given, Prediction
 from torchgpmc.random import make_generator
 from torchgpmc.storage.draws import Draws, check_draws
 from torchgpmc.storage.files import read_tensors, write_atomically
@@ -130,6 +130,29 @@ class Posterior:
         # Hyperparameters that are all fixed are factorised once for all draws.
         draws_at_once = self._draws_at_once(chunk) if theta.shape[1] else max(1, _CHUNK_ELEMENTS // chunk)
         return Prediction(self.model, self._given(x, theta, v), len(x), chunk, draws_at_once, values, log_weights)
+
+    def fitted(self) -> Fitted:
+        """The expected response at the data under each draw, noise left out: ``mean``, ``quantile(q)`` and ``draws``.
+
+        Raises:
+            ValueError: f at the data is not a latent of the model.
+            NotImplementedError: a likelihood of one's own that does not factorise has no ``expected_response(f)``.
+        """
+        model = self.model
+        if not model.has_latents_at_data:
+            raise ValueError(
+                f"fitted() is of f at the data, which is not a latent of {type(model).__name__}. Expected a model with a latent a "
+                f"datum; use predict(train_x).mean."
+            )
+        theta, _ = self._flat(None)
+        latents = self.latents.flatten(0, 1).to(theta)
+        parts = []
+        with torch.no_grad():
+            for t, f in zip(*(part.split(self._draws_at_once(0)) for part in (theta, latents)), strict=True):
+                values = likelihood_parameters(model.layout.raw_values(t).by_module["likelihood"])
+                parts.append(model.likelihood_function(values, lambda likelihood, f=f: likelihood.expected_response(f)).cpu())
+        joined = torch.cat(parts)
+        return Fitted(joined.reshape(self.num_chains, self.num_draws, *joined.shape[1:]), self._log_weights())
 
     def _given(self, x: Tensor, theta: Tensor, v: Tensor) -> Given:
         """Some of S draws, then some of the test points, to mean and variance of f ``(s, K, t)``."""
