@@ -6,5 +6,19 @@ from torchgpmc.likelihoods.gaussian import Gaussian
 from torchgpmc.likelihoods.poisson import Poisson
 from torchgpmc.likelihoods.softmax import Softmax
 from torchgpmc.likelihoods.student_t import StudentT
+from torchgpmc.likelihoods.transcription import Activation, Linear, Repression, Response, Transcription
 
-__all__ = ["Bernoulli", "Factorised", "Gaussian", "LogLikelihood", "Poisson", "Softmax", "StudentT"]
+__all__ = [
+    "Activation",
+    "Bernoulli",
+    "Factorised",
+    "Gaussian",
+    "Linear",
+    "LogLikelihood",
+    "Poisson",
+    "Repression",
+    "Response",
+    "Softmax",
+    "StudentT",
+    "Transcription",
+]
