@@ -17,7 +17,7 @@ from torchgpmc.methods import (
     PseudoMarginalSlice,
     Slice,
 )
-from torchgpmc.models import GP, GPRegression, SparseGP, joint_log_density, kmeans_inducing_points
+from torchgpmc.models import GP, ConditionedGP, GPRegression, SparseGP, joint_log_density, kmeans_inducing_points
 from torchgpmc.posterior import Posterior
 from torchgpmc.prediction import Fitted, Prediction
 from torchgpmc.recommend import explain, recommend
@@ -35,6 +35,7 @@ __all__ = [
     "NUTS",
     "AdaptiveMH",
     "Checkpoint",
+    "ConditionedGP",
     "EllipticalSlice",
     "Fitted",
     "GPRegression",
