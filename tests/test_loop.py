@@ -40,16 +40,12 @@ WEIGHTED = [tg.AMIS(num_importance=4), tg.MAMIS(num_importance=2, degrees_of_fre
 
 
 def each(methods):
-    """Parameters of a test; methods that take many densities a draw are for the slow suite."""
-    slow = tg.Slice, tg.PseudoMarginalSlice
-    return [
-        pytest.param(
-            method,
-            marks=pytest.mark.slow if isinstance(method, slow) or getattr(method, "importance_weights", 0) else (),
-            id=type(method).__name__,
-        )
-        for method in methods
-    ]
+    """Parameters of a test; methods that take many densities a draw, and a class's second option set, are for the slow suite."""
+    seen = {tg.Slice, tg.PseudoMarginalSlice}
+    for method in methods:
+        kind = type(method)
+        yield pytest.param(method, marks=pytest.mark.slow if kind in seen else (), id=kind.__name__)
+        seen.add(kind)
 
 
 def options_of(method):
@@ -144,7 +140,7 @@ def test_a_run_that_died_resumes_to_the_same_bits(method, calls, tmp_path, monke
     assert same(plain, tg.sample(model, method, **OPTIONS, checkpoint=checkpoint))
 
 
-@pytest.mark.parametrize("method", each([method for method in METHODS if isinstance(method, tg.PseudoMarginal | tg.Slice)]))
+@pytest.mark.parametrize("method", each(method for method in METHODS if isinstance(method, tg.PseudoMarginal | tg.Slice)))
 @pytest.mark.parametrize("advances", [9, 20, 23, 29])  # while tuned, at the hand-over, in the rest of warm-up, in the draws
 def test_runs_in_phases_resume_to_the_same_bits(method, advances, tmp_path, monkeypatch):
     options = {**OPTIONS, "num_samples": 6}

@@ -188,6 +188,7 @@ def _in_blocks(model, density, like):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.statistical
 @pytest.mark.parametrize("make", [_whole, _in_blocks])
 def test_it_leaves_the_joint_distribution_as_it_is(make, monkeypatch):
@@ -195,6 +196,7 @@ def test_it_leaves_the_joint_distribution_as_it_is(make, monkeypatch):
     assert geweke(gp("poisson", num_data=3), "toy", seed=51) < 1
 
 
+@pytest.mark.slow
 def test_a_halved_log_ratio_is_caught(monkeypatch):
     monkeypatch.setitem(SAMPLERS, "toy", Row("langevin", _whole))
     assert geweke(gp("poisson", num_data=3), "toy", seed=52, density_class=HalvedLogDensity, rounds=10) > 1
