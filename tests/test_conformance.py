@@ -107,8 +107,8 @@ def test_methods_give_an_ordinary_posterior(method, model, device):
     made = model_for(method, model, device=device)
     weighted = method in WEIGHTED
     alone = {"warmup_steps": None, "num_chains": None} if weighted else {}
-    posterior = quiet_sample(made, METHODS[method], num_samples=40, **alone)
-    shape = (1, 40) if weighted else (2, 40)
+    shape = (1, 40) if weighted else (2, 20)
+    posterior = quiet_sample(made, METHODS[method], num_samples=shape[1], **alone)
     assert posterior.whitened.shape == (*shape, made.latent_size)
     assert ({"lp", "n_failures"} if weighted else {"lp", "acceptance_rate", "n_steps", "n_failures"}) <= set(posterior.stats)
     assert all(value.shape == shape for value in posterior.stats.values())
