@@ -37,6 +37,7 @@ from torchgpmc.prediction import Prediction
 from torchgpmc.recommend import explain, recommend
 from torchgpmc.samplers import MassMatrix
 from torchgpmc.storage.checkpoint import Checkpoint
+from torchgpmc.versions import show_versions
 
 __version__ = "0.1.0"
 
@@ -83,4 +84,5 @@ __all__ = [
     "sample",
     "samplers",
     "scores",
+    "show_versions",
 ]
