@@ -32,7 +32,7 @@ MEASURED = {"variances": torch.full((1, 2, 4), 0.1)}
 @pytest.mark.slow
 @pytest.mark.statistical
 def test_ranks_of_the_truth_are_uniform():
-    assert calibration(model_of(**MEASURED), tg.NUTS(thinning=4, max_tree_depth=5), warmup_steps=60, chains=200) < 1
+    assert calibration(model_of(**MEASURED), tg.NUTS(thinning=4, max_tree_depth=5), warmup_steps=60, chains=120) < 1
 
 
 @pytest.mark.long
@@ -54,7 +54,7 @@ def test_ranks_of_the_truth_are_uniform_with_other_options(options):
 def test_a_density_of_too_little_noise_is_caught(monkeypatch):
     original = Transcription.log_prob
     monkeypatch.setattr(Transcription, "log_prob", lambda self, f, targets: 2 * original(self, f, targets))
-    assert calibration(model_of(**MEASURED), tg.NUTS(thinning=4, max_tree_depth=5), warmup_steps=60, chains=200) > 1
+    assert calibration(model_of(**MEASURED), tg.NUTS(thinning=4, max_tree_depth=5), warmup_steps=60, chains=400) > 1
 
 
 @pytest.mark.long
