@@ -29,6 +29,7 @@ def simulate(model, seed, chains):
 
 
 def quantities(theta, v, f):
+    f = f.flatten(theta.dim() - 1)  # several latents a datum
     return torch.cat([theta, v[..., :2], f[..., :2], f.sum(-1, keepdim=True)], -1)
 
 
