@@ -7,7 +7,7 @@ import torchgpmc
 HERE = pathlib.Path(__file__).parent
 
 project = "torchgpmc"
-author = copyright = "torchgpmc developers"  # noqa: A001  (Sphinx's name)
+author = copyright = "torchgpmc developers"
 version = release = torchgpmc.__version__
 
 extensions = [
