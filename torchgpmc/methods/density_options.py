@@ -12,7 +12,7 @@ from torchgpmc.checks import check_count
 from torchgpmc.models.base import GPModel
 from torchgpmc.runs.base import Settings, chain_settings, check_mass_matrix
 from torchgpmc.runs.chain import ChainRun
-from torchgpmc.runs.chain_targets import ChainTarget, joint_target, marginal_target
+from torchgpmc.runs.chain_targets import ChainTarget, check_smooth, joint_target, marginal_target
 from torchgpmc.runs.sites import posterior_sites
 from torchgpmc.samplers.adaptation import WindowedAdaptation
 from torchgpmc.samplers.preconditioner import MassMatrix
@@ -29,8 +29,10 @@ class DensityOptions:
     importance_weights: int = 0
     from_mode: bool = False
 
-    def _target(self, model: GPModel, settings: Settings, whitening: Approximation | None = None) -> ChainTarget:
-        """What these options sample: [theta, v], or theta under a marginal.
+    def _target(
+        self, model: GPModel, settings: Settings, whitening: Approximation | None = None, *, climbs: bool = False
+    ) -> ChainTarget:
+        """What these options sample: [theta, v], or theta under a marginal; ``climbs`` if by gradients.
 
         Raises:
             ValueError: options at odds with one another or the model.
@@ -59,6 +61,8 @@ class DensityOptions:
                     "from_mode=True looks for the mode of theta, and this samples [theta, v], whose joint mode is far from where "
                     "the posterior lies. Expected from_mode=False, a GPRegression, or marginal=torchgpmc.Laplace()."
                 )
+            if climbs:
+                check_smooth(model, type(self).__name__)
             return joint_target(model, settings, None if whitening is None else posterior_sites(model, whitening))
         return marginal_target(model, settings, self.marginal, self.importance_weights, self.from_mode)
 

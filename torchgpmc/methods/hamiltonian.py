@@ -62,7 +62,7 @@ class HMC(DensityOptions):
         check_positive("step_size", self.step_size)
         check_count("num_steps", self.num_steps)
 
-        target = self._target(model, settings, self.whitening)
+        target = self._target(model, settings, self.whitening, climbs=True)
 
         def kernel(tuning: Tuning) -> Sampler:
             return hmc(

@@ -60,7 +60,7 @@ class NUTS(DensityOptions):
         check_positive("step_size", self.step_size)
         check_count("max_tree_depth", self.max_tree_depth)
 
-        target = self._target(model, settings, self.whitening)
+        target = self._target(model, settings, self.whitening, climbs=True)
 
         def kernel(tuning: Tuning) -> Sampler:
             return nuts(
