@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchgpmc.methods import AMIS, NUTS, EllipticalSlice, Method
+from torchgpmc.methods import AMIS, NUTS, EllipticalSlice, Method, Slice
 from torchgpmc.models import GPModel
 
 # Importance weights collapse as hyperparameters multiply; `docs/results/theta_engines.md` has the table behind this limit.
@@ -45,6 +45,8 @@ def _choice(model: GPModel) -> tuple[Method, str]:
     size = model.layout.size
     if size == 0:
         return EllipticalSlice(), "every hyperparameter is fixed, and one factorisation serves all draws of the latents."
+    if not model.is_smooth:
+        return Slice(), "the likelihood is a step in f, which has no slopes to follow; a SparseGP would be sampled much faster."
     integrates_out = model.has_latents_at_data and model.factorises and model.num_latents == 1
     if not integrates_out:
         return NUTS(), "the latents cannot be integrated out one site a datum, so hyperparameters and latents are sampled together."

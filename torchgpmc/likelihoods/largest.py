@@ -47,8 +47,12 @@ def probabilities_of_largest(mean: Tensor, variance: Tensor) -> Tensor:
     lattice = _lattice(mean, variance)
     if lattice is None:
         return torch.stack([_adaptive(mean, variance, k) for k in range(mean.shape[-1])], -1)
-    terms = _terms(mean, variance, lattice)
-    return lattice.step.unsqueeze(-1) * (terms.density * (terms.product.unsqueeze(-1) / terms.cdf)).sum(0)
+
+    def sums(part: slice) -> tuple[Tensor]:
+        terms = _terms(mean, variance, lattice.nodes[part])
+        return ((terms.density * (terms.product.unsqueeze(-1) / terms.cdf)).sum(0),)
+
+    return lattice.step.unsqueeze(-1) * quadrature.add_up(sums, lattice.nodes, mean)[0]
 
 
 def probability_of_largest(mean: Tensor, variance: Tensor, index: Tensor) -> Tensor:
@@ -65,17 +69,22 @@ def probability_and_slopes(mean: Tensor, variance: Tensor, index: Tensor) -> Pro
     lattice = _lattice(mean, variance)
     if lattice is None:
         return _slopes_by_autograd(mean, variance, column)
-    with torch.no_grad():
-        terms, step = _terms(mean, variance, lattice), lattice.step.unsqueeze(-1)
+
+    def sums(part: slice) -> tuple[Tensor, Tensor, Tensor]:
+        terms = _terms(mean, variance, lattice.nodes[part])
         at = column.expand(len(terms.z), *column.shape)
-        mass = step * terms.density.gather(-1, at) * terms.product.unsqueeze(-1) / terms.cdf.gather(-1, at)
+        mass = terms.density.gather(-1, at) * terms.product.unsqueeze(-1) / terms.cdf.gather(-1, at)
         # Of the other classes; the labelled one has a density where these have distribution functions.
-        rising = -mass * terms.hazard
-        mean_slope, variance_slope = rising.sum(0), 0.5 * (rising * terms.z).sum(0)
+        falling = mass * terms.hazard
         z = terms.z.gather(-1, at)
-        mean_slope.scatter_(-1, column, (mass * z).sum(0))
-        variance_slope.scatter_(-1, column, 0.5 * (mass * (z.square() - 1)).sum(0))
-        return ProbabilityAndSlopes(mass.sum(0).squeeze(-1), mean_slope / variance.sqrt(), variance_slope / variance)
+        mean_slope = (-falling.sum(0)).scatter_(-1, column, (mass * z).sum(0))
+        variance_slope = (-0.5 * (falling * terms.z).sum(0)).scatter_(-1, column, 0.5 * (mass * (z.square() - 1)).sum(0))
+        return mass.sum(0), mean_slope, variance_slope
+
+    with torch.no_grad():
+        step = lattice.step.unsqueeze(-1)
+        value, mean_slope, variance_slope = (step * total for total in quadrature.add_up(sums, lattice.nodes, mean))
+        return ProbabilityAndSlopes(value.squeeze(-1), mean_slope / variance.sqrt(), variance_slope / variance)
 
 
 class _ProbabilityOfLargest(torch.autograd.Function):
@@ -123,9 +132,9 @@ class _Terms(NamedTuple):
     product: Tensor  # (n, ...), of the distribution functions of all
 
 
-def _terms(mean: Tensor, variance: Tensor, lattice: _Lattice) -> _Terms:
+def _terms(mean: Tensor, variance: Tensor, nodes: Tensor) -> _Terms:
     deviation = variance.sqrt()
-    z = (lattice.nodes - mean) / deviation
+    z = (nodes - mean) / deviation
     cdf = ndtr(z)
     density = (-0.5 * z.square()).clamp_min(_LOWEST_EXPONENT).exp() * math.exp(-LOG_SQRT_2PI)
     return _Terms(z, cdf, density / deviation, density / cdf, cdf.prod(-1))

@@ -10,7 +10,7 @@ from torchgpmc.checks import check_positive
 from torchgpmc.methods.density_options import DensityOptions
 from torchgpmc.models.base import GPModel
 from torchgpmc.runs.base import Settings
-from torchgpmc.runs.chain_targets import ChainTarget, joint_target
+from torchgpmc.runs.chain_targets import ChainTarget, check_smooth, joint_target
 from torchgpmc.runs.sites import posterior_sites
 from torchgpmc.types import WarmUp
 
@@ -49,5 +49,6 @@ class GradientOptions(DensityOptions):
         return super()._target(model, settings)
 
     def _joint_target(self, model: GPModel, settings: Settings) -> ChainTarget:
+        check_smooth(model, type(self).__name__)
         sites = None if self.whitening is None else posterior_sites(model, self.whitening)
         return joint_target(model, settings, sites)

@@ -194,3 +194,13 @@ def check_has_hyperparameters(model: GPModel, method: str) -> None:
             f"{method} samples hyperparameters, and all of this model's are fixed. Expected at least one with a prior; "
             f"sample the latents alone with EllipticalSlice() or NUTS()."
         )
+
+
+def check_smooth(model: GPModel, method: str) -> None:
+    """Raises a ``ValueError`` where the density of [theta, v] has no slopes that a method by gradients could follow."""
+    if not model.is_smooth:
+        raise ValueError(
+            f"{method} follows gradients, and {type(model.likelihood).__name__} is a step in f, which a {type(model).__name__} has "
+            f"among its latents. Expected a SparseGP, whose expectations are smooth; or sample with Slice() or AdaptiveMH(), or "
+            f"with EllipticalSlice() at fixed hyperparameters."
+        )
