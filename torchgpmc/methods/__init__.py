@@ -2,6 +2,7 @@
 
 from torchgpmc.methods.adaptive_metropolis import AdaptiveMH
 from torchgpmc.methods.amis import AMIS
+from torchgpmc.methods.chees import ChEES
 from torchgpmc.methods.coordinate_slice import Slice
 from torchgpmc.methods.hamiltonian import HMC
 from torchgpmc.methods.latent_slice import EllipticalSlice
@@ -18,6 +19,7 @@ __all__ = [
     "MAMIS",
     "NUTS",
     "AdaptiveMH",
+    "ChEES",
     "EllipticalSlice",
     "Method",
     "OrthantGPC",

@@ -1,5 +1,6 @@
 """Markov kernels on C chains at once. They know log densities, not Gaussian processes."""
 
+from torchgpmc.samplers.chees import chees
 from torchgpmc.samplers.elliptical_slice import elliptical_slice
 from torchgpmc.samplers.hmc import hmc
 from torchgpmc.samplers.metropolis import IndependentProposal, metropolis
@@ -20,6 +21,7 @@ __all__ = [
     "IndependentProposal",
     "MassMatrix",
     "Preconditioner",
+    "chees",
     "correlated_pseudo_marginal",
     "delayed_acceptance",
     "elliptical_slice",
