@@ -22,6 +22,7 @@ FLOORS = [
     {"methods"},
     {"recommend"},
     {"loop", "plots"},
+    {"density_sampling"},
     {"__init__"},
 ]
 

@@ -3,6 +3,7 @@
 from torchgpmc import approximations, diagnostics, evidence, likelihoods, orthant, samplers, scores
 from torchgpmc.approximations import EP, Laplace
 from torchgpmc.checks import SamplingWarning
+from torchgpmc.density_sampling import sample_density
 from torchgpmc.fitting import fit
 from torchgpmc.loop import sample
 from torchgpmc.methods import (
@@ -60,6 +61,7 @@ __all__ = [
     "orthant",
     "recommend",
     "sample",
+    "sample_density",
     "samplers",
     "scores",
 ]
