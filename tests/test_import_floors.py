@@ -20,7 +20,7 @@ FLOORS = [
     {"evidence", "fitting"},
     {"runs"},
     {"methods"},
-    {"recommend"},
+    {"recommend", "tuning"},
     {"loop", "plots"},
     {"density_sampling"},
     {"__init__"},

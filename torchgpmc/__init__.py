@@ -25,6 +25,7 @@ from torchgpmc.prediction import Prediction
 from torchgpmc.recommend import explain, recommend
 from torchgpmc.samplers import MassMatrix
 from torchgpmc.storage.checkpoint import Checkpoint
+from torchgpmc.tuning import tune_hmc
 
 __version__ = "0.1.0"
 
@@ -64,4 +65,5 @@ __all__ = [
     "sample_density",
     "samplers",
     "scores",
+    "tune_hmc",
 ]
