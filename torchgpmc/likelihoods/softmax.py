@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from gpytorch.likelihoods import SoftmaxLikelihood
+from gpytorch.priors import Prior
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributions import Categorical
@@ -32,20 +33,31 @@ _WIDE = 0.63  # the deviation from which the lattice is fine enough for the norm
 class Softmax(Factorised, SoftmaxLikelihood):
     r"""Classes 0..K-1 with :math:`p(y = k | f) \propto \exp((W f)_k)`; gpytorch's ``SoftmaxLikelihood`` at C settings.
 
-    Takes gpytorch's arguments; ``mixing_weights=False`` gives one latent function a class. Unlike gpytorch's it never guesses
+    Takes gpytorch's arguments; without ``num_features``, or with ``mixing_weights=False``, each class has a latent function of its
+    own. Unlike gpytorch's it never guesses
     from the shape of f which dimension holds the data. Without mixing weights predictive probabilities are right to 1e-6 in the
     logarithm (:func:`log_probabilities_of_normals`); with mixing weights they come from 4096 quasi-random points, right to about
     1e-3, and a warning says where they are worse than 1e-2.
 
     Example:
         >>> import torch
-        >>> Softmax(num_classes=3, mixing_weights=False).log_prob(torch.zeros(1, 2, 3), torch.tensor([0.0, 2.0]))
+        >>> Softmax(num_classes=3).log_prob(torch.zeros(1, 2, 3), torch.tensor([0.0, 2.0]))
         tensor([-2.1972])
     """
 
     is_classification = True
     is_ordered = False
     is_log_concave = True
+
+    def __init__(
+        self,
+        num_features: int | None = None,
+        num_classes: int | None = None,
+        mixing_weights: bool | None = None,
+        mixing_weights_prior: Prior | None = None,
+    ):
+        mixes = num_features is not None if mixing_weights is None else mixing_weights
+        super().__init__(num_features, num_classes, mixes, mixing_weights_prior)
 
     @property
     def num_latents(self) -> int:  # type: ignore[override]  # K is a setting of this likelihood
