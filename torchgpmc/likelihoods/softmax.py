@@ -14,7 +14,7 @@ from torch.distributions import Categorical
 
 from torchgpmc.likelihoods.base import Curvature, Factorised, Moments, require_classes
 from torchgpmc.likelihoods.slopes import ExpectedSlopes
-from torchgpmc.quadrature import expectation_of_several, log_integral_of_several
+from torchgpmc.quadrature import expectation_of_several, gauss_hermite, log_integral_of_several
 from torchgpmc.random import log_uniform
 
 _STEP = 0.5  # on the scale of a Gumbel variable, whose characteristic function is 3e-9 at the frequency of such a lattice
@@ -25,6 +25,7 @@ _MAX_RATE = 600.0  # exponentials of less than this with a minus sign are denorm
 _BLOCK_ELEMENTS = 2**15
 _EULER = 0.5772156649015329
 _WIDEST = 50.0  # the deviation up to which lattices are used: their cost grows with its square
+_FEW_NODES = ((0.06, 5), (0.22, 9))  # deviations up to which so many Gauss-Hermite nodes err by 4e-12 and 2e-10
 _WIDE = 0.63  # the deviation from which the lattice is fine enough for the normal too
 
 
@@ -224,12 +225,20 @@ def _greatest_of_sums(mean: Tensor, variance: Tensor) -> tuple[_Sums, Tensor]:
     return sums, sums.log_density + sums.log_cdf.sum(-1, keepdim=True) - sums.log_cdf
 
 
+def _normal_rule(widest: float) -> tuple[Tensor, Tensor]:
+    """Nodes and weights for normals of at most this standard deviation: few where that is small."""
+    for limit, count in _FEW_NODES:
+        if widest <= limit:
+            return gauss_hermite(count, torch.float64, torch.device("cpu"))
+    nodes = 0.8 * torch.arange(-8, 9, dtype=torch.float64)
+    return nodes, torch.softmax(-0.5 * nodes.square(), 0)
+
+
 def _sum_over_nodes(mean: Tensor, deviation: Tensor, u: Tensor) -> list[Tensor]:
     """Distribution function, density, and the density's slope in the mean, of a normal plus a Gumbel variable: narrow normals."""
-    nodes = 0.8 * torch.arange(-8, 9, dtype=mean.dtype)
-    weights = torch.softmax(-0.5 * nodes.square(), 0)
+    nodes, weights = _normal_rule(float(deviation.detach().max()) if deviation.numel() else 0.0)
     factors = [(weight, (deviation * node).exp()) for node, weight in zip(nodes.tolist(), weights.tolist(), strict=True)]
-    at_mean = (mean - u).clamp_max(_MAX_EXPONENT).exp().neg_()
+    at_mean = -(mean - u).clamp_max(_MAX_EXPONENT).exp()
     sums = [torch.zeros_like(at_mean) for _ in range(3)]
     size = max(1, _BLOCK_ELEMENTS // at_mean[0].numel())
     for start in range(0, len(u), size):  # few enough at once to stay in the cache
@@ -239,7 +248,7 @@ def _sum_over_nodes(mean: Tensor, deviation: Tensor, u: Tensor) -> list[Tensor]:
             rate = (base * factor).clamp_min_(-_MAX_RATE)
             below = rate.exp()
             cdf.add_(below, alpha=weight)
-            at_rate = below.mul_(rate)
+            at_rate = below * rate
             density.sub_(at_rate, alpha=weight)
             square.addcmul_(rate, at_rate, value=weight)
     return [sums[0], sums[1], sums[1] - sums[2]]
@@ -251,12 +260,16 @@ def _sum_over_lattice(mean: Tensor, deviation: Tensor, u: Tensor) -> list[Tensor
     offsets = _STEP * torch.arange(-half, half + 1, dtype=mean.dtype, device=mean.device).view(-1, *[1] * mean.dim())
     weights = torch.softmax(-0.5 * (offsets / deviation).square(), 0)
     differences = torch.cat([u[:1] + offsets[:half], u, u[-1:] + offsets[half + 1 :]])
-    rates = (mean - differences).clamp_max(_MAX_EXPONENT).exp()
+    rates = (mean - differences).clamp_max(math.log(_MAX_RATE)).exp()
     below = torch.exp(-rates)
     at_rates = rates * below
     functions = below, at_rates, at_rates * (1 - rates)
     sums = [torch.zeros_like(rates[: len(u)]) for _ in functions]
-    for j, weight in enumerate(weights.flip(0)):
+    size = max(1, _BLOCK_ELEMENTS // rates[0].numel())
+    for start in range(0, len(u), size):
+        stop = min(start + size, len(u))
         for total, values in zip(sums, functions, strict=True):
-            total.addcmul_(weight, values[j : j + len(u)])
+            block = total[start:stop]
+            for j, weight in enumerate(weights.flip(0)):
+                block.addcmul_(weight, values[start + j : stop + j])
     return sums
