@@ -57,15 +57,14 @@ class _Expected(NamedTuple):
     parameters: dict[str, Tensor]
 
 
-# Elements of a (C, n, M) tensor: what stays in a core's cache from one operation to the next, and what fills a GPU.
-_CHUNK_ELEMENTS = {"cpu": 2**18}
-_CHUNK_ELEMENTS_ELSEWHERE = 2**25
+# Elements of a (C, n, M) tensor: what stays in a core's cache from one operation to the next, and what keeps a GPU busy.
+_CPU_ELEMENTS, _GPU_ELEMENTS = 2**18, 2**25
 _LEAST_CHUNK = 128  # below which matrix products slow down
 
 
 def automatic_chunk(elements_a_datum: int, device: torch.device) -> int:
     """How many data to take at once; a power of two, so that it seldom changes with the number of chains."""
-    budget = _CHUNK_ELEMENTS.get(device.type, _CHUNK_ELEMENTS_ELSEWHERE)
+    budget = _CPU_ELEMENTS if device.type == "cpu" else _GPU_ELEMENTS
     return max(_LEAST_CHUNK, 2 ** (budget // elements_a_datum).bit_length())
 
 
@@ -200,7 +199,7 @@ class SparseDensity:
         return _Expected(found.value, mean, variance, v, dict(zip(leaves, found.parameters, strict=False)))
 
     def _a_slope(self, chunk: _Chunk, part: _Expected) -> Tensor:
-        """``(C, n, M)``."""
+        """The slope in the rows a, ``(C, n, M)``."""
         dtype = chunk.projection.dtype
         slope = chunk.projection * (-2 * part.variance).to(dtype).unsqueeze(-1)
         return slope.baddbmm_(part.mean.to(dtype), self.v.to(dtype))
