@@ -16,9 +16,9 @@ from torchgpmc.parameters.bijections import Interval
 from torchgpmc.parameters.priors import RestrictedPrior, support_of
 
 _NO_PRIOR = (
-    "parameter '{name}' has no prior. Expected every parameter to be sampled or fixed. Either give it a gpytorch prior "
+    "{which} no prior. Expected every parameter to be sampled or fixed. Either give it a gpytorch prior "
     "(e.g. `{leaf}_prior=gpytorch.priors.GammaPrior(2.0, 1.0)` in the constructor, or `register_prior`), or fix it with "
-    "`.requires_grad_(False)` on '{raw}'."
+    "`.requires_grad_(False)` on {raw}."
 )
 
 
@@ -255,6 +255,7 @@ def build_layout(modules: dict[str, nn.Module], dtype: torch.dtype, device: torc
     """
     entries: list[Entry] = []
     fixed: list[FixedEntry] = []
+    without_prior: list[tuple[str, str]] = []
     for prefix, module in modules.items():
         priors = _priors_by_parameter(prefix, module)
         for raw, owner, leaf in parameters_with_owners(module):
@@ -264,13 +265,22 @@ def build_layout(modules: dict[str, nn.Module], dtype: torch.dtype, device: torc
                 fixed.append(FixedEntry(name, raw_name, owner, leaf))
                 continue
             if (id(owner), leaf) not in priors:
-                raise ValueError(_NO_PRIOR.format(name=name, leaf=leaf.removeprefix("raw_"), raw=raw_name))
+                without_prior.append((name, raw_name))
+                continue
             prior = priors[(id(owner), leaf)]
             _check_prior_shape(name, parameter.shape, prior)
             interval = _interval(name, owner, leaf, prior)
             restricted = RestrictedPrior(prior, parameter.shape, interval, dtype, device)
             entries.append(Entry(name, raw_name, parameter.shape, interval, restricted))
+    if without_prior:
+        raise ValueError(_no_prior(*zip(*without_prior, strict=True)))
     return Layout(list(modules), entries, fixed, dtype, device)
+
+
+def _no_prior(names: tuple[str, ...], raw_names: tuple[str, ...]) -> str:
+    which, raw = (", ".join(f"'{name}'" for name in some) for some in (names, raw_names))
+    verb = f"parameter {which} has" if len(names) == 1 else f"parameters {which} have"
+    return _NO_PRIOR.format(which=verb, leaf=raw_names[0].rpartition(".")[2].removeprefix("raw_"), raw=raw)
 
 
 def _check_prior_shape(name: str, shape: torch.Size, prior: Prior) -> None:
