@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchgpmc.models.base import Cross, GPModel, LatentsAt, likelihood_values
 from torchgpmc.models.targets import Targets
+from torchgpmc.models.validation import check_inducing_points
 from torchgpmc.parameters.layout import Hyperparameters
 
 
@@ -35,7 +36,7 @@ class SparseGP(GPModel):
         dtype: floating type of all computation.
 
     Raises:
-        ValueError: as :class:`GP`; no inducing points, or of the wrong width; a likelihood without expectations.
+        ValueError: as :class:`GP`; no inducing points, more than data, or of the wrong width; a likelihood without expectations.
 
     Example:
         >>> import torch
@@ -66,6 +67,7 @@ class SparseGP(GPModel):
     ):
         extra_inputs = {"inducing_points": inducing_points}
         super().__init__(train_x, train_y, kernel, likelihood, mean=mean, jitter=jitter, dtype=dtype, extra_inputs=extra_inputs)
+        check_inducing_points(self.inducing_points, len(self.train_x))
         if not hasattr(self.likelihood, "forward") or (
             hasattr(self.likelihood, "log_prob") and not hasattr(self.likelihood, "expected_log_likelihood")
         ):

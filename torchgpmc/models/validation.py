@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchgpmc.checks import warn
 from torchgpmc.models.targets import Targets
 
 
@@ -49,6 +50,27 @@ def check_targets(y: Any, x: Tensor, likelihood: Any, dtype: torch.dtype) -> Tar
         raise ValueError(f"train_y has shape {tuple(y.shape)} but train_x has {len(x)} rows. Expected {shape}.{remedy}")
     _check_finite("train_y", y)
     return Targets(likelihood.validate_targets(y.detach().to(dtype, copy=True)), one_a_chain)
+
+
+def check_inducing_points(inducing_points: Tensor, num_data: int) -> None:
+    """Warns of inducing points ``(M, D)`` that coincide.
+
+    Raises:
+        ValueError: more of them than data.
+    """
+    count = len(inducing_points)
+    if count > num_data:
+        raise ValueError(
+            f"inducing_points has {count} rows and train_x has {num_data}. Expected at most as many as data; take fewer, or "
+            f"torchgpmc.GP, which is exact and no dearer then."
+        )
+    distinct = len(torch.unique(inducing_points, dim=0))
+    if distinct < count:
+        warn(
+            f"{count - distinct} of {count} inducing points coincide with others: they add cost and no information, and jitter "
+            f"alone keeps their covariance from being singular. torchgpmc.kmeans_inducing_points gives distinct ones.",
+            UserWarning,
+        )
 
 
 def _check_finite(name: str, tensor: Tensor) -> None:
