@@ -23,6 +23,7 @@ from torchgpmc.prediction import Prediction
 from torchgpmc.recommend import explain, recommend
 from torchgpmc.samplers import MassMatrix
 from torchgpmc.storage.checkpoint import Checkpoint
+from torchgpmc.variational import Start, initialize
 
 __version__ = "0.1.0"
 
@@ -47,11 +48,13 @@ __all__ = [
     "SamplingWarning",
     "Slice",
     "SparseGP",
+    "Start",
     "approximations",
     "diagnostics",
     "evidence",
     "explain",
     "fit",
+    "initialize",
     "joint_log_density",
     "kmeans_inducing_points",
     "likelihoods",

@@ -23,6 +23,7 @@ from torchgpmc.storage.checkpoint import Checkpoint, CheckpointFile
 from torchgpmc.storage.draws import DrawStore
 from torchgpmc.storage.fingerprint import Fingerprint, model_fingerprint
 from torchgpmc.trees import unpack
+from torchgpmc.variational import Start
 
 _SECONDS_BETWEEN_DISPLAYS = 0.2
 
@@ -38,6 +39,7 @@ def sample(
     progress: bool = True,
     checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
     chain_chunk: int | None = None,
+    start: Start | None = None,
 ) -> Posterior:
     """Draws hyperparameters and latent function from the exact posterior of a GP model.
 
@@ -57,6 +59,8 @@ def sample(
             returned; one with other settings is an error.
         chain_chunk: evaluate at most this many chains at once, to bound memory. The random numbers stay the same; other batches
             round differently, which warm-up amplifies, so that after many steps draws may differ.
+        start: a fit from :func:`torchgpmc.initialize` of this very model (``start.model``): chains of ``NUTS()``, the default then,
+            or ``HMC()`` begin around it, in coordinates that are white under it. The posterior is the same, sooner.
 
     Returns:
         The posterior draws. Warns (:class:`SamplingWarning`) in plain words if they are not to be trusted.
@@ -78,13 +82,17 @@ def sample(
     if not isinstance(model, GPModel):
         raise TypeError(f"model is {type(model).__name__}. Expected a torchgpmc.GP or torchgpmc.SparseGP.")
     chains_wanted = not (warmup_steps is num_chains is chain_chunk is None)
-    method = _default_method(model, chains_wanted) if method is None else method
+    if method is None:
+        method = _default_method(model, chains_wanted) if start is None else NUTS()
     if isinstance(method, type) or not hasattr(method, "prepare"):
         raise TypeError(
             f"method is {method!r}. Expected a method object, for instance torchgpmc.NUTS() or torchgpmc.HMC(num_steps=20)."
         )
     model.refresh()
     settings = _check_settings(model, num_samples, warmup_steps, num_chains, chain_chunk)
+    if start is not None:
+        _check_start(start, model, method)
+        settings = settings._replace(start=start)
     if seed is None:
         seed = secrets.randbits(62)
     check_count("seed", seed, 0)
@@ -125,8 +133,19 @@ def _check_settings(
     return settings
 
 
+def _check_start(start: Any, model: GPModel, method: Method) -> None:
+    if not isinstance(start, Start):
+        raise TypeError(f"start is {type(start).__name__}. Expected what torchgpmc.initialize(model) returns, or None.")
+    if not getattr(method, "takes_start", False):
+        raise ValueError(
+            f"{type(method).__name__} cannot begin at a start. Expected torchgpmc.NUTS() or torchgpmc.HMC(), or start=None."
+        )
+    start.check(model)
+
+
 def _description(method: Method, settings: Settings, seed: int) -> dict[str, Any]:
-    return {"method": repr(method), "num_samples": settings.num_samples, "seed": seed, "torch": str(torch.__version__)}
+    described = {"method": repr(method), "num_samples": settings.num_samples, "seed": seed, "torch": str(torch.__version__)}
+    return described if settings.start is None else {**described, "start": repr(settings.start)}
 
 
 def _checkpoint_file(
@@ -141,7 +160,7 @@ def _checkpoint_file(
     checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
     check_count("checkpoint.every", checkpoint.every)
     identity: Fingerprint = {key: str(value) for key, value in _description(method, settings, seed).items()}
-    identity |= {key: str(value) for key, value in settings._asdict().items()}
+    identity |= {key: str(value) for key, value in settings._asdict().items() if key != "start"}
     return CheckpointFile(checkpoint, identity | {"device": str(model.train_x.device)} | model_fingerprint(model), model)
 
 

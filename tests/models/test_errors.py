@@ -38,7 +38,11 @@ def build(x=X, y=Y, k=None, likelihood=None, **options):
             ValueError,
             "Expected classes 0 to 2.*Encode the classes from 0",
         ),
-        (lambda: build(k=ScaleKernel(RBFKernel())), ValueError, r"'kernel.outputscale', 'kernel.base_kernel.lengthscale' have no prior.*requires_grad_\(False\)"),
+        (
+            lambda: build(k=ScaleKernel(RBFKernel())),
+            ValueError,
+            r"'kernel.outputscale', 'kernel.base_kernel.lengthscale' have no prior.*requires_grad_\(False\)",
+        ),
         (lambda: build(k=kernel(5)), ValueError, "ard_num_dims=5 but its inputs have 2 columns"),
         (lambda: build(k="rbf"), TypeError, "Expected a gpytorch kernel"),
         (lambda: build(likelihood="probit"), TypeError, r"torchgpmc.likelihoods.Bernoulli\(\)"),

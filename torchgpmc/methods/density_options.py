@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torchgpmc.approximations import Approximation, Conjugate
 from torchgpmc.approximations.base import check_approximation
@@ -22,6 +22,8 @@ from torchgpmc.types import LogDensity, Sampler
 @dataclass(frozen=True, kw_only=True)
 class DensityOptions:
     """Options of every method on [theta, v]; each method's docstring explains them."""
+
+    takes_start: ClassVar[bool] = False  # whether ``tg.sample(..., start=)`` has a meaning
 
     mass_matrix: MassMatrix = MassMatrix.BLOCK
     thinning: int = 1
@@ -46,6 +48,8 @@ class DensityOptions:
                 f"whitening is {whitening!r}, and this samples theta alone, which has no latents to whiten. Expected "
                 f"whitening=None, or a GP without marginal."
             )
+        if settings.start is not None:
+            self._check_start(model, whitening)
         if self.marginal is None:
             if self.importance_weights:
                 raise ValueError(
@@ -62,6 +66,17 @@ class DensityOptions:
             return joint_target(model, settings, None if whitening is None else posterior_sites(model, whitening))
         return marginal_target(model, settings, self.marginal, self.importance_weights, self.from_mode)
 
+    def _check_start(self, model: GPModel, whitening: Approximation | None) -> None:
+        if self.marginal is not None or model.is_conjugate:
+            raise ValueError(
+                "start= begins chains of [theta, v], and this samples theta alone. Expected a GP or SparseGP without marginal, or "
+                "start=None."
+            )
+        if whitening is not None:
+            raise ValueError(
+                f"whitening is {whitening!r} and a start is given, which brings white coordinates of its own. Expected one of them."
+            )
+
     def _run(
         self,
         target: ChainTarget,
@@ -76,4 +91,5 @@ class DensityOptions:
         warmup, _ = chain_settings(settings)
         dense_size = self.mass_matrix.dense_size(target.num_hyperparameters, target.dimension)
         warm_up = WindowedAdaptation(warmup, self.mass_matrix, dense_size, step_size, target_acceptance, search_on)
+        warm_up = warm_up._replace(relearns=settings.start is not None)
         return ChainRun(target, kernel, warm_up, warmup, settings.num_samples, self.thinning)

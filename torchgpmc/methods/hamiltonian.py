@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torchgpmc.approximations import Approximation
 from torchgpmc.checks import check_count, check_positive
@@ -55,6 +56,7 @@ class HMC(DensityOptions):
     step_size: float = 0.1
     adapt_step_size: bool = True
     whitening: Approximation | None = None
+    takes_start: ClassVar[bool] = True
 
     def prepare(self, model: GPModel, settings: Settings) -> ChainRun:
         """A run on [theta, v]."""

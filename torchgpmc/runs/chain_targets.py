@@ -11,12 +11,13 @@ from torch import Tensor
 from torchgpmc.approximations import ApproximateMarginal, Approximation, Conjugate
 from torchgpmc.checks import check_count
 from torchgpmc.evidence import Evidence, LatentEstimate, LatentEstimator, importance
+from torchgpmc.models.affine import AffineJointLogDensity
 from torchgpmc.models.base import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.random import normal_like
 from torchgpmc.runs.base import Settings, chain_settings, in_chunks
-from torchgpmc.runs.starts import check_one_data_set, start_at_mode, starting_positions, starting_thetas
+from torchgpmc.runs.starts import check_one_data_set, positions_around, start_at_mode, starting_positions, starting_thetas
 from torchgpmc.special import log_standard_normal
 from torchgpmc.storage.draws import Draw
 from torchgpmc.types import LogDensity, NoisyDensity
@@ -36,23 +37,32 @@ class ChainTarget(NamedTuple):
 
 
 def joint_target(model: GPModel, settings: Settings, sites: GaussianSites | None = None) -> ChainTarget:
-    """The exact posterior of [theta, v]; with ``sites``, in coordinates that are white under the posterior that they give."""
+    """The exact posterior of [theta, v]; with ``sites``, in coordinates that are white under the posterior that they give.
+
+    With ``settings.start``, in coordinates that are white under its q(v), from positions around it.
+    """
     _, chains = chain_settings(settings)
-    joint = JointLogDensity(model, sites=sites)
+    fit = settings.start
+    plain = JointLogDensity(model, sites=sites)
+    joint = plain if fit is None else AffineJointLogDensity(plain, fit.white_coordinates())
     density = in_chunks(joint, chains, settings.chain_chunk)
     size = model.layout.size
     parts = torch.arange(chains).split(settings.chain_chunk or chains)
 
     def read(state: Any, generator: torch.Generator) -> tuple[Draw, dict[str, Tensor]]:
         position, log_density = state.position, state.log_density
-        if sites is None:
+        if joint is plain and sites is None:
             return Draw(position[:, None, :size], position[:, None, size:]), {"lp": log_density}
         found = [joint.select(rows).whitened(position[rows]) for rows in parts]
         v, log_volume = (torch.cat(part) for part in zip(*found, strict=True))
         return Draw(position[:, None, :size], v[:, None]), {"lp": log_density - log_volume}
 
-    def start(generator: torch.Generator) -> tuple[Tensor, None]:
-        return starting_positions(model, density, chains, generator), None
+    def start(generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
+        if fit is None:
+            return starting_positions(model, density, chains, generator), None
+        center = torch.cat([fit.theta, torch.zeros_like(fit.mean).flatten()]).to(model.train_x)
+        covariance = torch.block_diag(fit.theta_covariance, torch.eye(model.latent_size)).to(center)
+        return positions_around(center, covariance, size, density, chains, generator), covariance
 
     return ChainTarget(density, size, size + model.latent_size, start, read, _EXACT)
 
