@@ -290,6 +290,10 @@ class GPModel(nn.Module):
         f = self.latents(at.prior, v)
         return self.likelihood_function(likelihood_values(at.prior), lambda likelihood: likelihood.log_prob(f, y.values))
 
+    def value(self, theta: Tensor, white: Tensor, targets: Targets, sites: GaussianSites | None = None) -> Tensor | None:
+        """The joint log density ``(C,)`` without a graph, if the model knows a way with less memory than :meth:`at_data` takes."""
+        return None
+
     def value_and_grad(
         self, theta: Tensor, white: Tensor, targets: Targets, sites: GaussianSites | None = None
     ) -> tuple[Tensor, Tensor] | None:
