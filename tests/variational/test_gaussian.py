@@ -117,7 +117,7 @@ def test_one_theta_that_fails_leaves_the_others_alone():
 
 def test_batched_numbers_are_those_of_one_theta_alone():
     model = sparse_gp("softmax", num_data=9)
-    at, found = at_three_thetas(model)
+    _, found = at_three_thetas(model)
     theta = torch.full((1, model.layout.size), 0.8, dtype=torch.float64)
     alone = optimal_latents(model, model.at_data(model.layout.raw_values(theta)), model.targets)
     torch.testing.assert_close(found.bound[2:], alone.bound)

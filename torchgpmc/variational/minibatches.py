@@ -16,10 +16,9 @@ from torchgpmc.variational.gaussian import GaussianLatents, expected_log_likelih
 
 _LEARNING_RATE = 0.03  # of Adam, on logs of scales and on inducing points in deviations of the inputs
 _NATURAL_SHARE = 0.1  # of the way to the natural gradient's goal
-_PATIENCE = 3  # passes without a better bound, after which all steps shrink
+_PATIENCE = 3, 100  # passes and steps without a better bound, after which inducing points begin to move, and then all steps shrink
 _SHRINKAGE = 0.3
 _LAST = 0.02  # share of the first step size below which the search has ended
-_STILL = 0.25  # share of the passes in which inducing points stay
 
 
 class MinibatchFit(NamedTuple):
@@ -37,12 +36,13 @@ def ascend_by_minibatches(
     """Steps for q, theta and the inducing points together, until a pass over the data no longer raises the bound.
 
     A step takes q's natural parameters a tenth of the way to where the minibatch, counted N / batch_size fold, would have them,
-    with negative precisions of sites cut off, so that q's precision is always above the prior's. All step sizes shrink when the
-    bound, averaged over a pass, has not risen for three passes.
+    with negative precisions of sites cut off, so that q's precision is always above the prior's. When the bound, averaged over a
+    pass, has not risen for a while, or after a third of the passes, inducing points begin to move; when it has not again, all step
+    sizes shrink.
 
     Args:
         model: a sparse model with a factorised likelihood and one data set.
-        positions: whether, and on which scale, inducing points move: after a quarter of the passes.
+        positions: whether, and on which scale, inducing points move.
         batch_size: data a step.
         max_passes: over the data.
         seed: of the minibatches.
@@ -55,7 +55,8 @@ def ascend_by_minibatches(
     adam = torch.optim.Adam([theta, zeta], lr=_LEARNING_RATE)
     natural = _Natural(torch.eye(size).to(theta).expand(1, latents, size, size), theta.new_zeros(1, latents, size))
     means: list[float] = []
-    shrinkage, num_worse = 1.0, 0
+    shrinkage, num_worse, moves = 1.0, 0, False
+    patience = max(_PATIENCE[0], math.ceil(_PATIENCE[1] * batch_size / count))
     for number in range(max_passes):
         bounds = []
         for rows in torch.randperm(count, generator=generator, device=theta.device).split(batch_size):
@@ -72,18 +73,19 @@ def ascend_by_minibatches(
                 slopes = torch.autograd.grad(objective, [mean, variance, *leaves], allow_unused=True)
             natural = natural.towards(_goal(at, q, slopes[0], slopes[1]), _NATURAL_SHARE * shrinkage)
             for leaf, slope in zip(leaves, slopes[2:], strict=True):
-                leaf.grad = None if slope is None or (leaf is zeta and number < _STILL * max_passes) else -slope
+                leaf.grad = None if slope is None or (leaf is zeta and not moves) else -slope
             adam.step()
             bounds.append(float(objective.detach() - q.divergence()))
             bar.update()
             bar.set_postfix(bound=f"{bounds[-1]:.2f}", passes=number, refresh=False)
         means.append(sum(bounds) / len(bounds))
         num_worse = 0 if means[-1] == max(means) else num_worse + 1
-        if num_worse == _PATIENCE:
-            shrinkage, num_worse = shrinkage * _SHRINKAGE, 0
+        if num_worse == patience:
+            shrinkage, num_worse, moves = shrinkage * (_SHRINKAGE if moves or not zeta.numel() else 1.0), 0, True
             adam.param_groups[0]["lr"] = _LEARNING_RATE * shrinkage
         if shrinkage < _LAST:
             break
+        moves = moves or number + 1 >= max_passes / 3
     with torch.no_grad():
         found = positions.model_at(model, zeta.detach()).with_theta(theta.detach()[0])
     rise = means[-1] - means[-2] if len(means) > 1 else math.inf
