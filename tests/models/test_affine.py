@@ -15,7 +15,7 @@ def random_map(model):
     def normal(*shape):
         return 0.5 * torch.randn(shape, generator=generator, dtype=torch.float64)
 
-    scale = normal(latents, size, size).tril() + 1.5 * torch.eye(size).double()
+    scale = normal(latents, size, size).tril(-1) + torch.diag_embed(normal(latents, size).exp())
     return AffineMap(normal(theta_size), normal(latents, size), normal(latents * size, theta_size), scale)
 
 
