@@ -48,6 +48,7 @@ class VariationalMarginal(AutogradDensity):
     Args:
         model: with a factorised likelihood and one data set.
         positions: whether, and on which scale, inducing points are part of a position.
+        tolerance: of q's squared distance from its optimum, in its deviations; the gradient's error is near its root.
 
     Example:
         >>> import torch, torchgpmc as tg
@@ -60,8 +61,9 @@ class VariationalMarginal(AutogradDensity):
         (torch.Size([5]), torch.Size([5, 1]))
     """
 
-    def __init__(self, model: GPModel, positions: Positions | None = None):
+    def __init__(self, model: GPModel, positions: Positions | None = None, tolerance: float = 1e-10):
         self.model = model
+        self.tolerance = tolerance
         self.positions = Positions(None, None) if positions is None else positions
         self.sites: LatentSites | None = None  # of one theta, to start from
         self.values: list[float] = []  # of single positions, as a search sees them
@@ -81,9 +83,9 @@ class VariationalMarginal(AutogradDensity):
         count, sites = len(at.prior.ok), self.sites
         if sites is not None:
             sites = LatentSites(*(part.expand(count, -1, -1) for part in sites))
-        found = optimal_latents(model, at, model.targets, sites)
+        found = optimal_latents(model, at, model.targets, sites, self.tolerance)
         if sites is not None and not bool(found.converged.all()):
-            again = optimal_latents(model, at, model.targets)  # sites of elsewhere may be worse than none
+            again = optimal_latents(model, at, model.targets, None, self.tolerance)  # sites of elsewhere may be worse than none
             if bool((again.bound > found.bound).all()):
                 found = again
         return found

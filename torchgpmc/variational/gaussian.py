@@ -21,7 +21,7 @@ from torchgpmc.linalg import cholesky, solve_lower
 from torchgpmc.models.base import GPModel, LatentsAt, likelihood_values
 from torchgpmc.models.targets import Targets
 
-_TOLERANCE = 1e-10  # of the squared length of a step, in deviations of q
+_TOLERANCE = 1e-10
 _SMALLEST_STEP = 1e-4
 _MEMORY = 6  # earlier steps that are mixed
 _RIDGE = 1e-12
@@ -151,7 +151,12 @@ def empty_sites(at: LatentsAt, num_latents: int) -> LatentSites:
 
 
 def optimal_latents(
-    model: GPModel, at: LatentsAt, targets: Targets, sites: LatentSites | None = None, max_iterations: int = 100
+    model: GPModel,
+    at: LatentsAt,
+    targets: Targets,
+    sites: LatentSites | None = None,
+    tolerance: float = _TOLERANCE,
+    max_iterations: int = 100,
 ) -> Optimum:
     """The q(v) of the highest bound at fixed hyperparameters, for C thetas at once.
 
@@ -162,6 +167,7 @@ def optimal_latents(
         at: f at the data given v; its graph is not followed.
         targets: of one data set.
         sites: where the search starts; the prior by default.
+        tolerance: of the squared length of a step, in deviations of q.
         max_iterations: evaluations of the bound.
 
     Example:
@@ -179,7 +185,7 @@ def optimal_latents(
         size = torch.ones_like(best.bound)
         converged = torch.zeros_like(best.bound, dtype=torch.bool)
         rounding = torch.finfo(best.bound.dtype).eps
-        tolerance, slack = max(_TOLERANCE, rounding), max(_ROUNDING, 10 * rounding)
+        tolerance, slack = max(tolerance, rounding), max(_ROUNDING, 10 * rounding)
         slow, last_step = torch.zeros_like(converged), torch.full_like(best.bound, torch.inf)
         history: list[_Trial] = []
         for _ in range(max_iterations):

@@ -18,6 +18,8 @@ from torchgpmc.variational.start import Start, fitted
 
 _BOUND = 12.0  # of theta, and of inducing points in deviations of the inputs
 _NUM_CANDIDATES = 8
+_SLOPE = 0.01  # of the bound, in nats for a unit of theta or a deviation of the inputs: where it is smaller all over, a search ends
+_TOLERANCE = 1e-8  # of q while theta is far from where it will end
 _CHUNK_ELEMENTS = 4_000_000  # of projections
 _RECENT = 0.1  # share of a search by whose gain one sees how far it still was
 _SMALL_GAIN = 0.01  # nats: by less a search that ends, however it ends, has converged
@@ -108,7 +110,7 @@ class _Watched(VariationalMarginal):
     """Shows the bound as a search goes on."""
 
     def __init__(self, model: GPModel, positions: Positions, bar: tqdm):
-        super().__init__(model, positions)
+        super().__init__(model, positions, _TOLERANCE)
         self.bar = bar
 
     def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
@@ -152,7 +154,7 @@ def _best_candidate(model: GPModel, seed: int) -> Tensor:
     theta = torch.cat([model.layout.present(model), model.layout.starting_points(_NUM_CANDIDATES, generator)]).detach()
     if not model.layout.size:
         return theta[0]
-    marginal = VariationalMarginal(model)
+    marginal = VariationalMarginal(model, tolerance=_TOLERANCE)
     chunk = max(1, _CHUNK_ELEMENTS // (model.latent_size * len(model.train_x)))
     value = torch.cat([marginal(part) for part in theta.split(chunk)])
     if not bool(torch.isfinite(value).any()):
@@ -167,7 +169,7 @@ def _search(marginal: VariationalMarginal, start: Tensor, max_iterations: int) -
     """Where L-BFGS ends from ``start`` ``(D,)``, and what it still gained in its last tenth, if it was cut short."""
     if not len(start):
         return start, 0.0
-    found = ascend(marginal, start, bound=_BOUND, max_iterations=max_iterations)
+    found = ascend(marginal, start, bound=_BOUND, max_iterations=max_iterations, slope=_SLOPE)
     if found is None:  # where it starts the bound was finite a moment ago
         return start, math.inf
     if found.converged:
