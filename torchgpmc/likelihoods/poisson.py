@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 from torch.distributions import Poisson as PoissonDistribution
 
 from torchgpmc.likelihoods.base import Derivatives, Factorised, Moments, require_targets
+from torchgpmc.likelihoods.slopes import ExpectedSlopes
 
 
 class Poisson(Factorised, Likelihood):
@@ -38,6 +41,13 @@ class Poisson(Factorised, Likelihood):
 
     def expected_log_likelihood(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         return targets * mean - torch.exp(mean + 0.5 * variance) - torch.lgamma(targets + 1)
+
+    def expected_and_slopes(
+        self, mean: Tensor, variance: Tensor, targets: Tensor, parameters: Sequence[Tensor] = ()
+    ) -> ExpectedSlopes:
+        rate = torch.exp(mean + 0.5 * variance)
+        value = (targets * mean - rate - torch.lgamma(targets + 1)).sum(-1)
+        return ExpectedSlopes(value, targets - rate, -0.5 * rate)
 
     def response_moments(self, mean: Tensor, variance: Tensor) -> Moments:
         rate = torch.exp(mean + 0.5 * variance)
