@@ -118,7 +118,7 @@ def _try(model: GPModel, at: LatentsAt, targets: Targets, sites: LatentSites) ->
     usable = (ok & torch.isfinite(mean + variance).flatten(1).all(-1))[:, None, None]
     mean, variance = (torch.where(usable, part, 1.0) for part in (mean, variance))
     expected = model.likelihood_function(
-        likelihood_values(at.prior),
+        {name: value.detach() for name, value in likelihood_values(at.prior).items()},
         lambda likelihood: slopes_function(likelihood)(_at_boundary(mean), _at_boundary(variance), targets.values),
     )
     first, slope = (part.view_as(mean) if mean.shape[1] == 1 else part.mT for part in (expected.mean, expected.variance))
