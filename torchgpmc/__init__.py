@@ -40,6 +40,7 @@ from torchgpmc.recommend import explain, recommend
 from torchgpmc.samplers import MassMatrix
 from torchgpmc.storage.checkpoint import Checkpoint
 from torchgpmc.tuning import tune_hmc
+from torchgpmc.variational import Start, initialize
 from torchgpmc.versions import show_versions
 
 __version__ = "0.1.0"
@@ -74,12 +75,14 @@ __all__ = [
     "SamplingWarning",
     "Slice",
     "SparseGP",
+    "Start",
     "approximations",
     "bin_events",
     "diagnostics",
     "evidence",
     "explain",
     "fit",
+    "initialize",
     "joint_log_density",
     "kmeans_inducing_points",
     "likelihoods",

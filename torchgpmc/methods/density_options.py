@@ -25,6 +25,8 @@ class DensityOptions:
     A method on them has a ``_kernel`` and a ``_warm_up``, and ``check_options`` where it has options of its own.
     """
 
+    takes_start: ClassVar[bool] = False  # whether ``tg.sample(..., start=)`` has a meaning
+
     mass_matrix: MassMatrix = MassMatrix.BLOCK
     thinning: int = 1
     marginal: Approximation | None = None
@@ -77,7 +79,8 @@ class DensityOptions:
     ) -> WindowedAdaptation:
         """The warm-up of most: adapted in windows towards ``target_acceptance``."""
         dense_size = self.mass_matrix.dense_size(target.num_hyperparameters, target.dimension)
-        return WindowedAdaptation(steps, self.mass_matrix, dense_size, step_size, target_acceptance, search_on)
+        warm_up = WindowedAdaptation(steps, self.mass_matrix, dense_size, step_size, target_acceptance, search_on)
+        return warm_up._replace(relearns=target.is_guess)
 
     def _target(self, model: GPModel, settings: Settings) -> ChainTarget:
         """What these options sample: [theta, v], or theta under a marginal.

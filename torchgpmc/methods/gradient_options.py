@@ -21,6 +21,8 @@ from torchgpmc.types import WarmUp
 class GradientOptions(DensityOptions):
     """Options of every method that follows gradients; each method's docstring explains them."""
 
+    takes_start: ClassVar[bool] = True
+
     target_accept_prob: float = 0.8
     step_size: float = 0.1
     adapt_step_size: bool = True
@@ -52,7 +54,21 @@ class GradientOptions(DensityOptions):
                     f"whitening is {self.whitening!r}, and this samples theta alone, which has no latents to whiten. Expected "
                     f"whitening=None, or a GP without marginal."
                 )
+        if settings.start is not None:
+            self._check_start(model)
         return super()._target(model, settings)
+
+    def _check_start(self, model: GPModel) -> None:
+        if self.marginal is not None or model.is_conjugate:
+            raise ValueError(
+                "start= begins chains of [theta, v], and this samples theta alone. Expected a GP or SparseGP without marginal, or "
+                "start=None."
+            )
+        if self.whitening is not None:
+            raise ValueError(
+                f"whitening is {self.whitening!r} and a start is given, which brings white coordinates of its own. Expected one of "
+                f"them."
+            )
 
     def _joint_target(self, model: GPModel, settings: Settings) -> ChainTarget:
         check_smooth(model, type(self).__name__)
