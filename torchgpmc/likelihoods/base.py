@@ -60,10 +60,13 @@ class LogLikelihood:
 
     ``is_log_concave``: whether log p(y | f) is concave in f for all parameters and targets. p(f | y, theta) then has one mode, and
     a Gaussian density there is all that f is drawn from; else other modes are searched for. Nothing is taken on trust: say so.
+
+    ``has_normal_sites``: whether p(y_n | f_n) is a normal density of f_n up to a factor, for all parameters and targets.
     """
 
     num_latents = 1
     is_log_concave = False
+    has_normal_sites = False
 
     def target_shape(self, num_inputs: int) -> tuple[int, ...]:
         """The shape of the targets that go with N inputs: ``(N,)``, unless the likelihood says otherwise."""

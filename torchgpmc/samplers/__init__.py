@@ -1,6 +1,8 @@
 """Markov kernels on C chains at once. They know log densities, not Gaussian processes."""
 
+from torchgpmc.samplers.control_variables import control_variables
 from torchgpmc.samplers.elliptical_slice import elliptical_slice
+from torchgpmc.samplers.gibbs_like import gibbs_like
 from torchgpmc.samplers.hmc import hmc
 from torchgpmc.samplers.metropolis import IndependentProposal, metropolis
 from torchgpmc.samplers.nuts import nuts
@@ -12,6 +14,7 @@ from torchgpmc.samplers.pseudo_marginal import (
     pseudo_marginal,
     pseudo_marginal_slice,
 )
+from torchgpmc.samplers.regions import local_regions
 from torchgpmc.samplers.slice import slice_sampler
 from torchgpmc.samplers.sweep import Block, Conditional, given_the_rest, sweep
 
@@ -21,11 +24,14 @@ __all__ = [
     "IndependentProposal",
     "MassMatrix",
     "Preconditioner",
+    "control_variables",
     "correlated_pseudo_marginal",
     "delayed_acceptance",
     "elliptical_slice",
+    "gibbs_like",
     "given_the_rest",
     "hmc",
+    "local_regions",
     "metropolis",
     "nuts",
     "pcn",
