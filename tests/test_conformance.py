@@ -23,6 +23,10 @@ METHODS = {
     "Slice": tg.Slice(),
     "EllipticalSlice": tg.EllipticalSlice(),
     "PCN": tg.PCN(),
+    "AuxiliaryGradient": tg.AuxiliaryGradient(),
+    "GibbsLike": tg.GibbsLike(),
+    "LocalRegions": tg.LocalRegions(),
+    "ControlVariables": tg.ControlVariables(),
     "PseudoMarginal": tg.PseudoMarginal(num_importance=4),
     "PseudoMarginalSlice": tg.PseudoMarginalSlice(num_importance=4),
     "AMIS": tg.AMIS(num_importance=4),
@@ -30,7 +34,7 @@ METHODS = {
     "OrthantGPC": tg.OrthantGPC(num_points=16),
 }
 NEED_LATENTS_AT_DATA = ("PseudoMarginal", "PseudoMarginalSlice", "AMIS", "MAMIS", "OrthantGPC")  # which some models have not
-OF_LATENTS = ("EllipticalSlice", "PCN")  # alone at fixed hyperparameters
+OF_LATENTS = ("EllipticalSlice", "PCN", "AuxiliaryGradient", "GibbsLike", "LocalRegions", "ControlVariables")  # alone at fixed hyperparameters
 WEIGHTED = ("AMIS", "MAMIS", "OrthantGPC")
 MODELS = {"GP": gp, "SparseGP": sparse_gp, "GPRegression": gp_regression, "FITC": fitc, "ProjectedProcess": projected_process}
 SPARSE_LIKELIHOODS = list(LIKELIHOODS)

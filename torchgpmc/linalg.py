@@ -91,14 +91,14 @@ class _ApplyFactor(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, covariance: Tensor, factor: Tensor, v: Tensor) -> Tensor:
         ctx.save_for_backward(factor, v)
-        return v @ factor.mT
+        return times_blocks(v, factor.mT)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, Tensor]:
         factor, v = ctx.saved_tensors
         if not ctx.needs_input_grad[0]:
-            return None, None, gradient @ factor
+            return None, None, times_blocks(gradient, factor)
         covariance, v_gradient = apply_factor_slopes(factor, v, gradient)
         return covariance, None, v_gradient
 
@@ -172,7 +172,7 @@ def times_vector(symmetric: Tensor, vector: Tensor) -> Tensor:
 
 
 def times_blocks(stacked: Tensor, matrix: Tensor) -> Tensor:
-    """Rows ``(C, ..., K N)``, K parts of N entries each, every part times ``(C, N, N)`` from the right."""
+    """Rows ``(C, ..., K N)``, K parts of N entries each, every part times ``(C, N, N)`` or ``(1, N, N)`` from the right."""
     count, size = len(matrix), matrix.shape[-1]
     return (stacked.reshape(count, -1, size) @ matrix).view(stacked.shape)
 

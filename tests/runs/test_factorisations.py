@@ -121,7 +121,13 @@ def check_sweeps(counted, generator):
     assert float(info.blocks[1].info.n_steps.min()) >= 1
 
 
-FIXED = {**WHOLE, "Slice": tg.Slice(), "EllipticalSlice": tg.EllipticalSlice(thinning=3), "PCN": tg.PCN(thinning=3)}
+FIXED = {
+    **WHOLE,
+    "Slice": tg.Slice(),
+    "EllipticalSlice": tg.EllipticalSlice(thinning=3),
+    "PCN": tg.PCN(thinning=3),
+    "AuxiliaryGradient": tg.AuxiliaryGradient(),
+}
 
 
 @pytest.mark.parametrize("name", FIXED)

@@ -17,6 +17,7 @@ from torchgpmc.runs.blocks import JointWithPrior, LatentsGivenTheta
 from torchgpmc.samplers import (
     Block,
     Preconditioner,
+    auxiliary_gradient,
     elliptical_slice,
     given_the_rest,
     hmc,
@@ -80,6 +81,11 @@ def _latents_alone(kernel, *, with_prior=False):
 
 def _pcn(density):
     return pcn(density, step_size=torch.tensor(0.8).double())
+
+
+def _auxiliary_gradient(density):
+    projection = density.kept.at.projection
+    return auxiliary_gradient(density, step_size=torch.tensor(1.5).to(projection), gram=lambda: projection @ projection.mT)
 
 
 class _WhiteState(NamedTuple):
@@ -153,6 +159,7 @@ SAMPLERS = {
     "metropolis": Row("metropolis", _metropolis, (tg.AdaptiveMH(thinning=300), 1000)),
     "slice": Row("slice_sampler", _slice, (tg.Slice(thinning=10), 50)),
     "elliptical slice": Row("elliptical_slice", _latents_alone(elliptical_slice)),
+    "auxiliary gradient": Row("auxiliary_gradient", _latents_alone(_auxiliary_gradient)),
     "pcn": Row("pcn", _latents_alone(_pcn)),
     "sweep": Row("sweep", _sweep),
 }

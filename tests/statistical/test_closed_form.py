@@ -21,6 +21,7 @@ METHODS = {
     "AdaptiveMH": (tg.AdaptiveMH(thinning=20), 75, 800),
     "Slice": (tg.Slice(), 50, 30),
     "EllipticalSlice": (tg.EllipticalSlice(thinning=5), 75, 100),
+    "AuxiliaryGradient": (tg.AuxiliaryGradient(thinning=3), 75, 100),
     "PCN": (tg.PCN(thinning=5), 75, 150),
 }
 

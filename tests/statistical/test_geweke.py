@@ -11,6 +11,8 @@ sampler touches, share the part of the expectation that the start no longer pred
 where a chain forgets its start, so that 15,000 chains of NUTS see as much as 20,000 by their starts alone.
 """
 
+import sys
+
 import pytest
 import torch
 
@@ -20,6 +22,7 @@ from tests.problems import gp
 from tests.statistical.kernels import SAMPLERS, HalvedLogDensity, NoLikelihood, NoVolume, position_of
 from torchgpmc.models import JointLogDensity
 from torchgpmc.models.base import likelihood_values
+from torchgpmc.samplers.metropolis import accept
 
 CHAINS, FURTHER, ROUNDS = 20_000, 4, 7
 FEWER = dict.fromkeys(("nuts", "nuts, white under sites", "slice"), 15_000)  # they forget fast, and a step takes many densities
@@ -143,6 +146,14 @@ def test_a_missing_likelihood_is_caught(sampler):
 @pytest.mark.slow
 def test_a_missing_volume_of_the_white_coordinates_is_caught():
     assert geweke(MODELS["poisson"](), "nuts, white under sites", seed=17, density_class=NoVolume) > 1
+
+
+@pytest.mark.slow
+def test_auxiliary_gradients_accepted_by_the_likelihood_alone_are_caught(monkeypatch):
+    """Planted error: the ratio of the proposals is left out."""
+    module = sys.modules["torchgpmc.samplers.auxiliary_gradient"]  # the package's name is the function's
+    monkeypatch.setattr(module, "accept", lambda move, *ends: accept(move._replace(correction=None), *ends))
+    assert geweke(MODELS["poisson"](), "auxiliary gradient", seed=19, rounds=10) > 1
 
 
 @pytest.mark.slow

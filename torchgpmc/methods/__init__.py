@@ -2,6 +2,7 @@
 
 from torchgpmc.methods.adaptive_metropolis import AdaptiveMH
 from torchgpmc.methods.amis import AMIS
+from torchgpmc.methods.auxiliary_gradient import AuxiliaryGradient
 from torchgpmc.methods.control_variables import ControlVariables
 from torchgpmc.methods.coordinate_slice import Slice
 from torchgpmc.methods.crank_nicolson import PCN
@@ -23,6 +24,7 @@ __all__ = [
     "NUTS",
     "PCN",
     "AdaptiveMH",
+    "AuxiliaryGradient",
     "ControlVariables",
     "EllipticalSlice",
     "GibbsLike",

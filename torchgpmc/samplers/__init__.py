@@ -1,5 +1,6 @@
 """Markov kernels on C chains at once. They know log densities, not Gaussian processes."""
 
+from torchgpmc.samplers.auxiliary_gradient import auxiliary_gradient
 from torchgpmc.samplers.control_variables import control_variables
 from torchgpmc.samplers.elliptical_slice import elliptical_slice
 from torchgpmc.samplers.gibbs_like import gibbs_like
@@ -24,6 +25,7 @@ __all__ = [
     "IndependentProposal",
     "MassMatrix",
     "Preconditioner",
+    "auxiliary_gradient",
     "control_variables",
     "correlated_pseudo_marginal",
     "delayed_acceptance",

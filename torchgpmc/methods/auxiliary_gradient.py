@@ -1,0 +1,70 @@
+"""The auxiliary gradient sampler of the latents."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from torchgpmc.checks import check_positive
+from torchgpmc.models.base import GPModel
+from torchgpmc.runs.base import Settings
+from torchgpmc.runs.chain import ChainRun
+from torchgpmc.runs.latent_moves import Move, latent_run
+from torchgpmc.samplers.adaptation import Tuning, WindowedAdaptation
+from torchgpmc.samplers.auxiliary_gradient import auxiliary_gradient
+from torchgpmc.samplers.preconditioner import MassMatrix
+from torchgpmc.types import Sampler
+
+
+@dataclass(frozen=True)
+class AuxiliaryGradient:
+    """The marginal auxiliary gradient sampler of the latents, "mGrad" (Titsias & Papaspiliopoulos 2018), step size tuned.
+
+    Metropolis with a gradient, whose proposals know the prior: steps are small along the directions in which f at the data
+    varies and free along those that only the prior knows. One eigendecomposition a theta, in the size of the latents of one function,
+    beside the factorisation of K. Any likelihood with a gradient will do, of several latents too; of a SparseGP it moves the
+    inducing values, along the directions in which the mean of f at the data varies with them.
+
+    Alone it needs every hyperparameter fixed with ``requires_grad_(False)``.
+
+    Args:
+        target_accept_prob: mean acceptance that warm-up steers the step size to.
+        thinning: keep one draw in this many.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> x, kernel = torch.linspace(0, 1, 4), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+        >>> model.kernel.requires_grad_(False).lengthscale = 0.3
+        >>> posterior = tg.sample(model, tg.AuxiliaryGradient(), num_samples=500, warmup_steps=100, num_chains=8, progress=False)
+        >>> posterior.latents.shape
+        torch.Size([8, 500, 4])
+    """
+
+    target_accept_prob: float = 0.55
+    thinning: int = 1
+
+    def prepare(self, model: GPModel, settings: Settings) -> ChainRun:
+        """A run on v; K(X, X) is factorised once, and decomposed once."""
+        return latent_run(self, model, settings, self.thinning)
+
+    def check(self, model: GPModel) -> None:
+        """Every model will do."""
+        check_positive("target_accept_prob", self.target_accept_prob, 0.0, 1.0)
+
+    def move(self, model: GPModel, warmup_steps: int) -> Move:
+        """The step size is tuned."""
+
+        def kernel(density: Any, tuning: Tuning) -> Sampler:
+            def gram() -> Tensor:
+                projection = density.kept.at.projection
+                return projection @ projection.mT
+
+            return auxiliary_gradient(density, step_size=tuning.step_size, gram=gram)
+
+        warm_up = WindowedAdaptation(warmup_steps, MassMatrix.IDENTITY, 0, step_size=0.1, target_acceptance=self.target_accept_prob)
+        return Move(kernel, warm_up)
