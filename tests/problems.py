@@ -39,7 +39,18 @@ LIKELIHOODS = {
     "poisson": lambda: tg.likelihoods.Poisson(),
     "softmax": lambda: tg.likelihoods.Softmax(num_classes=3, mixing_weights=False),
     "laplace": lambda: gpytorch.likelihoods.LaplaceLikelihood(noise_prior=GammaPrior(2.0, 4.0)),
+    "negative_binomial": lambda: tg.likelihoods.NegativeBinomial(dispersion_prior=GammaPrior(2.0, 4.0)),
+    "beta": lambda: tg.likelihoods.Beta(scale_prior=GammaPrior(2.0, 0.5)),
+    "ordinal": lambda: tg.likelihoods.Ordinal(num_levels=4),
+    "heteroskedastic": lambda: tg.likelihoods.HeteroskedasticGaussian(scale=0.5),
 }
+# Without slopes in f: for the sparse model, and for methods without gradients.
+NOT_SMOOTH = {"robust_max": lambda: tg.likelihoods.RobustMax(num_classes=3, epsilon=0.01)}
+SEVERAL_LATENTS = ("softmax", "heteroskedastic")
+
+
+def make(likelihood):
+    return (LIKELIHOODS | NOT_SMOOTH)[likelihood]()
 
 
 def targets(likelihood, num_data, seed=0):
@@ -50,13 +61,15 @@ def targets(likelihood, num_data, seed=0):
         "logit": (noise > 0.3).double(),
         "poisson": noise.abs().mul(2).floor(),
         "softmax": (noise.abs() * 1.5).floor().clamp_max(2),
+        "robust_max": (noise.abs() * 1.5).floor().clamp_max(2),
+        "negative_binomial": noise.abs().mul(2).floor(),
+        "beta": torch.sigmoid(noise),
+        "ordinal": (2 + 1.5 * noise).floor().clamp(0, 3),
     }.get(likelihood, noise)
 
 
 def gp(likelihood="probit", num_data=6, num_columns=2, device="cpu", **options):
-    model = tg.GP(
-        inputs(num_data, num_columns), targets(likelihood, num_data), kernel(num_columns), LIKELIHOODS[likelihood](), **options
-    )
+    model = tg.GP(inputs(num_data, num_columns), targets(likelihood, num_data), kernel(num_columns), make(likelihood), **options)
     return model.to(device)
 
 
@@ -73,7 +86,7 @@ def sparse_gp(likelihood="probit", num_data=12, num_inducing=4, num_columns=2, d
         x,
         targets(likelihood, num_data),
         kernel(num_columns),
-        LIKELIHOODS[likelihood](),
+        make(likelihood),
         inducing_points=inputs(num_inducing, num_columns, seed=7),
         **options,
     )

@@ -4,13 +4,25 @@ import copy
 import dataclasses
 import inspect
 import io
+import itertools
 import pickle
 
 import pytest
 import torch
 
 import torchgpmc as tg
-from tests.problems import LIKELIHOODS, fitc, fixed_kernel, gp, gp_regression, inputs, projected_process, sparse_gp, targets
+from tests.problems import (
+    LIKELIHOODS,
+    NOT_SMOOTH,
+    fitc,
+    fixed_kernel,
+    gp,
+    gp_regression,
+    inputs,
+    projected_process,
+    sparse_gp,
+    targets,
+)
 from tests.statistical.kernels import SAMPLERS, position_of
 from tests.statistical.pseudo_marginal import KERNELS, kernel
 from torchgpmc.models import JointLogDensity
@@ -34,10 +46,10 @@ METHODS = {
     "OrthantGPC": tg.OrthantGPC(num_points=16),
 }
 NEED_LATENTS_AT_DATA = ("PseudoMarginal", "PseudoMarginalSlice", "AMIS", "MAMIS", "OrthantGPC")  # which some models have not
-OF_LATENTS = ("EllipticalSlice", "PCN", "AuxiliaryGradient", "GibbsLike", "LocalRegions", "ControlVariables")  # alone at fixed hyperparameters
+# Alone at fixed hyperparameters.
+OF_LATENTS = ("EllipticalSlice", "PCN", "AuxiliaryGradient", "GibbsLike", "LocalRegions", "ControlVariables")
 WEIGHTED = ("AMIS", "MAMIS", "OrthantGPC")
 MODELS = {"GP": gp, "SparseGP": sparse_gp, "GPRegression": gp_regression, "FITC": fitc, "ProjectedProcess": projected_process}
-SPARSE_LIKELIHOODS = list(LIKELIHOODS)
 
 
 def quiet_sample(*args, **options):
@@ -107,8 +119,9 @@ def test_methods_give_an_ordinary_posterior(method, model, device):
     torch.testing.assert_close(joint(position).cpu(), posterior.stats["lp"][:, -1], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("likelihood", LIKELIHOODS)
-@pytest.mark.parametrize("model", ["GP", "SparseGP"])
+@pytest.mark.parametrize(
+    ("model", "likelihood"), [*itertools.product(["GP", "SparseGP"], LIKELIHOODS), *(("SparseGP", name) for name in NOT_SMOOTH)]
+)
 def test_models_with_every_likelihood(model, likelihood, device):
     made = MODELS[model](likelihood, device=device)
     posterior = quiet_sample(made, METHODS["NUTS"])

@@ -204,7 +204,7 @@ def test_bad_test_inputs_are_errors(x, match):
 
 def test_bad_test_targets_are_errors():
     prediction = posterior_of(gp("probit")).predict(inputs(3))
-    with pytest.raises(ValueError, match=r"Expected a tensor of shape \(3,\)"):
+    with pytest.raises(ValueError, match=r"test_y has shape \(4,\). Expected \(3,\)"):
         prediction.log_prob(torch.zeros(4))
     with pytest.raises(ValueError, match="Expected labels 0 and 1"):
         prediction.log_prob(torch.tensor([0.0, 2.0, 1.0]))

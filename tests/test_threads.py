@@ -10,7 +10,8 @@ import torch
 import torchgpmc as tg
 from tests.problems import gp
 from torchgpmc.adapter.functional import PureModule
-from torchgpmc.threads import even_slices, side_by_side
+from torchgpmc.density import AutogradDensity, SharedDensity
+from torchgpmc.threads import even_slices, num_cores, one_torch_thread, side_by_side, torch_threads_back
 
 CPU = torch.device("cpu")
 
@@ -103,3 +104,77 @@ def test_an_estimate_does_not_depend_on_the_number_of_threads(two_threads, likel
     found = estimator.evaluate(theta, auxiliary).value
     torch.set_num_threads(1)
     torch.testing.assert_close(found, estimator.evaluate(theta, auxiliary).value, rtol=1e-8, atol=1e-6)
+
+
+def test_a_part_does_not_share_its_work_again(two_threads):
+    assert side_by_side(lambda _: num_cores(), range(2), CPU) == [1, 1]
+
+
+def test_torch_has_its_threads_back_only_within_the_outermost_holder(two_threads):
+    with one_torch_thread():
+        with torch_threads_back():
+            assert torch.get_num_threads() == 2
+        assert torch.get_num_threads() == 1
+        with one_torch_thread(), torch_threads_back():
+            assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 2
+
+
+class Watched(AutogradDensity):
+    """A density with a row of data for each chain, which notes in which threads, and with how many of torch's, it was evaluated."""
+
+    def __init__(self, centres, seen):
+        self.centres, self.seen = centres, seen
+        super().__init__(self.evaluate)
+
+    def evaluate(self, position):
+        self.seen.append((threading.get_ident(), torch.get_num_threads(), len(position)))
+        return -(position - self.centres).square().sum(-1)
+
+    def select(self, rows):
+        return Watched(self.centres[rows], self.seen)
+
+
+@pytest.mark.parametrize(("work", "evaluations"), [(1e4, [(1, 5)]), (1e9, [(1, 3), (1, 2)]), (1e12, [(1, 3), (1, 2)])])
+def test_rows_are_shared_where_there_is_enough_to_do(two_threads, work, evaluations):
+    position = torch.arange(10.0).view(5, 2)
+    centres, seen = position.flip(0), []
+    with one_torch_thread():
+        value, gradient = SharedDensity(Watched(centres, seen), work, CPU).value_and_grad(position)
+    torch.testing.assert_close(value, -(position - centres).square().sum(-1))
+    torch.testing.assert_close(gradient, -2 * (position - centres))
+    assert sorted((threads, rows) for _, threads, rows in seen) == sorted(evaluations)
+
+
+def test_one_large_row_has_all_threads_of_torch(two_threads):
+    seen = []
+    with one_torch_thread():
+        SharedDensity(Watched(torch.zeros(1, 2), seen), 1e12, CPU)(torch.ones(1, 2))
+    assert [threads for _, threads, _ in seen] == [2]
+
+
+@pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")  # twenty draws
+@pytest.mark.parametrize("outcome", ["returns", "raises"])
+def test_sampling_runs_on_one_torch_thread_and_gives_the_others_back(two_threads, outcome):
+    seen = []
+
+    class Watching(gpytorch.kernels.RBFKernel):
+        def forward(self, *args, **kwargs):
+            seen.append(torch.get_num_threads())
+            if outcome == "raises" and len(seen) > 100:
+                raise KeyboardInterrupt
+            return super().forward(*args, **kwargs)
+
+    x = torch.linspace(0, 1, 5)
+    kernel = Watching(lengthscale_prior=gpytorch.priors.GammaPrior(2.0, 2.0))
+    model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+    seen.clear()
+    try:
+        posterior = tg.sample(model, tg.HMC(num_steps=2), num_samples=20, warmup_steps=20, num_chains=2, progress=False)
+    except KeyboardInterrupt:
+        assert outcome == "raises"
+    else:
+        assert outcome == "returns"
+        assert posterior.info["threads"] == 2
+    assert set(seen) == {1}
+    assert torch.get_num_threads() == 2

@@ -4,6 +4,7 @@ from torchgpmc import approximations, diagnostics, evidence, likelihoods, orthan
 from torchgpmc.approximations import EP, Laplace
 from torchgpmc.checks import SamplingWarning
 from torchgpmc.fitting import fit
+from torchgpmc.integrations.scikit_learn import GPClassifier, GPRegressor
 from torchgpmc.loop import sample
 from torchgpmc.methods import (
     AMIS,
@@ -23,6 +24,7 @@ from torchgpmc.methods import (
     Slice,
 )
 from torchgpmc.models import FITC, GP, GPRegression, ProjectedProcess, SparseGP, joint_log_density, kmeans_inducing_points
+from torchgpmc.point_process import bin_events
 from torchgpmc.posterior import Posterior
 from torchgpmc.prediction import Prediction
 from torchgpmc.recommend import explain, recommend
@@ -45,7 +47,9 @@ __all__ = [
     "Checkpoint",
     "ControlVariables",
     "EllipticalSlice",
+    "GPClassifier",
     "GPRegression",
+    "GPRegressor",
     "GibbsLike",
     "Laplace",
     "LocalRegions",
@@ -60,6 +64,7 @@ __all__ = [
     "Slice",
     "SparseGP",
     "approximations",
+    "bin_events",
     "diagnostics",
     "evidence",
     "explain",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from contextlib import nullcontext
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
+from torchgpmc.threads import even_slices, side_by_side, torch_threads_back
 from torchgpmc.trees import concatenate, take
 from torchgpmc.types import Density, LogDensity
 
@@ -113,6 +116,10 @@ class AutogradDensity:
         return self
 
 
+_WORTH_A_THREAD = 5e7  # operations of a slice of rows, some milliseconds: with less, Python's lock costs what a second core gains
+_WORTH_TORCH_THREADS = 3e10  # operations of one evaluation, some seconds: then the waiting of torch's threads is little beside it
+
+
 class DrawnDensity(NamedTuple):
     """A :class:`Density` from its ``draw``: ``(position (C, D), generator) -> (log density (C,), payload)``."""
 
@@ -158,3 +165,45 @@ class ChunkedDensity:
     def __getattr__(self, name: str) -> Any:
         """What else the density has, for all chains."""
         return getattr(self.density, name)
+
+
+class SharedDensity:
+    """A density whose rows are shared by the cores where each has enough to do; random numbers stay the same, rounding may not.
+
+    Args:
+        density: the density to evaluate, with ``select``.
+        work: of one row's value and gradient, in floating-point operations, roughly.
+        device: where positions live.
+
+    Example:
+        >>> shared = SharedDensity(AutogradDensity(lambda x: -0.5 * (x * x).sum(-1)), work=1e9, device=torch.device("cpu"))
+        >>> shared.value_and_grad(torch.tensor([[1.0, 2.0], [0.0, 1.0]]))
+        (tensor([-2.5000, -0.5000]), tensor([[-1., -2.],
+                [-0., -1.]]))
+    """
+
+    def __init__(self, density: Any, work: float, device: torch.device):
+        self.density = density
+        self.work = work
+        self.device = device
+
+    def _shared(self, count: int, function: Callable[[Any, slice], Any]) -> list[Any]:
+        slices = even_slices(count, max(1, count), self.device, max(1, math.ceil(_WORTH_A_THREAD / self.work)))
+        if len(slices) > 1:
+            rows = torch.arange(count, device=self.device)
+            return side_by_side(lambda part: function(self.density.select(rows[part]), part), slices, self.device)
+        with torch_threads_back() if count * self.work > _WORTH_TORCH_THREADS else nullcontext():
+            return [function(self.density, slice(None))]
+
+    def __call__(self, position: Tensor) -> Tensor:
+        return torch.cat(self._shared(len(position), lambda density, rows: density(position[rows])))
+
+    def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        found = self._shared(len(position), lambda density, rows: density.value_and_grad(position[rows]))
+        if len(found) == 1:
+            return cast(tuple[Tensor, Tensor], found[0])
+        values, gradients = zip(*found, strict=True)
+        return torch.cat(values), torch.cat(gradients)
+
+    def select(self, rows: Tensor) -> SharedDensity:
+        return SharedDensity(self.density.select(rows), self.work, self.device)

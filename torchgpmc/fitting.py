@@ -17,6 +17,7 @@ from torchgpmc.checks import check_count, warn
 from torchgpmc.density import AutogradDensity
 from torchgpmc.models.base import GPModel
 from torchgpmc.random import make_generator
+from torchgpmc.threads import one_torch_thread
 
 Model = TypeVar("Model", bound=GPModel)
 
@@ -81,7 +82,8 @@ def fit(
     generator = make_generator(seed, model.train_x.device)
     starts = torch.cat([model.layout.present(model), model.layout.starting_points(num_starts - 1, generator)])
     density = _log_evidence(model, approximation, maximum_a_posteriori)
-    found = [ascend(density, start, bound=_BOUND, max_iterations=max_iterations) for start in starts]
+    with one_torch_thread():
+        found = [ascend(density, start, bound=_BOUND, max_iterations=max_iterations) for start in starts]
     best = max((ascent for ascent in found if ascent is not None), key=lambda ascent: ascent.log_density, default=None)
     if best is None:
         raise ValueError(

@@ -22,6 +22,7 @@ from torchgpmc.runs.base import Method, Run, Settings, chain_settings
 from torchgpmc.storage.checkpoint import Checkpoint, CheckpointFile
 from torchgpmc.storage.draws import DrawStore
 from torchgpmc.storage.fingerprint import Fingerprint, model_fingerprint
+from torchgpmc.threads import num_cores, one_torch_thread
 from torchgpmc.trees import unpack
 
 _SECONDS_BETWEEN_DISPLAYS = 0.2
@@ -41,8 +42,9 @@ def sample(
 ) -> Posterior:
     """Draws hyperparameters and latent function from the exact posterior of a GP model.
 
-    The same seed, device and versions give the same draws; progress and checkpoints never change them, and no global random
-    generator is touched. Ctrl-C keeps the draws made so far.
+    The same seed, device, versions and number of threads give the same draws; progress and checkpoints never change them, and no
+    global random generator is touched. Ctrl-C keeps the draws made so far. On CPU, torch's operations run on one thread each while
+    this runs, and what is large enough is shared by as many threads as torch had (``posterior.info["threads"]``).
 
     Args:
         model: a :class:`GP`, :class:`SparseGP` or :class:`GPRegression`.
@@ -83,20 +85,22 @@ def sample(
         raise TypeError(
             f"method is {method!r}. Expected a method object, for instance torchgpmc.NUTS() or torchgpmc.HMC(num_steps=20)."
         )
-    model.refresh()
-    settings = _check_settings(model, num_samples, warmup_steps, num_chains, chain_chunk)
-    if seed is None:
-        seed = secrets.randbits(62)
-    check_count("seed", seed, 0)
-    run = method.prepare(model, settings)
-    file = _checkpoint_file(checkpoint, model, method, settings, seed)
-    loop = _Loop(run, model, make_generator(seed, model.train_x.device), file)
-    info = loop.run({**_description(method, settings, seed), "target": run.label}, progress)
-    draw, stats = loop.store.joined()
-    draws = run.finish(loop.state, draw)
-    stats = {name: value[:, : draws.theta.shape[1]] for name, value in stats.items()}
-    posterior = Posterior(model, draws, stats, {**info, **draws.info})
-    for complaint in posterior.complaints():
+    with one_torch_thread():
+        model.refresh()
+        settings = _check_settings(model, num_samples, warmup_steps, num_chains, chain_chunk)
+        if seed is None:
+            seed = secrets.randbits(62)
+        check_count("seed", seed, 0)
+        run = method.prepare(model, settings)
+        file = _checkpoint_file(checkpoint, model, method, settings, seed)
+        loop = _Loop(run, model, make_generator(seed, model.train_x.device), file)
+        info = loop.run({**_description(method, settings, seed), "target": run.label, "threads": num_cores()}, progress)
+        draw, stats = loop.store.joined()
+        draws = run.finish(loop.state, draw)
+        stats = {name: value[:, : draws.theta.shape[1]] for name, value in stats.items()}
+        posterior = Posterior(model, draws, stats, {**info, **draws.info})
+        found = posterior.complaints()
+    for complaint in found:
         warn(complaint)
     return posterior
 

@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
+from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.checks import check_count, warn
 from torchgpmc.diagnostics import Summary, complaints, complaints_about_latents, nested_rhat, summarise
-from torchgpmc.models.base import GPModel, likelihood_parameters
+from torchgpmc.likelihoods.counts import checked_exposure
+from torchgpmc.models.base import GPModel, JointGaussian, likelihood_parameters
 from torchgpmc.models.validation import check_inputs
-from torchgpmc.prediction import Given, Prediction
+from torchgpmc.prediction import Given, Jointly, Prediction
 from torchgpmc.random import make_generator
 from torchgpmc.storage.draws import Draws, check_draws
 from torchgpmc.storage.files import read_tensors, write_atomically
@@ -105,7 +108,9 @@ class Posterior:
         inner = self.model.latent_shape[1]
         return max(1, _CHUNK_ELEMENTS // (inner * (inner + len(self.model.train_x) + num_points)))
 
-    def predict(self, x: Tensor, *, num_draws: int | None = None, test_chunk: int = 2048) -> Prediction:
+    def predict(
+        self, x: Tensor | ArrayLike, *, num_draws: int | None = None, test_chunk: int = 2048, exposure: float | Tensor | None = None
+    ) -> Prediction:
         """The predictive distribution at test inputs, hyperparameters and latents averaged out.
 
         Args:
@@ -113,9 +118,11 @@ class Posterior:
             num_draws: use only this many draws, evenly spaced; all by default.
             test_chunk: test points handled at once, which bounds memory: for more of them, moments given each draw are worked out
                 by chunks when an average, a density or draws are asked for, and not kept. Each draw is factorised once for all.
+            exposure: of counts at the test points, a number or ``(T,)``; by default that of the data, if it is one number.
 
         Raises:
-            ValueError: wrong shape, NaN or infinite values, or ``num_draws`` or ``test_chunk`` below 1.
+            ValueError: wrong shape, NaN or infinite values, ``num_draws`` or ``test_chunk`` below 1, or an exposure that is not
+                positive or of no use to the likelihood.
         """
         width = self.model.train_x.shape[1]
         x = check_inputs("x", x, self.model.train_x.dtype, width).to(self.model.train_x.device)
@@ -129,7 +136,36 @@ class Posterior:
         chunk = min(test_chunk, len(x))
         # Hyperparameters that are all fixed are factorised once for all draws.
         draws_at_once = self._draws_at_once(chunk) if theta.shape[1] else max(1, _CHUNK_ELEMENTS // chunk)
-        return Prediction(self.model, self._given(x, theta, v), len(x), chunk, draws_at_once, values, log_weights)
+        return Prediction(
+            self.model,
+            self._given(x, theta, v),
+            len(x),
+            chunk,
+            draws_at_once,
+            values,
+            log_weights,
+            exposure=self._exposure(exposure, x),
+            jointly=self._jointly(x, theta, v),
+        )
+
+    def _exposure(self, exposure: float | Tensor | None, x: Tensor) -> Tensor | None:
+        if exposure is None:
+            return None
+        found = checked_exposure(exposure).to(x)
+        if found.dim() and len(found) != len(x):
+            raise ValueError(f"exposure has shape {tuple(found.shape)}. Expected a number, or ({len(x)},), one a test point.")
+        as_likelihood(self.model.likelihood).at_test_points(found)  # says so where there is no use for one
+        return found
+
+    def _jointly(self, x: Tensor, theta: Tensor, v: Tensor) -> Jointly:
+        """Some of S draws to f at all test points together."""
+
+        def jointly(rows: Tensor) -> JointGaussian:
+            with torch.no_grad():
+                prior = self.model.prior(theta[rows] if theta.shape[1] else theta[:1])
+                return self.model.predict_jointly(prior, v[rows], x)
+
+        return jointly
 
     def _given(self, x: Tensor, theta: Tensor, v: Tensor) -> Given:
         """Some of S draws, then some of the test points, to mean and variance of f ``(s, K, t)``."""

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.checks import check_count
-from torchgpmc.models.base import GPModel
+from torchgpmc.intensity import Intensity, Interval, check_levels, interval_levels
+from torchgpmc.linalg import cholesky
+from torchgpmc.models.base import GPModel, JointGaussian
+from torchgpmc.models.validation import as_tensor
 from torchgpmc.quadrature import FIRST_NODES
-from torchgpmc.random import make_generator, normal_like
+from torchgpmc.random import make_generator, normal_like, uniform
 
 # Elements in the largest temporary; quadrature multiplies a draw's test points by its number of nodes.
 _CHUNK_ELEMENTS = 2_000_000
 
 # Draws to test points to mean and variance of f (s, K, t): what depends on the draws alone is worked out by the first call.
 Given = Callable[[slice], Callable[[slice], tuple[Tensor, Tensor]]]
+# Draws, by their indices, to f at all test points together.
+Jointly = Callable[[Tensor], JointGaussian]
 
 
 class Prediction:
@@ -32,6 +38,8 @@ class Prediction:
         draws_at_once: that ``given`` takes.
         likelihood_values: the likelihood's parameters at each draw.
         log_weights: of the draws ``(S,)``, normalised.
+        exposure: of counts at the test points, ``()`` or ``(T,)``; ``None`` for that of the data, if it is one number.
+        jointly: some draws to f at all test points together; ``None`` where only marginals are known.
 
     Example:
         >>> import torch, torchgpmc as tg
@@ -58,17 +66,21 @@ class Prediction:
         draws_at_once: int,
         likelihood_values: dict[str, Tensor],
         log_weights: Tensor,
+        *,
+        exposure: Tensor | None = None,
+        jointly: Jointly | None = None,
     ):
         self._model = model
         self._num_points = num_points
         self._likelihood_values = likelihood_values
         self._log_weights = log_weights
+        self._exposure = exposure
+        self._jointly = jointly
         self._points = _slices(num_points, chunk)
         self._draws = _slices(len(log_weights), draws_at_once)
         self._given = given
         if len(self._points) == 1:
-            parts = [given(rows)(self._points[0]) for rows in self._draws]
-            mean, variance = (torch.cat(part) for part in zip(*parts, strict=True))
+            mean, variance = self._of_all_draws(self._points[0])
             self._draws = [slice(0, len(log_weights))]
             self._given = lambda _: lambda _: (mean, variance)
         self._averages: tuple[Tensor, ...] | None = None
@@ -108,7 +120,7 @@ class Prediction:
         likelihood = self._model.likelihood
         if not getattr(likelihood, "is_classification", False):
             raise ValueError(
-                f"{type(likelihood).__name__} does not classify, so it has no probs. Expected Bernoulli or Softmax; "
+                f"{type(likelihood).__name__} does not classify, so it has no probs. Expected Bernoulli, Softmax or the like; "
                 f"use prediction.mean and prediction.variance."
             )
         return self.mean
@@ -121,51 +133,159 @@ class Prediction:
         """
         self._require_response("log_prob")
         count = self._num_points
-        if not isinstance(test_y, Tensor) or tuple(test_y.shape) != (count,):
-            got = tuple(test_y.shape) if isinstance(test_y, Tensor) else type(test_y).__name__
-            raise ValueError(f"test_y is {got}. Expected a tensor of shape ({count},), one target a test point.")
-        targets = test_y.to(self._log_weights)
+        test_y = as_tensor("test_y", test_y, self._log_weights.device)
+        if tuple(test_y.shape) not in ((count,), (count, 1)):
+            raise ValueError(f"test_y has shape {tuple(test_y.shape)}. Expected ({count},), one target a test point.")
+        targets = test_y.reshape(count).to(self._log_weights)
         if hasattr(self._model.likelihood, "validate_targets"):
-            targets = self._model.likelihood.validate_targets(targets)
+            targets = self._at(self._model.likelihood, slice(None)).validate_targets(targets)
         result = torch.full_like(targets, -torch.inf)
         for rows, points, mean, variance in self._parts():
             y = targets[points]
             logs = self._per_draw(
-                rows, mean, variance, lambda likelihood, *marginal, y=y: likelihood.predictive_log_prob(*marginal, y)
+                rows, points, mean, variance, lambda likelihood, *marginal, y=y: likelihood.predictive_log_prob(*marginal, y)
             )
             result[points] = torch.logaddexp(result[points], torch.logsumexp(logs + self._log_weights[rows, None], 0))
         return result
 
-    def sample(self, num_samples: int = 1, *, seed: int = 0) -> Tensor:
+    @property
+    def intensity(self) -> Intensity:
+        """The rate exp(f) of counts per unit of exposure: ``mean``, ``quantile(q)``, ``interval(level)``, ``(T,)`` each.
+
+        Raises:
+            ValueError: a likelihood that is not one of counts.
+        """
+        likelihood = self._model.likelihood
+        if not getattr(likelihood, "has_intensity", False):
+            raise ValueError(
+                f"{type(likelihood).__name__} has no intensity. Expected a likelihood of counts, Poisson or NegativeBinomial; "
+                f"use prediction.mean."
+            )
+
+        def moments(points: slice) -> tuple[Tensor, Tensor]:
+            mean, variance = self._of_all_draws(points)
+            return mean.squeeze(1), variance.squeeze(1)
+
+        return Intensity(moments, self._points, self._log_weights)
+
+    def quantile(self, q: float | Sequence[float] | Tensor, *, num_samples: int = 20_000, seed: int = 0) -> Tensor:
+        """The quantile of the response at level ``q``: ``(T,)``, or ``(Q, T)`` for Q levels; of counts and levels one of them.
+
+        From response draws at each test point, posterior draws having shares by their weights: the probability below has a
+        standard error of at most ``(q (1 - q) / num_samples) ** 0.5``, 0.001 at 0.975.
+
+        Args:
+            q: in (0, 1).
+            num_samples: response draws a test point.
+            seed: of the draws; the same for all levels, which keeps quantiles in order.
+
+        Raises:
+            ValueError: a level outside (0, 1), ``num_samples`` below 1, or a response without an order.
+        """
+        self._require_response("quantile")
+        levels = check_levels(q)
+        check_count("num_samples", num_samples)
+        likelihood = self._model.likelihood
+        if not getattr(likelihood, "is_ordered", True):
+            raise ValueError(
+                f"{type(likelihood).__name__} has classes without an order, and so without quantiles. Expected a likelihood of "
+                f"numbers or levels; use prediction.probs."
+            )
+        generator = make_generator(seed, self._log_weights.device)
+        # Systematic resampling (Carpenter, Clifford & Fearnhead 1999): shares are the weights to within one draw.
+        ladder = torch.arange(num_samples, device=self._log_weights.device) + uniform((1,), self._log_weights, generator)
+        chosen = torch.searchsorted(self._log_weights.exp().cumsum(0), ladder / num_samples).clamp_max(len(self._log_weights) - 1)
+        ranks = (levels.view(-1) * num_samples).ceil().long().sub(1).clamp_min(0).to(chosen.device)
+        parts = []
+        for whole in self._points:
+            mean, variance = self._of_all_draws(whole)
+            for part in _slices(whole.stop - whole.start, max(1, _CHUNK_ELEMENTS // num_samples)):
+                points = slice(whole.start + part.start, whole.start + part.stop)
+                f = _independent(mean[..., part][chosen], variance[..., part][chosen], generator)
+                parts.append(self._responses(chosen, points, f, generator).sort(0).values[ranks])
+        return torch.cat(parts, -1).view(*levels.shape, -1)
+
+    def interval(self, level: float = 0.95, *, num_samples: int = 20_000, seed: int = 0) -> Interval:
+        """The central interval of the response of probability ``level``, point by point; see :meth:`quantile`."""
+        return Interval(*self.quantile(interval_levels(level), num_samples=num_samples, seed=seed))
+
+    def sample(self, num_samples: int = 1, *, seed: int = 0, joint: bool = False) -> Tensor:
         """Draws of the response ``(num_samples, T)``: a posterior draw by its weight, then f*, then y*.
 
-        Given the posterior draw, test points are drawn independently of one another (their marginals are exact).
+        Given the posterior draw, test points are drawn independently of one another (their marginals are exact), or together.
 
         Args:
             num_samples: how many.
             seed: of the draws.
+            joint: draw f at all test points together, from its T x T covariance, factorised for each posterior draw; the model's
+                jitter is added to its variances.
 
         Raises:
-            ValueError: ``num_samples`` below 1, or a likelihood that does not factorise over data.
+            ValueError: ``num_samples`` below 1, a likelihood that does not factorise over data, or ``joint=True`` of a prediction
+                that knows marginals alone, or whose covariance cannot be factorised.
         """
         self._require_response("sample")
         check_count("num_samples", num_samples)
         generator = make_generator(seed, self._log_weights.device)
         chosen = torch.multinomial(self._log_weights.exp(), num_samples, replacement=True, generator=generator)
         result = self._log_weights.new_empty(num_samples, self._num_points)
+        draw = self._fill_jointly if joint else self._fill
+        draw(result, chosen, generator)
+        return result
+
+    def _fill(self, result: Tensor, chosen: Tensor, generator: torch.Generator) -> None:
         for draws in self._draws:
             which = ((chosen >= draws.start) & (chosen < draws.stop)).nonzero().squeeze(-1)
             if not len(which):
                 continue
             given, rows = self._given(draws), chosen[which]
-            values = {name: value[rows] for name, value in self._likelihood_values.items()}
             for points in self._points:
                 mean, variance = (part[rows - draws.start] for part in given(points))
-                f = self._boundary(mean + variance.sqrt() * normal_like(mean, generator))
-                result[which, points] = self._model.likelihood_function(
-                    values, lambda likelihood, f=f: likelihood.sample(f, generator)
+                f = _independent(mean, variance, generator)
+                result[which, points] = self._responses(rows, points, f, generator)
+
+    def _fill_jointly(self, result: Tensor, chosen: Tensor, generator: torch.Generator) -> None:
+        if self._jointly is None:
+            raise ValueError(
+                "this prediction knows each test point alone, not their covariances. Expected joint=False, or the prediction of a "
+                "sampled posterior."
+            )
+        order = chosen.argsort()  # a posterior draw that is chosen several times is factorised once
+        for which in order.split(max(1, _CHUNK_ELEMENTS // self._num_points**2)):
+            rows, place = chosen[which].unique(return_inverse=True)
+            mean, covariance = self._jointly(rows)
+            factor, ok = cholesky(covariance)
+            if not bool(ok.all()):
+                raise ValueError(
+                    f"the covariance of f at the test points could not be factorised. Expected it to be positive definite; raise "
+                    f"the model's jitter (now {self._model.jitter:g}), leave out test points that coincide, or use joint=False."
                 )
-        return result
+            noise = torch.randn(len(which), *mean.shape[1:], 1, dtype=mean.dtype, device=mean.device, generator=generator)
+            factor = factor.expand(len(rows), -1, -1)[place].unsqueeze(1)
+            f = mean[place] + (factor @ noise).squeeze(-1)
+            result[which] = self._responses(chosen[which], slice(None), f, generator)
+
+    def _responses(self, rows: Tensor, points: slice, f: Tensor, generator: torch.Generator) -> Tensor:
+        """Draws of y* ``(s, t)`` given f* ``(s, K, t)`` of the posterior draws ``rows``."""
+        values = {name: value[rows] for name, value in self._likelihood_values.items()}
+        at = self._boundary(f)
+        return self._model.likelihood_function(values, lambda likelihood: self._at(likelihood, points).sample(at, generator))
+
+    def _at(self, likelihood: Any, points: slice) -> Any:
+        """The likelihood of responses at some of the test points."""
+        exposure = self._exposure
+        return likelihood.at_test_points(exposure[points] if exposure is not None and exposure.dim() else exposure)
+
+    def _of_all_draws(self, points: slice) -> tuple[Tensor, Tensor]:
+        """Mean and variance of f at some of the test points given every draw, ``(S, K, t)`` each."""
+        parts = [self._given(rows)(points) for rows in self._draws]
+        mean, variance = (torch.cat(part) for part in zip(*parts, strict=True))
+        return mean, variance
+
+    @property
+    def _has_response(self) -> bool:
+        likelihood = as_likelihood(self._model.likelihood)
+        return self._model.factorises and not (likelihood.needs_exposure and self._exposure is None)
 
     def _require_response(self, name: str) -> None:
         if not self._model.factorises:
@@ -174,6 +294,7 @@ class Prediction:
                 f"its own and prediction.{name} no meaning. Expected a torchgpmc.likelihoods.Factorised; "
                 f"prediction.latent_mean and prediction.latent_variance can be had."
             )
+        self._at(as_likelihood(self._model.likelihood), slice(None))  # says so where test points need exposures of their own
 
     def _parts(self) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
         """Some draws, some test points, mean and variance of f ``(s, K, t)``; what depends on draws alone is worked out once."""
@@ -185,14 +306,16 @@ class Prediction:
     def _boundary(self, f: Tensor) -> Tensor:
         return f.squeeze(-2) if f.shape[-2] == 1 else f.mT
 
-    def _per_draw(self, draws: slice, mean: Tensor, variance: Tensor, function: Any) -> Tensor:
+    def _per_draw(self, draws: slice, points: slice, mean: Tensor, variance: Tensor, function: Any) -> Tensor:
         """``function(likelihood, mean, variance)`` at each of the draws, a few at a time."""
-        count, latents, points = mean.shape
+        count, latents, size = mean.shape
         parts = []
-        for rows in _slices(count, max(1, _CHUNK_ELEMENTS // (FIRST_NODES * latents * points))):
+        for rows in _slices(count, max(1, _CHUNK_ELEMENTS // (FIRST_NODES * latents * size))):
             marginal = self._boundary(mean[rows]), self._boundary(variance[rows])
             values = {name: value[draws][rows] for name, value in self._likelihood_values.items()}
-            parts.append(self._model.likelihood_function(values, lambda likelihood, at=marginal: function(likelihood, *at)))
+            parts.append(
+                self._model.likelihood_function(values, lambda likelihood, at=marginal: function(self._at(likelihood, points), *at))
+            )
         return torch.cat(parts)
 
     def _averaged(self) -> tuple[Tensor, ...]:
@@ -202,15 +325,23 @@ class Prediction:
             for rows, points, mean, variance in self._parts():
                 weights = self._log_weights[rows].exp()
                 latents[points.start].add(weights, self._boundary(mean), self._boundary(variance))
-                if self._model.factorises:
+                if self._has_response:
                     moments = self._per_draw(
-                        rows, mean, variance, lambda likelihood, *marginal: torch.stack(likelihood.response_moments(*marginal), 1)
+                        rows,
+                        points,
+                        mean,
+                        variance,
+                        lambda likelihood, *marginal: torch.stack(likelihood.response_moments(*marginal), 1),
                     )
                     responses[points.start].add(weights, *moments.unbind(1))
-            kinds = (latents, responses) if self._model.factorises else (latents,)
+            kinds = (latents, responses) if self._has_response else (latents,)
             columns = [part for kind in kinds for part in zip(*((m.mean, m.variance) for m in kind.values()), strict=True)]
             self._averages = tuple(torch.cat(column) for column in columns)
         return self._averages
+
+
+def _independent(mean: Tensor, variance: Tensor, generator: torch.Generator) -> Tensor:
+    return mean + variance.sqrt() * normal_like(mean, generator)
 
 
 class _Mixture:

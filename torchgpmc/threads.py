@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar
 
 import torch
@@ -25,12 +25,44 @@ def one_blas_thread() -> AbstractContextManager[object]:
 
 
 class _OneTorchThread:
-    """While any thread holds this, torch's operations run on the thread that calls them; then as before."""
+    """While any thread holds this, torch's operations run on the thread that calls them; then as before.
+
+    Torch's own threads wait for one another spinning after every operation. Beside one other busy process an operation of
+    microseconds then takes milliseconds, whatever its size: gradients became ten to a hundred times slower
+    (``benchmarks/threads.py``).
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._holders = 0
         self._before = 1
+        self._worker = threading.local()
+
+    @property
+    def cores(self) -> int:
+        """How many threads may work side by side: torch's, as the caller of the outermost holder has them; one within a part."""
+        if getattr(self._worker, "busy", False):
+            return 1
+        return self._before if self._holders else torch.get_num_threads()
+
+    def as_part(self, function: Callable[[], Result]) -> Result:
+        """``function()``, which may not share its work any further."""
+        self._worker.busy = True
+        return function()
+
+    @contextmanager
+    def lent_back(self) -> Iterator[None]:
+        """Within this, torch has its threads back, unless others hold it to one."""
+        with self._lock:
+            lend = self._holders == 1 and not getattr(self._worker, "busy", False)
+            if lend:
+                torch.set_num_threads(self._before)
+        try:
+            yield
+        finally:
+            if lend:
+                with self._lock:
+                    torch.set_num_threads(1)
 
     def __enter__(self) -> None:
         with self._lock:
@@ -49,6 +81,30 @@ class _OneTorchThread:
 _ONE_TORCH_THREAD = _OneTorchThread()
 
 
+def one_torch_thread() -> AbstractContextManager[object]:
+    """While this holds, torch's operations run on one thread each, and :func:`side_by_side` has the cores that torch had.
+
+    Example:
+        >>> before = torch.get_num_threads()
+        >>> with one_torch_thread():
+        ...     torch.get_num_threads(), num_cores() == before
+        (1, True)
+        >>> torch.get_num_threads() == before
+        True
+    """
+    return _ONE_TORCH_THREAD
+
+
+def torch_threads_back() -> AbstractContextManager[object]:
+    """Within :func:`one_torch_thread`, for operations so large that sharing each of them pays on a busy machine too."""
+    return _ONE_TORCH_THREAD.lent_back()
+
+
+def num_cores() -> int:
+    """How many parts :func:`side_by_side` works on at once: ``torch.set_num_threads`` as the user left it."""
+    return _ONE_TORCH_THREAD.cores
+
+
 def side_by_side(function: Callable[[Part], Result], parts: Sequence[Part], device: torch.device) -> list[Result]:
     """``[function(part) for part in parts]``; on CPU with a Python thread for each of torch's, which then has one.
 
@@ -65,14 +121,14 @@ def side_by_side(function: Callable[[Part], Result], parts: Sequence[Part], devi
         >>> side_by_side(lambda part: part * 2, [1, 2, 3], torch.device("cpu"))
         [2, 4, 6]
     """
-    workers = min(torch.get_num_threads(), len(parts))
+    workers = min(num_cores(), len(parts))
     if device.type != "cpu" or workers < 2:
         return [function(part) for part in parts]
     recorded = torch.is_grad_enabled()
 
     def run(part: Part) -> Result:
         with torch.set_grad_enabled(recorded):
-            return function(part)
+            return _ONE_TORCH_THREAD.as_part(lambda: function(part))
 
     # The executor outlives an interruption by its running parts, so that none of them sees the thread count change.
     with _ONE_TORCH_THREAD, ThreadPoolExecutor(workers) as executor:
@@ -98,7 +154,7 @@ def even_slices(count: int, largest: int, device: torch.device, least: int = 1) 
         [slice(0, 4, None), slice(4, 7, None), slice(7, 10, None)]
     """
     number = -(-count // largest)
-    threads = torch.get_num_threads() if device.type == "cpu" else 1
+    threads = num_cores() if device.type == "cpu" else 1
     if threads > 1 and count >= threads * least:
         number = threads * -(-number // threads)
     number = max(1, min(number, count))

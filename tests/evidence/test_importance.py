@@ -5,13 +5,14 @@ import torch
 
 import torchgpmc as tg
 from tests.problems import LIKELIHOODS, gp, sparse_gp
+from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.approximations.base import problem_of, without_graph
 from torchgpmc.evidence.gaussian_draws import draws_around
 from torchgpmc.evidence.importance_sampling import _CHUNK_ELEMENTS
 from torchgpmc.models.base import likelihood_values
 
 # Others are drawn from mixtures: test_mixtures.py.
-LOG_CONCAVE = [name for name in LIKELIHOODS if name not in ("student_t", "laplace")]
+LOG_CONCAVE = [name for name in LIKELIHOODS if as_likelihood(LIKELIHOODS[name]()).is_log_concave]
 APPROXIMATIONS = {"laplace": tg.Laplace(), "ep": tg.EP()}
 
 
@@ -34,7 +35,7 @@ def simple_log_weights(model, theta, found, f):
     prior_covariance = torch.stack([torch.block_diag(*[part] * latents) for part in prior.covariance])
     covariance = torch.linalg.inv(torch.linalg.inv(prior_covariance) + dense_precision(found))
     normal = torch.distributions.MultivariateNormal
-    values = {name: value.unsqueeze(-1) for name, value in likelihood_values(prior).items()}
+    values = {name: value.unsqueeze(1) for name, value in likelihood_values(prior).items()}
     at = f if latents == 1 else torch.stack(f.chunk(latents, -1), -1)
     likelihood = model.likelihood_function(values, lambda part: part.pointwise_log_prob(at, model.train_y)).sum(-1)
     prior_mean = torch.cat([prior.mean] * latents, -1)

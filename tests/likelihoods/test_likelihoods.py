@@ -10,19 +10,26 @@ from gpytorch.priors import GammaPrior
 
 import torchgpmc as tg
 from tests.calibration import worst_excess
-from tests.problems import LIKELIHOODS, inputs, kernel, targets
+from tests.problems import LIKELIHOODS, NOT_SMOOTH, inputs, kernel, targets
+from tests.problems import make as make_module
 from torchgpmc.adapter.conversion import as_likelihood, convert_likelihood
 from torchgpmc.adapter.functional import PureModule
 from torchgpmc.approximations import ApproximateMarginal
 from torchgpmc.likelihoods import Factorised
 
-SCALAR = [name for name in LIKELIHOODS if name != "softmax"]
+# Of one latent and a response with a mean; for the others see the files of their own.
+SCALAR = [name for name in LIKELIHOODS if name not in ("softmax", "heteroskedastic", "ordinal")]
 MEAN = torch.tensor([[-2.0, -0.3, 0.0, 0.7, 1.5], [0.1, 3.0, -4.0, 0.2, 0.9]], dtype=torch.float64)
 VARIANCE = torch.tensor([[0.1, 1.0, 0.5, 2.0, 0.01], [0.4, 0.2, 1.0, 0.3, 0.6]], dtype=torch.float64)
 
 
 def make(name):
-    return as_likelihood(convert_likelihood(LIKELIHOODS[name]()).double())
+    return as_likelihood(convert_likelihood(make_module(name)).double())
+
+
+def several(likelihood, f):
+    """Values of as many latents as the likelihood has."""
+    return f if likelihood.num_latents == 1 else torch.stack([f, -f, f.square()], -1)[..., : likelihood.num_latents]
 
 
 def dense_expectation(function, mean, variance):
@@ -59,10 +66,10 @@ def test_response_moments_equal_dense_quadrature(name):
     torch.testing.assert_close(found.variance, second - mean.square(), rtol=1e-5, atol=1e-8)
 
 
-@pytest.mark.parametrize("name", LIKELIHOODS)
+@pytest.mark.parametrize("name", LIKELIHOODS | NOT_SMOOTH)
 def test_pointwise_log_prob_equals_the_distribution_gpytorch_sees(name):
     likelihood, y = make(name), targets(name, 5)
-    f = MEAN if name != "softmax" else torch.stack([MEAN, -MEAN, MEAN.square()], -1)
+    f = several(likelihood, MEAN)
     torch.testing.assert_close(likelihood.pointwise_log_prob(f, y), likelihood.forward(f).log_prob(y), rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(likelihood.log_prob(f, y), likelihood.pointwise_log_prob(f, y).sum(-1))
 
@@ -113,15 +120,16 @@ def test_probit_is_not_floored_and_its_gradient_neither():
     assert float(gradient[0, 0]) == pytest.approx(40.02496882, rel=1e-8)
 
 
-@pytest.mark.parametrize("name", LIKELIHOODS)
+@pytest.mark.parametrize("name", LIKELIHOODS | NOT_SMOOTH)
 @pytest.mark.statistical
 def test_samples_have_the_distributions_moments(name, generator):
     likelihood = make(name)
-    f = torch.tensor([0.4, -0.6], dtype=torch.float64).expand(40_000, 2)
-    if name == "softmax":
-        f = torch.stack([f, -f, 0 * f], -1)
-        draws = torch.nn.functional.one_hot(likelihood.sample(f, generator.__class__().manual_seed(1)).long(), 3).double()
-        assert worst_excess(draws[..., :2], torch.softmax(f[0], -1)[..., :2]) < 1
+    f = several(likelihood, torch.tensor([0.4, -0.6], dtype=torch.float64).expand(40_000, 2))
+    if name in ("softmax", "robust_max", "ordinal"):
+        probabilities = likelihood.forward(f[0]).probs.detach()
+        draws = torch.nn.functional.one_hot(likelihood.sample(f, torch.Generator().manual_seed(1)).long(), probabilities.shape[-1])
+        assert worst_excess(draws[..., 1:].double(), probabilities[..., 1:]) < 1
+        assert worst_excess(draws[..., 1:].double(), probabilities.flip(0)[..., 1:]) > 1
         return
     draws = likelihood.sample(f, torch.Generator().manual_seed(1))
     edges = torch.tensor([0.0, 0.5, 1.5], dtype=torch.float64)
@@ -132,6 +140,15 @@ def test_samples_have_the_distributions_moments(name, generator):
         bounded, cdf = bounded[..., :2], cdf[..., :2]
     elif name == "poisson":
         cdf = torch.as_tensor(scipy.stats.poisson(f[0].exp().numpy()[:, None]).cdf(edges.numpy()))
+    elif name == "negative_binomial":
+        size = 1 / float(likelihood.dispersion)
+        share = size / (size + f[0].exp().numpy()[:, None])
+        cdf = torch.as_tensor(scipy.stats.nbinom(size, share).cdf(edges.numpy()))
+    elif name == "beta":
+        edges = torch.tensor([0.3, 0.5, 0.8], dtype=torch.float64)
+        bounded = torch.stack([(draws <= edge).double() for edge in edges], -1)
+        shapes = (part.detach().numpy()[:, None] for part in (distribution.concentration1, distribution.concentration0))
+        cdf = torch.as_tensor(scipy.stats.beta(*shapes).cdf(edges.numpy()))
     elif name == "student_t":
         scale = float(likelihood.noise.sqrt())
         cdf = torch.as_tensor(scipy.stats.t(float(likelihood.deg_free), f[0].numpy()[:, None], scale).cdf(edges.numpy()))
@@ -159,7 +176,7 @@ def test_gpytorchs_bernoulli_is_replaced_with_a_note():
     assert isinstance(converted, tg.likelihoods.Bernoulli) and converted.is_probit
 
 
-@pytest.mark.parametrize("name", ["probit", "gaussian", "poisson", "student_t"])
+@pytest.mark.parametrize("name", ["probit", "gaussian", "poisson", "student_t", "negative_binomial", "beta", "ordinal"])
 def test_ours_train_in_gpytorchs_own_variational_models(name):
     """The evidence lower bound of gpytorch, with our likelihood, rises."""
     x, y = inputs(30), targets(name, 30)
@@ -184,6 +201,37 @@ def test_ours_train_in_gpytorchs_own_variational_models(name):
         optimizer.step()
         values.append(float(loss.detach()))
     assert values[-1] < values[0] - 0.01
+
+
+@pytest.mark.parametrize("name", ["robust_max", "heteroskedastic"])
+def test_those_of_several_latents_train_in_gpytorchs_own_multitask_models(name):
+    x, y = inputs(30), targets(name, 30)
+    likelihood = make(name)
+    latents = torch.Size([likelihood.num_latents])
+
+    class Approximate(gpytorch.models.ApproximateGP):
+        def __init__(self):
+            distribution = gpytorch.variational.CholeskyVariationalDistribution(5, batch_shape=latents)
+            strategy = gpytorch.variational.VariationalStrategy(self, x[:5].clone(), distribution)
+            super().__init__(gpytorch.variational.IndependentMultitaskVariationalStrategy(strategy, num_tasks=latents[0]))
+            self.mean_module = gpytorch.means.ZeroMean(batch_shape=latents)
+            self.covar_module = ScaleKernel(RBFKernel(batch_shape=latents), batch_shape=latents)
+
+        def forward(self, inputs):
+            return gpytorch.distributions.MultivariateNormal(self.mean_module(inputs), self.covar_module(inputs))
+
+    model = Approximate().double()
+    bound = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=30)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    values = []
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = -bound(model(x), y)
+        loss.backward()
+        optimizer.step()
+        values.append(float(loss.detach()))
+    assert values[-1] < values[0] - 0.01
+    assert likelihood.log_marginal(y, model(x)).shape == y.shape
 
 
 class Exponential(gpytorch.likelihoods.Likelihood):
@@ -238,10 +286,9 @@ def test_a_setting_that_torch_refuses_has_density_zero_and_leaves_the_others_the
 
 def test_targets_that_a_gpytorch_likelihood_cannot_give_are_an_error():
     with pytest.raises(
-        ValueError, match=r"train_y holds \[-0.5, 1.5\]. Expected .*lower_bound=0.0.*the support of BetaLikelihood's Beta"
+        ValueError, match=r"train_y holds \[-0.5\]. Expected .*lower_bound=0.0.*the support of Exponential's Exponential"
     ):
-        likelihood = gpytorch.likelihoods.BetaLikelihood().requires_grad_(False)
-        tg.GP(inputs(4), torch.tensor([0.2, 1.5, -0.5, 0.5]), kernel(), likelihood)
+        tg.GP(inputs(4), torch.tensor([0.2, 1.5, -0.5, 0.5]), kernel(), Exponential())
 
 
 class WholeVector(gpytorch.likelihoods.Likelihood):
@@ -274,7 +321,7 @@ def test_log_prob_alone_is_enough_for_the_full_gp():
 
 def test_every_likelihood_of_the_package_is_in_the_table():
     public = {getattr(tg.likelihoods, name) for name in tg.likelihoods.__all__} - {Factorised, tg.likelihoods.LogLikelihood}
-    assert public == {type(make(name)) for name in LIKELIHOODS if name != "laplace"}
+    assert public == {type(make(name)) for name in LIKELIHOODS | NOT_SMOOTH if name != "laplace"}
 
 
 def test_quadrature_defaults_agree_with_the_overrides():

@@ -263,7 +263,7 @@ def test_a_prior_on_a_function_of_a_parameter_is_an_error():
 
 def test_a_parameter_with_neither_prior_nor_fixing_is_an_error_with_both_remedies():
     with pytest.raises(
-        ValueError, match=r"'kernel.base_kernel.lengthscale' has no prior.*lengthscale_prior=.*requires_grad_\(False\)"
+        ValueError, match=r"(?s)'kernel.base_kernel.lengthscale' has no prior.*lengthscale_prior=.*requires_grad_\(False\)"
     ):
         build_layout(
             {"kernel": ScaleKernel(RBFKernel(), outputscale_prior=GammaPrior(2.0, 1.0))}, torch.float64, torch.device("cpu")

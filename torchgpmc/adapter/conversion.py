@@ -15,6 +15,7 @@ from torchgpmc.adapter.functional import PureModule, parameters_with_owners
 from torchgpmc.checks import warn
 from torchgpmc.likelihoods.base import Factorised, LogLikelihood, require_targets
 from torchgpmc.likelihoods.bernoulli import Bernoulli
+from torchgpmc.likelihoods.beta import Beta
 from torchgpmc.likelihoods.gaussian import Gaussian
 from torchgpmc.likelihoods.rows import log_prob_by_rows
 from torchgpmc.likelihoods.softmax import Softmax
@@ -22,6 +23,7 @@ from torchgpmc.likelihoods.student_t import StudentT
 from torchgpmc.random import draw, make_generator
 
 _WITH_CLOSED_FORMS = {
+    gpytorch.likelihoods.BetaLikelihood: Beta,
     gpytorch.likelihoods.GaussianLikelihood: Gaussian,
     gpytorch.likelihoods.StudentTLikelihood: StudentT,
     gpytorch.likelihoods.SoftmaxLikelihood: Softmax,
@@ -46,8 +48,8 @@ def convert_likelihood(likelihood: Any) -> Any:
     """A private copy of a likelihood, ours in place of gpytorch's where ours is better.
 
     gpytorch's ``BernoulliLikelihood`` floors the probit (log Phi(-40) comes out near -36 where -804.6 is right) and is replaced by
-    :class:`Bernoulli`, with a note; ``GaussianLikelihood``, ``StudentTLikelihood`` and ``SoftmaxLikelihood`` gain closed forms
-    and keep their parameters, priors and names.
+    :class:`Bernoulli`, with a note; ``GaussianLikelihood``, ``StudentTLikelihood``, ``SoftmaxLikelihood`` and ``BetaLikelihood``
+    gain closed forms and keep their parameters, priors and names.
 
     Raises:
         TypeError: not a gpytorch likelihood.

@@ -29,6 +29,10 @@ class Covariance(Protocol):
         """Raw parameter name -> constrained value ``(C, *shape)``, to covariances ``(C, N1, N2)``."""
         ...
 
+    def rows(self, rows: slice) -> Covariance:
+        """The same for some of the first inputs; nothing is copied."""
+        ...
+
 
 class CovarianceFunction(Protocol):
     """A kernel ready to be evaluated at C settings at once."""
@@ -172,6 +176,9 @@ class BoundClosedForm(NamedTuple):
             return stationary.scaled_rbf(*self._weights(values), inputs)
         correlation = form.profile(stationary.scaled_square(inputs, lengthscale), values, form.base)
         return correlation if form.scale is None else values[form.scale][:, None, None] * correlation
+
+    def rows(self, rows: slice) -> BoundClosedForm:
+        return BoundClosedForm(self.form, stationary.rows_of(self.inputs, rows))
 
     def has_slopes(self) -> bool:
         """Whether :meth:`with_slopes` knows the derivatives."""
@@ -329,3 +336,6 @@ class BoundKernel(NamedTuple):
 
     def __call__(self, values: Values) -> Tensor:
         return self.evaluate(values, self.x1, self.x2)
+
+    def rows(self, rows: slice) -> BoundKernel:
+        return BoundKernel(self.evaluate, self.x1[rows], self.x2)

@@ -41,6 +41,17 @@ def prepare(x1: Tensor, x2: Tensor, isotropic: bool) -> Inputs:
     return Inputs(x1, x2, is_prefix, *squares, _pairwise_square(x1, x2) if keep else None, greatest)
 
 
+def rows_of(inputs: Inputs, rows: slice) -> Inputs:
+    """Some of the first inputs against all of the second."""
+    distance = inputs.squared_distance
+    return inputs._replace(
+        x1=inputs.x1[rows],
+        is_prefix=False,
+        minus_half_square1=inputs.minus_half_square1[rows],
+        squared_distance=None if distance is None else distance[rows],
+    )
+
+
 def _imprecise_rows(weights: Tensor, inputs: Inputs) -> Tensor | None:
     """Settings ``(R,)`` with lengthscales so short that products of inputs would cancel to noise; ``None`` if there are none."""
     lost = (weights.detach() * inputs.greatest_square).sum(-1) * torch.finfo(weights.dtype).eps > _LOSS[weights.dtype]
@@ -94,8 +105,12 @@ def _scaled_rbf(weights: Tensor, log_scale: Tensor, inputs: Inputs) -> Tensor:
         chains, (n1, dims) = len(weights), x1.shape
         row = torch.addmm(log_scale[:, None], weights, inputs.minus_half_square1.T)
         column = weights @ inputs.minus_half_square2.T
-        exponent = ((x1 * weights[:, None, :]).view(chains * n1, dims) @ x2.T).view(chains, n1, -1)
-        exponent.add_(row[:, :, None]).add_(column[:, None, :])
+        if n1 <= len(x2):  # the fewer inputs are scaled
+            exponent = ((x1 * weights[:, None, :]).view(chains * n1, dims) @ x2.T).view(chains, n1, -1)
+            exponent.add_(row[:, :, None]).add_(column[:, None, :])
+        else:
+            scaled = (x2 * weights[:, None, :]).mT
+            exponent = torch.baddbmm(column[:, None, :], x1.expand(chains, -1, -1), scaled).add_(row[:, :, None])
         imprecise = _imprecise_rows(weights, inputs)
         if imprecise is not None:
             exponent[imprecise] = log_scale[imprecise, None, None] - 0.5 * _precise_square(weights[imprecise], inputs)
@@ -110,7 +125,10 @@ def scaled_rbf_slopes(gradient: Tensor, covariance: Tensor, weights: Tensor, inp
         return (flat @ inputs.squared_distance.flatten()).mul_(-0.5).unsqueeze(-1), flat.sum(1)
     chains, n1, n2 = product.shape
     row, column = product.sum(2), product.sum(1)
-    cross = ((product.reshape(chains * n1, n2) @ inputs.x2).view(chains, n1, -1) * inputs.x1).sum(1)
+    if n1 <= n2:
+        cross = ((product.reshape(chains * n1, n2) @ inputs.x2).view(chains, n1, -1) * inputs.x1).sum(1)
+    else:
+        cross = (torch.bmm(product.mT, inputs.x1.expand(chains, -1, -1)) * inputs.x2).sum(1)
     slopes = cross.addmm_(row, inputs.minus_half_square1).addmm_(column, inputs.minus_half_square2)
     imprecise = _imprecise_rows(weights, inputs)
     if imprecise is not None:

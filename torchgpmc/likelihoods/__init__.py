@@ -2,9 +2,27 @@
 
 from torchgpmc.likelihoods.base import Factorised, LogLikelihood
 from torchgpmc.likelihoods.bernoulli import Bernoulli
+from torchgpmc.likelihoods.beta import Beta
 from torchgpmc.likelihoods.gaussian import Gaussian
+from torchgpmc.likelihoods.heteroskedastic import HeteroskedasticGaussian
+from torchgpmc.likelihoods.negative_binomial import NegativeBinomial
+from torchgpmc.likelihoods.ordinal import Ordinal
 from torchgpmc.likelihoods.poisson import Poisson
+from torchgpmc.likelihoods.robust_max import RobustMax
 from torchgpmc.likelihoods.softmax import Softmax
 from torchgpmc.likelihoods.student_t import StudentT
 
-__all__ = ["Bernoulli", "Factorised", "Gaussian", "LogLikelihood", "Poisson", "Softmax", "StudentT"]
+__all__ = [
+    "Bernoulli",
+    "Beta",
+    "Factorised",
+    "Gaussian",
+    "HeteroskedasticGaussian",
+    "LogLikelihood",
+    "NegativeBinomial",
+    "Ordinal",
+    "Poisson",
+    "RobustMax",
+    "Softmax",
+    "StudentT",
+]

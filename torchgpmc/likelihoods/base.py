@@ -9,6 +9,7 @@ the likelihood at C settings is ``(C, 1)``, so that it broadcasts against f.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from torch.distributions import Distribution
 
 from torchgpmc import quadrature
 from torchgpmc.likelihoods.rows import log_prob_by_rows
+from torchgpmc.likelihoods.slopes import ExpectedSlopes, slopes_by_autograd
 from torchgpmc.random import draw
 
 TILTED_NODES = 40
@@ -62,11 +64,16 @@ class LogLikelihood:
     a Gaussian density there is all that f is drawn from; else other modes are searched for. Nothing is taken on trust: say so.
 
     ``has_normal_sites``: whether p(y_n | f_n) is a normal density of f_n up to a factor, for all parameters and targets.
+    ``is_smooth``: whether log p(y | f) is differentiable in f, and its slopes tell where it rises. Methods that follow gradients in
+    f refuse one that is not. Its expectations, which the sparse model has in its place, are smooth all the same.
     """
 
     num_latents = 1
     is_log_concave = False
     has_normal_sites = False
+    is_smooth = True
+    has_intensity = False  # whether exp(f) is a rate per unit of exposure
+    needs_exposure = False  # whether test points need to be given theirs
 
     def target_shape(self, num_inputs: int) -> tuple[int, ...]:
         """The shape of the targets that go with N inputs: ``(N,)``, unless the likelihood says otherwise."""
@@ -80,6 +87,20 @@ class LogLikelihood:
         """
         return targets
 
+    def for_data(self, rows: slice) -> Any:
+        """The likelihood of some of the data: itself, unless it holds a number for every datum (exposures, known noise)."""
+        return self
+
+    def at_test_points(self, exposure: Tensor | None = None) -> Any:
+        """The likelihood of new observations: itself, unless it holds something for each datum.
+
+        Raises:
+            ValueError: an ``exposure`` that the likelihood has no use for, or none where it needs one.
+        """
+        if exposure is not None:
+            raise ValueError(f"{type(self).__name__} has no exposure. Expected none; Poisson and NegativeBinomial take one.")
+        return self
+
     def log_prob(self, f: Tensor, targets: Tensor) -> Tensor:
         """log p(y | f): f ``(C, N)`` or ``(C, N, K)``, targets ``(N,)`` or ``(C, N)``, to ``(C,)``."""
         raise NotImplementedError(f"{type(self).__name__} must define log_prob(f, targets)")
@@ -92,10 +113,11 @@ class LogLikelihood:
 class Factorised(LogLikelihood):
     """Mixin for p(y | f) = prod_n p(y_n | f_n); see the module's docstring.
 
-    ``is_classification``: whether the mean response is a class probability.
+    ``is_classification``: whether the mean response is a class probability. ``is_ordered``: whether responses have quantiles.
     """
 
     is_classification = False
+    is_ordered = True
 
     def forward(self, function_samples: Tensor) -> Distribution:
         """The distribution p(y_n | f_n) of each observation, as gpytorch has it."""
@@ -188,6 +210,22 @@ class Factorised(LogLikelihood):
             return quadrature.expectation_of_several(lambda f: self.pointwise_log_prob(f, targets), mean, variance)
         return quadrature.adaptive_expectation(lambda f: (self.pointwise_log_prob(f, targets),), mean, variance)[0]
 
+    def expected_and_slopes(
+        self, mean: Tensor, variance: Tensor, targets: Tensor, parameters: Sequence[Tensor] = ()
+    ) -> ExpectedSlopes:
+        """The sum of :meth:`expected_log_likelihood` over data, and its derivatives; nothing that is returned has a graph.
+
+        By autograd; an override saves the graph, and serves no subclass that has another density.
+
+        Args:
+            mean: ``(C, N)``, or ``(C, N, K)`` for several latents.
+            variance: the same shape.
+            targets: ``(N,)`` or ``(C, N)``.
+            parameters: leaves that the likelihood's own parameters are made of, in which derivatives are wanted too; a closed form
+                may leave these cases to the parent class.
+        """
+        return slopes_by_autograd(self, mean, variance, targets, parameters)
+
     def predictive_log_prob(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         r""":math:`\log \int p(y_n | f) N(f | mean_n, variance_n) df`, elementwise; ``variance`` is a variance.
 
@@ -244,6 +282,12 @@ def _slope(value: Tensor, f: Tensor) -> Tensor:
         return torch.zeros_like(f)
     (gradient,) = torch.autograd.grad(value.sum(), f, create_graph=True, allow_unused=True)
     return torch.zeros_like(f) if gradient is None else gradient
+
+
+def require_classes(targets: Tensor, num_classes: int, name: str, option: str) -> None:
+    """Raises a ``ValueError`` unless all targets are among 0 .. num_classes - 1."""
+    ok = (targets >= 0) & (targets < num_classes) & (targets == targets.round())
+    require_targets(ok, targets, f"{name} 0 to {num_classes - 1}", f"Encode the {name} from 0, or set {option}.")
 
 
 def require_targets(ok: Tensor, targets: Tensor, expected: str, remedy: str) -> None:

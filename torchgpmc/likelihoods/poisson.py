@@ -3,45 +3,55 @@
 from __future__ import annotations
 
 import torch
-from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 from torch.distributions import Poisson as PoissonDistribution
 
-from torchgpmc.likelihoods.base import Derivatives, Factorised, Moments, require_targets
+from torchgpmc.likelihoods.base import Derivatives, Moments
+from torchgpmc.likelihoods.counts import Counts
 
 
-class Poisson(Factorised, Likelihood):
-    """Counts with rate exp(f); the log Gaussian Cox process on a grid when f is offset by the log cell volume.
+class Poisson(Counts):
+    r"""Counts with mean :math:`e \exp(f)`, e the exposure; over the cells of a grid, the log Gaussian Cox process.
+
+    .. math:: \log p(y | f) = y (f + \log e) - e \exp(f) - \log y!
+
+    Args:
+        exposure: e, a number for all counts alike, or a tensor ``(N,)``, one a count; 1 by default. exp(f) is the intensity per
+            unit of exposure (:attr:`torchgpmc.prediction.Prediction.intensity`). Test points have the same exposure where it is a
+            number, else those that ``posterior.predict(x, exposure=...)`` is given.
+
+    Raises:
+        ValueError: an exposure that is not positive, or neither a number nor ``(N,)``.
 
     Example:
         >>> import torch
         >>> Poisson().log_prob(torch.zeros(1, 2), torch.tensor([0.0, 1.0]))
         tensor([-2.])
+        >>> Poisson(exposure=0.5).response_moments(torch.zeros(1), torch.full((1,), 1e-9)).mean
+        tensor([0.5000])
     """
 
     is_log_concave = True
 
     def forward(self, function_samples: Tensor) -> PoissonDistribution:
-        return PoissonDistribution(function_samples.exp(), validate_args=False)
-
-    def validate_targets(self, targets: Tensor) -> Tensor:
-        ok = (targets >= 0) & (targets == targets.round())
-        require_targets(ok, targets, "counts 0, 1, 2, ...", "Poisson models whole numbers; for real data use Gaussian or StudentT.")
-        return targets
+        return PoissonDistribution(self.log_mean(function_samples).exp(), validate_args=False)
 
     def pointwise_log_prob(self, f: Tensor, targets: Tensor) -> Tensor:
-        return targets * f - f.exp() - torch.lgamma(targets + 1)
+        log_mean = self.log_mean(f)
+        return targets * log_mean - log_mean.exp() - torch.lgamma(targets + 1)
 
     def derivatives(self, f: Tensor, targets: Tensor) -> Derivatives:
-        rate = f.exp()
-        return Derivatives(targets * f - rate - torch.lgamma(targets + 1), targets - rate, -rate, -rate)
+        log_mean = self.log_mean(f)
+        rate = log_mean.exp()
+        return Derivatives(targets * log_mean - rate - torch.lgamma(targets + 1), targets - rate, -rate, -rate)
 
     def expected_log_likelihood(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
-        return targets * mean - torch.exp(mean + 0.5 * variance) - torch.lgamma(targets + 1)
+        log_mean = self.log_mean(mean)
+        return targets * log_mean - torch.exp(log_mean + 0.5 * variance) - torch.lgamma(targets + 1)
 
     def response_moments(self, mean: Tensor, variance: Tensor) -> Moments:
-        rate = torch.exp(mean + 0.5 * variance)
+        rate = torch.exp(self.log_mean(mean) + 0.5 * variance)
         return Moments(rate, rate + rate.square() * torch.expm1(variance))
 
     def sample(self, f: Tensor, generator: torch.Generator) -> Tensor:
-        return torch.poisson(f.exp(), generator=generator)
+        return torch.poisson(self.log_mean(f).exp(), generator=generator)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributions import Categorical
 
-from torchgpmc.likelihoods.base import Curvature, Factorised, Moments, require_targets
+from torchgpmc.likelihoods.base import Curvature, Factorised, Moments, require_classes
 from torchgpmc.quadrature import expectation_of_several, log_integral_of_several
 from torchgpmc.random import log_uniform
 
@@ -39,6 +39,7 @@ class Softmax(Factorised, SoftmaxLikelihood):
     """
 
     is_classification = True
+    is_ordered = False
     is_log_concave = True
 
     @property
@@ -54,9 +55,7 @@ class Softmax(Factorised, SoftmaxLikelihood):
         return Categorical(logits=self._log_probabilities(function_samples), validate_args=False)
 
     def validate_targets(self, targets: Tensor) -> Tensor:
-        ok = (targets >= 0) & (targets < self.num_classes) & (targets == targets.round())
-        remedy = "Encode the classes from 0, or set num_classes."
-        require_targets(ok, targets, f"classes 0 to {self.num_classes - 1}", remedy)
+        require_classes(targets, self.num_classes, "classes", "num_classes")
         return targets
 
     def pointwise_log_prob(self, f: Tensor, targets: Tensor) -> Tensor:

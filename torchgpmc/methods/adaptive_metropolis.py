@@ -6,13 +6,11 @@ from dataclasses import dataclass, field
 
 from torchgpmc.checks import check_positive
 from torchgpmc.methods.density_options import DensityOptions
-from torchgpmc.models.base import GPModel
-from torchgpmc.runs.base import Settings
-from torchgpmc.runs.chain import ChainRun
+from torchgpmc.runs.chain_targets import ChainTarget
 from torchgpmc.samplers.adaptation import Tuning
 from torchgpmc.samplers.metropolis import metropolis
 from torchgpmc.samplers.preconditioner import MassMatrix
-from torchgpmc.types import Sampler
+from torchgpmc.types import LogDensity, Sampler, WarmUp
 
 
 @dataclass(frozen=True)
@@ -43,19 +41,14 @@ class AdaptiveMH(DensityOptions):
     target_accept_prob: float = 0.25
     mass_matrix: MassMatrix = field(default=MassMatrix.DENSE, kw_only=True)
 
-    def prepare(self, model: GPModel, settings: Settings) -> ChainRun:
-        """A run on [theta, v]."""
+    def check_options(self) -> None:
+        super().check_options()
         check_positive("target_accept_prob", self.target_accept_prob, 0.0, 1.0)
 
-        target = self._target(model, settings)
+    def _kernel(self, density: LogDensity, tuning: Tuning) -> Sampler:
+        return metropolis(density, step_size=tuning.step_size, preconditioner=tuning.preconditioner)
 
-        def kernel(tuning: Tuning) -> Sampler:
-            return metropolis(target.density, step_size=tuning.step_size, preconditioner=tuning.preconditioner)
-
-        return self._run(
-            target,
-            settings,
-            kernel,
-            step_size=0.238 / max(1, target.dimension) ** 0.5,  # a tenth of Roberts, Gelman & Gilks's optimum, for a unit start
-            target_acceptance=self.target_accept_prob,
-        )
+    def _warm_up(self, target: ChainTarget, steps: int) -> WarmUp:
+        # A tenth of Roberts, Gelman & Gilks's optimum, for a unit start.
+        first = 0.238 / max(1, target.dimension) ** 0.5
+        return self._windows(target, steps, step_size=first, target_acceptance=self.target_accept_prob)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from torchgpmc.checks import check_count
@@ -13,11 +12,12 @@ from torchgpmc.models.joint_density import joint_log_density
 from torchgpmc.runs.base import Settings, chain_settings, in_chunks
 from torchgpmc.runs.blocks import JointWithPrior
 from torchgpmc.runs.chain import ChainRun
-from torchgpmc.samplers.adaptation import Tuning, WindowedAdaptation
+from torchgpmc.runs.chain_targets import ChainTarget
+from torchgpmc.samplers.adaptation import Tuning
 from torchgpmc.samplers.preconditioner import MassMatrix
 from torchgpmc.samplers.slice import slice_sampler
 from torchgpmc.samplers.sweep import Block, SweepWarmUp, given_the_rest, sweep
-from torchgpmc.types import Sampler
+from torchgpmc.types import Sampler, WarmUp
 
 
 @dataclass(frozen=True)
@@ -48,15 +48,18 @@ class Slice(DensityOptions):
 
     mass_matrix: MassMatrix = field(default=MassMatrix.DIAGONAL, init=False)  # warm-up learns scales, for the widths of brackets
 
-    def prepare(self, model: GPModel, settings: Settings) -> ChainRun:
-        """A run on [theta, v]."""
+    def check_options(self) -> None:
+        super().check_options()
         check_count("max_steps_out", self.max_steps_out)
-        target = self._target(model, settings)
-        size, dimension = target.num_hyperparameters, target.dimension
+
+    def prepare(self, model: GPModel, settings: Settings) -> ChainRun:
+        """A run on [theta, v], or on theta alone."""
+        whole = super().prepare(model, settings)
+        size, dimension = whole.target.num_hyperparameters, whole.target.dimension
         if size in (0, dimension):
-            return self._run(target, settings, partial(self._kernel, target.density), step_size=None, target_acceptance=None)
+            return whole
         # Bracket by bracket as on [theta, v] as a whole, but each theta that is tried is factorised once, and no v is.
-        warmup, chains = chain_settings(settings)
+        _, chains = chain_settings(settings)
         parts = JointWithPrior(joint_log_density(model))
         density = in_chunks(parts, chains, settings.chain_chunk)
         columns = range(size), range(size, dimension)
@@ -66,9 +69,11 @@ class Slice(DensityOptions):
             kernels = [lambda part, own=own: self._kernel(part, own) for own in tunings]
             return sweep(density, [Block(*block) for block in zip(columns, conditionals, kernels, strict=True)])
 
-        widths = WindowedAdaptation(warmup, self.mass_matrix, 0, step_size=None, target_acceptance=None)
-        return ChainRun(target, kernel, SweepWarmUp(columns, (widths, widths)), warmup, settings.num_samples, self.thinning)
+        return whole._replace(kernel=kernel, warm_up=SweepWarmUp(columns, (whole.warm_up, whole.warm_up)))
 
     def _kernel(self, density: Any, tuning: Tuning) -> Sampler:
         # Two standard deviations each way: a bracket that rarely needs to grow or to shrink far.
         return slice_sampler(density, width=4 * tuning.preconditioner.standard_deviation(), max_steps_out=self.max_steps_out)
+
+    def _warm_up(self, target: ChainTarget, steps: int) -> WarmUp:
+        return self._windows(target, steps, step_size=None, target_acceptance=None)

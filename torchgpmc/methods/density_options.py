@@ -1,9 +1,9 @@
-"""What the methods on a log density share: they sample [theta, v] as one position, or theta alone."""
+"""What the methods on a log density share: they sample [theta, v] as one position, or theta alone, or any density's position."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torchgpmc.approximations import Approximation, Conjugate
@@ -13,15 +13,17 @@ from torchgpmc.models.base import GPModel
 from torchgpmc.runs.base import Settings, chain_settings, check_mass_matrix
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.chain_targets import ChainTarget, joint_target, marginal_target
-from torchgpmc.runs.sites import posterior_sites
 from torchgpmc.samplers.adaptation import WindowedAdaptation
 from torchgpmc.samplers.preconditioner import MassMatrix
-from torchgpmc.types import LogDensity, Sampler
+from torchgpmc.types import LogDensity, Sampler, WarmUp
 
 
 @dataclass(frozen=True, kw_only=True)
 class DensityOptions:
-    """Options of every method on [theta, v]; each method's docstring explains them."""
+    """Options of every method on [theta, v]; each method's docstring explains them.
+
+    A method on them has a ``_kernel`` and a ``_warm_up``, and ``check_options`` where it has options of its own.
+    """
 
     mass_matrix: MassMatrix = MassMatrix.BLOCK
     thinning: int = 1
@@ -29,51 +31,64 @@ class DensityOptions:
     importance_weights: int = 0
     from_mode: bool = False
 
-    def _target(self, model: GPModel, settings: Settings, whitening: Approximation | None = None) -> ChainTarget:
+    def prepare(self, model: GPModel, settings: Settings) -> ChainRun:
+        """A run on [theta, v], or on theta alone."""
+        self.check_options()
+        return self.run_on(self._target(model, settings), settings)
+
+    def check_options(self) -> None:
+        """Raises a ``ValueError`` or ``TypeError`` for options that suit no target."""
+        check_count("thinning", self.thinning)
+        check_mass_matrix(self.mass_matrix)
+
+    def run_on(self, target: ChainTarget, settings: Settings) -> ChainRun:
+        """Chains on ``target``, with options that have been checked."""
+        warmup, _ = chain_settings(settings)
+        kernel = partial(self._kernel, target.density)
+        return ChainRun(target, kernel, self._warm_up(target, warmup), warmup, settings.num_samples, self.thinning)
+
+    def _kernel(self, density: Any, tuning: Any) -> Sampler:
+        raise NotImplementedError
+
+    def _warm_up(self, target: ChainTarget, steps: int) -> WarmUp:
+        raise NotImplementedError
+
+    def _windows(
+        self,
+        target: ChainTarget,
+        steps: int,
+        *,
+        step_size: float | None,
+        target_acceptance: float | None,
+        search_on: LogDensity | None = None,
+    ) -> WindowedAdaptation:
+        """The warm-up of most: adapted in windows towards ``target_acceptance``."""
+        dense_size = self.mass_matrix.dense_size(target.num_hyperparameters, target.dimension)
+        return WindowedAdaptation(steps, self.mass_matrix, dense_size, step_size, target_acceptance, search_on)
+
+    def _target(self, model: GPModel, settings: Settings) -> ChainTarget:
         """What these options sample: [theta, v], or theta under a marginal.
 
         Raises:
             ValueError: options at odds with one another or the model.
             TypeError: an option of the wrong kind.
         """
-        check_count("thinning", self.thinning)
-        check_mass_matrix(self.mass_matrix)
-        for option, approximation in (("marginal", self.marginal), ("whitening", whitening)):
-            if approximation is not None:
-                check_approximation(option, approximation)
-        if whitening is not None and (self.marginal is not None or model.is_conjugate):
+        if self.marginal is not None:
+            check_approximation("marginal", self.marginal)
+            return marginal_target(model, settings, self.marginal, self.importance_weights, self.from_mode)
+        if self.importance_weights:
             raise ValueError(
-                f"whitening is {whitening!r}, and this samples theta alone, which has no latents to whiten. Expected "
-                f"whitening=None, or a GP without marginal."
+                f"importance_weights is {self.importance_weights} without a marginal: draws of [theta, v] are exact and need "
+                f"no weights. Expected 0, or marginal=torchgpmc.Laplace()."
             )
-        if self.marginal is None:
-            if self.importance_weights:
-                raise ValueError(
-                    f"importance_weights is {self.importance_weights} without a marginal: draws of [theta, v] are exact and need "
-                    f"no weights. Expected 0, or marginal=torchgpmc.Laplace()."
-                )
-            if model.is_conjugate:
-                return marginal_target(model, settings, Conjugate(), 0, self.from_mode)
-            if self.from_mode:
-                raise ValueError(
-                    "from_mode=True looks for the mode of theta, and this samples [theta, v], whose joint mode is far from where "
-                    "the posterior lies. Expected from_mode=False, a GPRegression, or marginal=torchgpmc.Laplace()."
-                )
-            return joint_target(model, settings, None if whitening is None else posterior_sites(model, whitening))
-        return marginal_target(model, settings, self.marginal, self.importance_weights, self.from_mode)
+        if model.is_conjugate:
+            return marginal_target(model, settings, Conjugate(), 0, self.from_mode)
+        if self.from_mode:
+            raise ValueError(
+                "from_mode=True looks for the mode of theta, and this samples [theta, v], whose joint mode is far from where "
+                "the posterior lies. Expected from_mode=False, a GPRegression, or marginal=torchgpmc.Laplace()."
+            )
+        return self._joint_target(model, settings)
 
-    def _run(
-        self,
-        target: ChainTarget,
-        settings: Settings,
-        kernel: Callable[[Any], Sampler],
-        *,
-        step_size: float | None,
-        target_acceptance: float | None,
-        search_on: LogDensity | None = None,
-    ) -> ChainRun:
-        """The run of chains with ``kernel``, adapted in windows towards ``target_acceptance``."""
-        warmup, _ = chain_settings(settings)
-        dense_size = self.mass_matrix.dense_size(target.num_hyperparameters, target.dimension)
-        warm_up = WindowedAdaptation(warmup, self.mass_matrix, dense_size, step_size, target_acceptance, search_on)
-        return ChainRun(target, kernel, warm_up, warmup, settings.num_samples, self.thinning)
+    def _joint_target(self, model: GPModel, settings: Settings) -> ChainTarget:
+        return joint_target(model, settings)

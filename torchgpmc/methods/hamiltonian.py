@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchgpmc.approximations import Approximation
-from torchgpmc.checks import check_count, check_positive
-from torchgpmc.methods.density_options import DensityOptions
-from torchgpmc.models.base import GPModel
-from torchgpmc.runs.base import Settings
-from torchgpmc.runs.chain import ChainRun
+from torchgpmc.checks import check_count
+from torchgpmc.methods.gradient_options import GradientOptions
 from torchgpmc.samplers.adaptation import Tuning
 from torchgpmc.samplers.hmc import hmc
-from torchgpmc.types import Sampler
+from torchgpmc.types import LogDensity, Sampler
 
 
 @dataclass(frozen=True)
-class HMC(DensityOptions):
+class HMC(GradientOptions):
     """Hamiltonian Monte Carlo on [theta, v] (see :func:`torchgpmc.samplers.hmc`).
 
     Args:
@@ -51,33 +47,16 @@ class HMC(DensityOptions):
 
     num_steps: int = 16
     random_length: bool = True
-    target_accept_prob: float = 0.8
-    step_size: float = 0.1
-    adapt_step_size: bool = True
-    whitening: Approximation | None = None
 
-    def prepare(self, model: GPModel, settings: Settings) -> ChainRun:
-        """A run on [theta, v]."""
-        check_positive("target_accept_prob", self.target_accept_prob, 0.0, 1.0)
-        check_positive("step_size", self.step_size)
+    def check_options(self) -> None:
+        super().check_options()
         check_count("num_steps", self.num_steps)
 
-        target = self._target(model, settings, self.whitening)
-
-        def kernel(tuning: Tuning) -> Sampler:
-            return hmc(
-                target.density,
-                step_size=tuning.step_size,
-                preconditioner=tuning.preconditioner,
-                num_steps=self.num_steps,
-                random_length=self.random_length,
-            )
-
-        return self._run(
-            target,
-            settings,
-            kernel,
-            step_size=self.step_size,
-            target_acceptance=self.target_accept_prob if self.adapt_step_size else None,
-            search_on=target.density,
+    def _kernel(self, density: LogDensity, tuning: Tuning) -> Sampler:
+        return hmc(
+            density,
+            step_size=tuning.step_size,
+            preconditioner=tuning.preconditioner,
+            num_steps=self.num_steps,
+            random_length=self.random_length,
         )

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchgpmc.approximations import Approximation
-from torchgpmc.checks import check_count, check_positive
-from torchgpmc.methods.density_options import DensityOptions
-from torchgpmc.models.base import GPModel
-from torchgpmc.runs.base import Settings
-from torchgpmc.runs.chain import ChainRun
+from torchgpmc.checks import check_count
+from torchgpmc.methods.gradient_options import GradientOptions
 from torchgpmc.samplers.adaptation import Tuning
 from torchgpmc.samplers.nuts import nuts
-from torchgpmc.types import Sampler
+from torchgpmc.types import LogDensity, Sampler
 
 
 @dataclass(frozen=True)
-class NUTS(DensityOptions):
+class NUTS(GradientOptions):
     """The no-U-turn sampler on [theta, v], chains in lock-step (see :func:`torchgpmc.samplers.nuts`).
 
     With ``marginal``, on theta alone under an approximate evidence: fast, and labelled approximate in ``posterior.info["target"]``.
 
     Args:
-        target_accept_prob: mean acceptance that warm-up steers the step size to; raise it if transitions diverge.
         max_tree_depth: at most ``2 ** max_tree_depth - 1`` gradients a transition.
+        target_accept_prob: mean acceptance that warm-up steers the step size to; raise it if transitions diverge.
         step_size: where the search for a step size begins; kept if ``adapt_step_size`` is false.
         adapt_step_size: whether warm-up tunes the step size.
         mass_matrix: which covariances warm-up estimates.
@@ -48,33 +44,16 @@ class NUTS(DensityOptions):
         (torch.Size([8, 500, 1, 1]), 'the exact posterior')
     """
 
-    target_accept_prob: float = 0.8
     max_tree_depth: int = 10
-    step_size: float = 0.1
-    adapt_step_size: bool = True
-    whitening: Approximation | None = None
 
-    def prepare(self, model: GPModel, settings: Settings) -> ChainRun:
-        """A run on [theta, v]."""
-        check_positive("target_accept_prob", self.target_accept_prob, 0.0, 1.0)
-        check_positive("step_size", self.step_size)
+    def check_options(self) -> None:
+        super().check_options()
         check_count("max_tree_depth", self.max_tree_depth)
 
-        target = self._target(model, settings, self.whitening)
-
-        def kernel(tuning: Tuning) -> Sampler:
-            return nuts(
-                target.density,
-                step_size=tuning.step_size,
-                preconditioner=tuning.preconditioner,
-                max_tree_depth=self.max_tree_depth,
-            )
-
-        return self._run(
-            target,
-            settings,
-            kernel,
-            step_size=self.step_size,
-            target_acceptance=self.target_accept_prob if self.adapt_step_size else None,
-            search_on=target.density,
+    def _kernel(self, density: LogDensity, tuning: Tuning) -> Sampler:
+        return nuts(
+            density,
+            step_size=tuning.step_size,
+            preconditioner=tuning.preconditioner,
+            max_tree_depth=self.max_tree_depth,
         )

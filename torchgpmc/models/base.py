@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.means import Mean, ZeroMean
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from torchgpmc.adapter.conversion import as_likelihood, check_forward, convert_likelihood, count_latents
@@ -18,7 +20,7 @@ from torchgpmc.adapter.mean_function import MeanFunction
 from torchgpmc.likelihoods.base import Factorised
 from torchgpmc.linalg import apply_factor, cholesky, factor_with_gradient, solve_lower, whiten
 from torchgpmc.models.targets import Targets
-from torchgpmc.models.validation import check_devices, check_inputs, check_targets
+from torchgpmc.models.validation import as_tensor, check_devices, check_inputs, check_targets, warn_of_scales
 from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.parameters.layout import Hyperparameters, Layout, build_layout
 
@@ -59,14 +61,21 @@ class LatentGaussian(NamedTuple):
     variance: Tensor
 
 
+class JointGaussian(NamedTuple):
+    """f at T inputs together, given theta and v: K latents of means of their own and one covariance."""
+
+    mean: Tensor  # (C, K, T)
+    covariance: Tensor  # (C, T, T), jitter included
+
+
 class GPModel(nn.Module):
     """Base of the latent Gaussian models; see :class:`GP` and :class:`SparseGP`.
 
     Holds copies of data, kernel, mean and likelihood in one dtype. What is derived from them (the layout, private evaluation
     copies, distances) is rebuilt after ``.to()``, ``deepcopy`` and unpickling, and never saved.
 
-    A model with another prior on f overrides :meth:`prior_at` and :meth:`cross`; engines ask for what it can do
-    (``has_latents_at_data``, ``is_conjugate``, ``num_latents``), never for its class.
+    A model with another prior on f overrides :meth:`prior_at`, :meth:`cross` and :meth:`prior_covariance`; engines ask for what it
+    can do (``has_latents_at_data``, ``is_conjugate``, ``is_smooth``, ``num_latents``), never for its class.
     """
 
     train_x: Tensor
@@ -80,15 +89,15 @@ class GPModel(nn.Module):
 
     def __init__(
         self,
-        train_x: Tensor,
-        train_y: Tensor,
+        train_x: Tensor | ArrayLike,
+        train_y: Tensor | ArrayLike,
         kernel: Kernel,
         likelihood: Any,
         *,
         mean: Mean | None = None,
         jitter: float = 1e-6,
         dtype: torch.dtype = torch.float64,
-        extra_inputs: dict[str, Tensor] | None = None,
+        extra_inputs: Mapping[str, Tensor | ArrayLike] | None = None,
     ):
         super().__init__()
         if not isinstance(kernel, Kernel):
@@ -100,12 +109,16 @@ class GPModel(nn.Module):
         if not (isinstance(jitter, int | float) and 0 <= jitter < math.inf):
             raise ValueError(f"jitter is {jitter!r}. Expected a variance of at least 0, for instance 1e-6.")
         likelihood = convert_likelihood(likelihood)
-        check_devices(train_x=train_x, train_y=train_y, kernel=kernel, mean=mean, likelihood=likelihood, **(extra_inputs or {}))
-        x = check_inputs("train_x", train_x, dtype)
+        device = next((parameter.device for parameter in kernel.parameters()), None)
+        given = {"train_x": train_x, "train_y": train_y, **(extra_inputs or {})}
+        arrays = {name: as_tensor(name, value, device) for name, value in given.items()}
+        check_devices(**arrays, kernel=kernel, mean=mean, likelihood=likelihood)
+        x = check_inputs("train_x", arrays.pop("train_x"), dtype)
+        warn_of_scales(x)
         self.jitter = float(jitter)
         self.register_buffer("train_x", x)
-        self.register_buffer("train_y", check_targets(train_y, x, as_likelihood(likelihood), dtype).values)
-        for name, value in (extra_inputs or {}).items():
+        self.register_buffer("train_y", check_targets(arrays.pop("train_y"), x, as_likelihood(likelihood), dtype).values)
+        for name, value in arrays.items():
             self.register_buffer(name, check_inputs(name, value, dtype, x.shape[1]))
         self.kernel = copy.deepcopy(kernel).to(dtype)
         self.mean = (ZeroMean() if mean is None else copy.deepcopy(mean)).to(dtype)
@@ -168,6 +181,11 @@ class GPModel(nn.Module):
         return isinstance(as_likelihood(self.likelihood), Factorised)
 
     @property
+    def is_smooth(self) -> bool:
+        """Whether the density of [theta, v] can be climbed: expectations over f always can, steps in f cannot."""
+        return not self.has_latents_at_data or as_likelihood(self.likelihood).is_smooth
+
+    @property
     def latent_shape(self) -> tuple[int, int]:
         """(K, M): the whitened latents v are ``(C, K * M)``."""
         return self.num_latents, len(self.latent_inputs)
@@ -176,6 +194,12 @@ class GPModel(nn.Module):
     def latent_size(self) -> int:
         """V, the number of whitened latents."""
         return math.prod(self.latent_shape)
+
+    @property
+    def operations(self) -> float:
+        """Floating-point operations of a gradient of the log density at one setting, roughly."""
+        inner = len(self.latent_inputs)
+        return inner**3 + (0 if self.has_latents_at_data else 5 * len(self.train_x) * inner**2)
 
     @property
     def targets(self) -> Targets:
@@ -265,6 +289,10 @@ class GPModel(nn.Module):
         f = self.latents(at.prior, v)
         return self.likelihood_function(likelihood_values(at.prior), lambda likelihood: likelihood.log_prob(f, y.values))
 
+    def value(self, theta: Tensor, white: Tensor, targets: Targets, sites: GaussianSites | None = None) -> Tensor | None:
+        """The joint log density ``(C,)`` without a graph, if the model knows a way with less memory than :meth:`at_data` takes."""
+        return None
+
     def value_and_grad(
         self, theta: Tensor, white: Tensor, targets: Targets, sites: GaussianSites | None = None
     ) -> tuple[Tensor, Tensor] | None:
@@ -274,6 +302,17 @@ class GPModel(nn.Module):
     def predict(self, prior: LatentPrior, v: Tensor, x: Tensor) -> LatentGaussian:
         """Marginals of f at test inputs ``(T, D)`` given theta and v."""
         return self.marginals(self.at(prior, x), v)
+
+    def predict_jointly(self, prior: LatentPrior, v: Tensor, x: Tensor) -> JointGaussian:
+        """f at test inputs ``(T, D)`` together given theta and v; the jitter is added to each variance, as at the data."""
+        at = self.at(prior, x)
+        left = self.prior_covariance(prior, x) - at.projection.mT @ at.projection
+        left.diagonal(dim1=-2, dim2=-1).add_(self.jitter)
+        return JointGaussian(self.marginals(at, v).mean, left)
+
+    def prior_covariance(self, prior: LatentPrior, inputs: Tensor) -> Tensor:
+        """What the prior says of f at ``inputs`` ``(T, D)`` together: covariances ``(C, T, T)``, without jitter."""
+        return self.covariance.bind(inputs, inputs)(prior.values["kernel"]).expand(len(prior.ok), -1, -1)
 
     def marginals(self, at: LatentsAt, v: Tensor) -> LatentGaussian:
         """Marginals of f given theta and v ``(C, V)``."""

@@ -35,7 +35,7 @@ def evidence_and_grad_by_parts(model: GPModel, theta: Tensor, targets: Targets) 
         at = layout.evaluate(theta)
         values = at.hyperparameters.by_module
         kernel = covariance_part(covariance_at, values["kernel"], layout.sampled_names("kernel"))
-        mean = mean_part(model, values["mean"], layout.sampled_names("mean"), count)
+        mean = mean_part(model.mean_function, values["mean"], layout.sampled_names("mean"), model.train_x, count)
         noise = _noise_part(model, values["likelihood"], layout.sampled_names("likelihood"))
         total = kernel.value.expand(count, -1, -1).clone(memory_format=torch.contiguous_format)
         total.diagonal(dim1=-2, dim2=-1).add_(noise.value + model.jitter)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.means import Mean
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from torchgpmc.models.base import GPModel
@@ -24,7 +25,7 @@ class GP(GPModel):
     gpytorch prior is sampled; one with ``requires_grad=False`` is fixed; one with neither is an error.
 
     Args:
-        train_x: inputs ``(N, D)``, or ``(N,)`` for one dimension.
+        train_x: inputs ``(N, D)``, or ``(N,)`` for one dimension; a tensor, numpy array, numeric pandas frame or list.
         train_y: targets ``(N,)``: labels 0/1 (or -1/+1), classes 0..K-1, counts or reals, as the likelihood has it.
         kernel: a gpytorch kernel without batch dimensions.
         likelihood: from :mod:`torchgpmc.likelihoods`, or any gpytorch likelihood with a factorised ``forward``.
@@ -51,8 +52,8 @@ class GP(GPModel):
 
     def __init__(
         self,
-        train_x: Tensor,
-        train_y: Tensor,
+        train_x: Tensor | ArrayLike,
+        train_y: Tensor | ArrayLike,
         kernel: Kernel,
         likelihood: Any,
         *,

@@ -72,8 +72,20 @@ class JointLogDensity(AutogradDensity):
         value = log_prior + log_standard_normal(v) + log_volume + self.model.log_likelihood(at, v, self.targets)
         return torch.where(at.prior.ok, value, torch.nan)
 
+    def _is_written_out(self) -> bool:
+        """Whether the model's own ways lead to this density, not to a subclass's or to one at fixed hyperparameters."""
+        return self.fixed is None and type(self)._evaluate is JointLogDensity._evaluate
+
+    def __call__(self, position: Tensor) -> Tensor:
+        if self._is_written_out() and not (position.requires_grad and torch.is_grad_enabled()):
+            theta, white = position.split([self.model.layout.size, self.model.latent_size], -1)
+            value = self.model.value(theta, white, self.targets, self.sites)
+            if value is not None:
+                return torch.where(torch.isfinite(value), value, -torch.inf)
+        return super().__call__(position)
+
     def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        if self.fixed is None and type(self)._evaluate is JointLogDensity._evaluate:  # not a subclass's density
+        if self._is_written_out():
             theta, white = position.detach().split([self.model.layout.size, self.model.latent_size], -1)
             found = self.model.value_and_grad(theta, white, self.targets, self.sites)
             if found is not None:

@@ -8,6 +8,7 @@ import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import Mean
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from torchgpmc.models.full import GP
@@ -50,8 +51,8 @@ class GPRegression(GP):
 
     def __init__(
         self,
-        train_x: Tensor,
-        train_y: Tensor,
+        train_x: Tensor | ArrayLike,
+        train_y: Tensor | ArrayLike,
         kernel: Kernel,
         likelihood: Any,
         *,

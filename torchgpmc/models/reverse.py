@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.adapter.covariance import BoundClosedForm, Covariance, Values
+from torchgpmc.adapter.mean_function import MeanFunction
 from torchgpmc.likelihoods.base import LogLikelihood
 from torchgpmc.linalg import cholesky
 from torchgpmc.models.base import GPModel, likelihood_parameters
@@ -43,15 +44,12 @@ def by_autograd(function: Callable[[Values], Tensor], values: dict[str, Tensor],
     return Part(value.detach(), slopes)
 
 
-def mean_part(model: GPModel, values: dict[str, Tensor], sampled: list[str], count: int) -> Part:
-    """The prior mean at the data ``(C, N)``."""
-    mean_function = model.mean_function
+def mean_part(mean_function: MeanFunction, values: dict[str, Tensor], sampled: list[str], x: Tensor, count: int) -> Part:
+    """The prior mean at inputs ``(N, D)``: ``(C, N)``."""
     if mean_function.is_zero or mean_function.constant is None:
-        return by_autograd(
-            lambda parameters: mean_function(parameters, model.train_x, count), values, [] if mean_function.is_zero else sampled
-        )
+        return by_autograd(lambda parameters: mean_function(parameters, x, count), values, [] if mean_function.is_zero else sampled)
     name = mean_function.constant
-    value = values[name].reshape(count, 1).expand(-1, len(model.train_x))
+    value = values[name].reshape(count, 1).expand(-1, len(x))
     return Part(value, lambda gradient: {name: gradient.sum(-1).view(values[name].shape)} if sampled else {})
 
 
@@ -122,7 +120,7 @@ def value_and_grad_by_parts(
         values: dict[str, Any] = at.hyperparameters.by_module
         kernel = covariance_part(covariance_at, values["kernel"], layout.sampled_names("kernel"))
         factor, ok = cholesky((kernel.value + jitter).expand(len(theta), -1, -1))
-        mean = mean_part(model, values["mean"], layout.sampled_names("mean"), len(theta))
+        mean = mean_part(model.mean_function, values["mean"], layout.sampled_names("mean"), model.train_x, len(theta))
         shaped = white.view(len(white), *model.latent_shape)
         latents = white_under_prior(factor, shaped) if sites is None else white_under_sites(factor, mean.value, sites, shaped)
         f = latents.centred

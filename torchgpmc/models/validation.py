@@ -4,21 +4,68 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from torchgpmc.checks import warn
 from torchgpmc.models.targets import Targets
+
+_SCALES = 1e3  # of columns, from which on one lengthscale, or one prior for several, hardly serves
+
+
+def as_tensor(name: str, values: Any, device: torch.device | None = None) -> Tensor:
+    """A tensor of numbers from what users have: a tensor as it is; a numpy array, a pandas frame or series, a list.
+
+    Args:
+        name: of the argument, for messages.
+        values: numbers or truth values.
+        device: where it is to live; a tensor stays where it is.
+
+    Raises:
+        TypeError: text, objects or nothing of the kind; the message names a frame's columns that are not numeric.
+
+    Example:
+        >>> as_tensor("train_x", [[1, 2.5], [True, 0]])
+        tensor([[1.0000, 2.5000],
+                [1.0000, 0.0000]], dtype=torch.float64)
+    """
+    if isinstance(values, Tensor):
+        return values
+    if isinstance(values, list | tuple) and any(isinstance(value, Tensor) for value in values):
+        return torch.stack([as_tensor(name, value, device) for value in values])
+    try:
+        array = np.asarray(values)
+        if array.dtype == object and array.ndim:
+            array = array.astype(float)  # numbers of several kinds, or a frame of columns of several
+    except (TypeError, ValueError):
+        array = np.empty(0, dtype=object)
+    if array.dtype.kind not in "biuf":
+        raise TypeError(
+            f"{name} is {_described(values)}. Expected numbers: a torch tensor, a numpy array, a numeric pandas frame or a list. "
+            f"Encode text and categories first, for instance with sklearn.preprocessing.OrdinalEncoder or OneHotEncoder."
+        )
+    if not array.dtype.isnative or array.dtype == np.float16 or array.dtype == np.longdouble:
+        array = array.astype(float)
+    return torch.tensor(array.astype(np.int64) if array.dtype.kind == "u" else array, device=device)
+
+
+def _described(values: Any) -> str:
+    kind = type(values).__name__
+    if hasattr(values, "select_dtypes"):
+        return f"a {kind} whose columns {list(values.select_dtypes(exclude=['number', 'bool']).columns)} are not numeric"
+    shown = repr(values)
+    return kind if len(shown) > 60 else f"{kind} {shown}"
 
 
 def check_inputs(name: str, x: Any, dtype: torch.dtype, num_columns: int | None = None) -> Tensor:
     """Inputs as an ``(N, D)`` copy in ``dtype``; 1-D inputs become ``(N, 1)``.
 
     Raises:
-        TypeError: not a tensor.
+        TypeError: not numbers.
         ValueError: wrong shape, no rows, NaN or infinite values, or not ``num_columns`` columns.
     """
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name} is {type(x).__name__}. Expected a torch tensor of shape (N, D); use torch.as_tensor({name}).")
+    x = as_tensor(name, x)
     if x.dim() == 1:
         x = x.unsqueeze(-1)
     if x.dim() != 2:
@@ -33,20 +80,42 @@ def check_inputs(name: str, x: Any, dtype: torch.dtype, num_columns: int | None 
     return x.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
+def warn_of_scales(x: Tensor) -> None:
+    """A word on columns of the training inputs ``(N, D)`` that say nothing, or whose scales differ by more than a thousand."""
+    if len(x) < 2 or x.shape[1] < 2:
+        return
+    scale = x.std(0)
+    flat = scale <= 1e-12 * x.abs().amax(0)
+    if bool(flat.any()):
+        warn(
+            f"train_x: columns {flat.nonzero().squeeze(-1).tolist()} are constant and say nothing; lengthscales of their own would "
+            f"follow their priors. Drop them."
+        )
+    scale = torch.where(flat, scale[~flat].median() if bool((~flat).any()) else 1.0, scale)
+    if float(scale.max()) > _SCALES * float(scale.min()):
+        warn(
+            f"train_x: the standard deviation of column {int(scale.argmin())} is {float(scale.min()):.2g}, that of column "
+            f"{int(scale.argmax())} {float(scale.max()):.2g}. Priors on lengthscales hardly suit both; standardise the columns, "
+            f"for instance with sklearn.preprocessing.StandardScaler."
+        )
+
+
 def check_targets(y: Any, x: Tensor, likelihood: Any, dtype: torch.dtype) -> Targets:
     """A copy of the targets in ``dtype``: of the likelihood's shape, or with chains first, and values as it wants them.
 
+    A column ``(N, 1)`` is taken for ``(N,)``.
+
     Raises:
-        TypeError: not a tensor.
+        TypeError: not numbers.
         ValueError: wrong shape, NaN or infinite values, or values outside the set the likelihood describes.
     """
-    if not isinstance(y, Tensor):
-        raise TypeError(f"train_y is {type(y).__name__}. Expected a torch tensor of shape (N,); use torch.as_tensor(train_y).")
+    y = as_tensor("train_y", y, x.device)
     shape = tuple(likelihood.target_shape(len(x)))
+    if tuple(y.shape) == (*shape, 1) and len(x) > 1:
+        y = y.squeeze(-1)
     one_a_chain = y.dim() == len(shape) + 1
     if tuple(y.shape[one_a_chain:]) != shape:
-        remedy = " Use train_y.squeeze(-1)." if tuple(y.shape) == (*shape, 1) else ""
-        raise ValueError(f"train_y has shape {tuple(y.shape)} but train_x has {len(x)} rows. Expected {shape}.{remedy}")
+        raise ValueError(f"train_y has shape {tuple(y.shape)} but train_x has {len(x)} rows. Expected {shape}.")
     _check_finite("train_y", y)
     return Targets(likelihood.validate_targets(y.detach().to(dtype, copy=True)), one_a_chain)
 

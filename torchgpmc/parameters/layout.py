@@ -13,13 +13,8 @@ from torch import Tensor, nn
 
 from torchgpmc.adapter.functional import constraint_of, parameters_with_owners, public_name
 from torchgpmc.parameters.bijections import Interval
+from torchgpmc.parameters.missing_priors import Missing, missing_priors_message
 from torchgpmc.parameters.priors import RestrictedPrior, support_of
-
-_NO_PRIOR = (
-    "parameter '{name}' has no prior. Expected every parameter to be sampled or fixed. Either give it a gpytorch prior "
-    "(e.g. `{leaf}_prior=gpytorch.priors.GammaPrior(2.0, 1.0)` in the constructor, or `register_prior`), or fix it with "
-    "`.requires_grad_(False)` on '{raw}'."
-)
 
 
 class Hyperparameters(NamedTuple):
@@ -250,11 +245,13 @@ def build_layout(modules: dict[str, nn.Module], dtype: torch.dtype, device: torc
         device: device of theta.
 
     Raises:
-        ValueError: a parameter has neither a prior nor ``requires_grad=False``; a prior matches no parameter; the prior's support
-            and the constraint do not meet; a prior is of vectors of another size, or of more numbers than the parameter has.
+        ValueError: parameters have neither a prior nor ``requires_grad=False`` (all are listed); a prior matches no parameter; the
+            prior's support and the constraint do not meet; a prior is of vectors of another size, or of more numbers than the
+            parameter has.
     """
     entries: list[Entry] = []
     fixed: list[FixedEntry] = []
+    missing: list[Missing] = []
     for prefix, module in modules.items():
         priors = _priors_by_parameter(prefix, module)
         for raw, owner, leaf in parameters_with_owners(module):
@@ -264,12 +261,15 @@ def build_layout(modules: dict[str, nn.Module], dtype: torch.dtype, device: torc
                 fixed.append(FixedEntry(name, raw_name, owner, leaf))
                 continue
             if (id(owner), leaf) not in priors:
-                raise ValueError(_NO_PRIOR.format(name=name, leaf=leaf.removeprefix("raw_"), raw=raw_name))
+                missing.append(Missing(name, raw_name, owner, leaf))
+                continue
             prior = priors[(id(owner), leaf)]
             _check_prior_shape(name, parameter.shape, prior)
             interval = _interval(name, owner, leaf, prior)
             restricted = RestrictedPrior(prior, parameter.shape, interval, dtype, device)
             entries.append(Entry(name, raw_name, parameter.shape, interval, restricted))
+    if missing:
+        raise ValueError(missing_priors_message(missing))
     return Layout(list(modules), entries, fixed, dtype, device)
 
 

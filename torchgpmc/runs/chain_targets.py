@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchgpmc.approximations import ApproximateMarginal, Approximation, Conjugate
 from torchgpmc.checks import check_count
+from torchgpmc.density import SharedDensity
 from torchgpmc.evidence import Evidence, LatentEstimate, LatentEstimator, importance
 from torchgpmc.models.base import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
@@ -36,11 +37,15 @@ class ChainTarget(NamedTuple):
     label: str  # what the draws are draws of
 
 
+def _shared(density: JointLogDensity | ApproximateMarginal) -> SharedDensity:
+    return SharedDensity(density, density.model.operations, density.model.train_x.device)
+
+
 def joint_target(model: GPModel, settings: Settings, sites: GaussianSites | None = None) -> ChainTarget:
     """The exact posterior of [theta, v]; with ``sites``, in coordinates that are white under the posterior that they give."""
     _, chains = chain_settings(settings)
     joint = JointLogDensity(model, sites=sites)
-    density = in_chunks(joint, chains, settings.chain_chunk)
+    density = in_chunks(_shared(joint), chains, settings.chain_chunk)
     size = model.layout.size
     parts = torch.arange(chains).split(settings.chain_chunk or chains)
 
@@ -103,7 +108,7 @@ def marginal_target(
     check_has_hyperparameters(model, "marginal=" + type(approximation).__name__)
     check_one_data_set(model, from_mode)
     _, chains = chain_settings(settings)
-    density = in_chunks(ApproximateMarginal(model, approximation), chains, settings.chain_chunk)
+    density = in_chunks(_shared(ApproximateMarginal(model, approximation)), chains, settings.chain_chunk)
     estimator = importance(model, approximation, num_importance=max(1, num_importance))
 
     def read(state: Any, generator: torch.Generator) -> tuple[Draw, dict[str, Tensor]]:

@@ -103,28 +103,40 @@ def hmc(
         return init_hmc(density, position)
 
     def step(state: HMCState, generator: torch.Generator) -> tuple[HMCState, HMCInfo]:
-        rho = normal_like(state.position, generator)
-        log_u = log_uniform(state.log_density.shape, state.log_density, generator)
         length = num_steps
         if random_length:
             # Drawn on the generator's own device; one synchronisation a transition.
             length = int(torch.randint(1, num_steps + 1, (), generator=generator, device=generator.device))
-        energy = kinetic_energy(rho) - state.log_density
-        end, end_rho, n_failures = _trajectory(density, preconditioner, step_size, state, rho, length)
-        end_energy = kinetic_energy(end_rho) - end.log_density
-        log_ratio = torch.nan_to_num(energy - end_energy, nan=-torch.inf)
-        accepted = log_u < log_ratio
-        info = HMCInfo(
-            acceptance_rate=log_ratio.clamp_max(0.0).exp(),
-            diverging=log_ratio < -DIVERGENCE_THRESHOLD,
-            energy=torch.where(accepted, end_energy, energy),
-            n_steps=torch.full_like(energy, float(length)),
-            n_failures=n_failures,
-            tree_depth=torch.zeros_like(energy),
-        )
-        return where(accepted, end, state), info
+        return transition(density, preconditioner, step_size, length, state, generator)[:2]
 
     return Sampler(init, step)
+
+
+def transition(
+    density: LogDensity,
+    preconditioner: Preconditioner,
+    step_size: Tensor,
+    num_steps: int,
+    state: HMCState,
+    generator: torch.Generator,
+) -> tuple[HMCState, HMCInfo, HMCState, Tensor]:
+    """Fresh momenta, ``num_steps`` leapfrog steps, a Metropolis test: the new state, its info, the proposal, its momenta."""
+    rho = normal_like(state.position, generator)
+    log_u = log_uniform(state.log_density.shape, state.log_density, generator)
+    energy = kinetic_energy(rho) - state.log_density
+    end, end_rho, n_failures = _trajectory(density, preconditioner, step_size, state, rho, num_steps)
+    end_energy = kinetic_energy(end_rho) - end.log_density
+    log_ratio = torch.nan_to_num(energy - end_energy, nan=-torch.inf)
+    accepted = log_u < log_ratio
+    info = HMCInfo(
+        acceptance_rate=log_ratio.clamp_max(0.0).exp(),
+        diverging=log_ratio < -DIVERGENCE_THRESHOLD,
+        energy=torch.where(accepted, end_energy, energy),
+        n_steps=torch.full_like(energy, float(num_steps)),
+        n_failures=n_failures,
+        tree_depth=torch.zeros_like(energy),
+    )
+    return where(accepted, end, state), info, end, end_rho
 
 
 def _trajectory(

@@ -1,0 +1,86 @@
+"""scikit-learn's own checks, and what its users do: text labels, frames, pipelines, searches over methods."""
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_iris
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MinMaxScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import torchgpmc as tg
+
+QUICK = tg.AMIS(num_importance=2, num_starts=1)  # what is looked at is the interface
+
+
+@pytest.mark.slow
+@parametrize_with_checks([tg.GPClassifier(num_samples=24, method=QUICK), tg.GPRegressor(num_samples=24, method=QUICK)])
+def test_scikit_learns_checks(estimator, check):
+    check(estimator)
+
+
+@pytest.fixture(scope="module")
+def iris():
+    x, y = load_iris(return_X_y=True)
+    return x[45:105:2], y[45:105:2]
+
+
+def test_labels_may_be_text_and_inputs_a_frame(iris):
+    pandas = pytest.importorskip("pandas")
+    x, y = iris
+    frame, names = pandas.DataFrame(x, columns=list("abcd")), np.array(["setosa", "versicolor", "virginica"])[y]
+    classifier = tg.GPClassifier(num_samples=200, method=QUICK, random_state=0).fit(frame, names)
+    assert list(classifier.classes_) == ["setosa", "versicolor", "virginica"]
+    assert (classifier.predict(frame) == names).mean() > 0.9
+    probs = classifier.predict_proba(frame)
+    np.testing.assert_allclose(probs.sum(-1), 1.0)
+    assert len(classifier.posterior_) == 3
+
+
+def test_one_model_of_all_classes(iris):
+    x, y = iris
+    method = tg.HMC(num_steps=5)
+    classifier = tg.GPClassifier(num_samples=30, method=method, multi_class="softmax", random_state=0).fit(x, y)
+    assert classifier.posterior_.model.num_latents == 3
+    assert (classifier.predict(x) == y).mean() > 0.8
+
+
+def test_searches_and_pipelines(iris):
+    x, y = iris
+    binary, x = y[y > 0], x[y > 0]
+    pipeline = make_pipeline(MinMaxScaler(), tg.GPClassifier(num_samples=50, method=QUICK, random_state=0))
+    assert cross_val_score(pipeline, x, binary, cv=2).shape == (2,)
+    methods = [QUICK, tg.AMIS(approximation=tg.EP(), num_importance=2, num_starts=1)]
+    search = GridSearchCV(tg.GPClassifier(num_samples=50, random_state=0), {"method": methods}, cv=2).fit(x, binary)
+    assert search.best_params_["method"] in methods
+
+
+def test_units_do_not_matter_where_both_sides_are_standardised():
+    x = np.linspace(0, 6, 25)[:, None]
+    y = np.sin(x[:, 0])
+    one = tg.GPRegressor(num_samples=100, method=QUICK, random_state=0).fit(x, y)
+    other = tg.GPRegressor(num_samples=100, method=QUICK, random_state=0).fit(1e3 * x - 5, 100 * y + 7)
+    (mean, deviation), (shifted, wider) = one.predict(x, return_std=True), other.predict(1e3 * x - 5, return_std=True)
+    np.testing.assert_allclose(shifted, 100 * mean + 7, rtol=1e-5)
+    np.testing.assert_allclose(wider, 100 * deviation, rtol=1e-5)
+    assert np.abs(mean - y).max() < 0.1
+    assert one.sample_y(x[:3], n_samples=5).shape == (3, 5)
+
+
+def test_inducing_points_are_a_number_or_places_in_the_users_units(iris):
+    x, y = iris
+    x, y = x[y > 0], y[y > 0]
+    for inducing in (5, x[:5]):
+        method = tg.HMC(num_steps=2)
+        fitted = tg.GPClassifier(num_samples=5, method=method, inducing_points=inducing, random_state=0).fit(x, y)
+        assert isinstance(fitted.posterior_.model, tg.SparseGP)
+        assert fitted.posterior_.model.latent_inputs.shape == (5, 4)
+    np.testing.assert_allclose(fitted.posterior_.model.latent_inputs, (x[:5] - x.mean(0)) / x.std(0))
+
+
+def test_mistakes_are_named(iris):
+    x, y = iris
+    with pytest.raises(ValueError, match=r"multi_class is 'ovo'. Expected 'one_vs_rest' or 'softmax'"):
+        tg.GPClassifier(multi_class="ovo").fit(x, y)
+    with pytest.raises(ValueError, match="Expected at least two classes"):
+        tg.GPClassifier().fit(x, np.zeros(len(x)))

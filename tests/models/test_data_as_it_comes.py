@@ -1,0 +1,65 @@
+"""Arrays, frames, lists and columns are taken wherever tensors are, and give the same model; poor scales get a word."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+import torchgpmc as tg
+from tests.problems import inputs, kernel
+
+X = inputs(6)
+LABELS = [False, True, True, False, True, False]
+
+
+def frame(x):
+    return pytest.importorskip("pandas").DataFrame(x.numpy(), columns=["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("make_x", "y"),
+    [
+        (lambda: X.numpy(), np.array(LABELS)),
+        (lambda: X.tolist(), LABELS),
+        (lambda: list(X), [int(label) for label in LABELS]),
+        (lambda: X.numpy().astype(">f8"), np.array(LABELS, dtype=object)),
+        (lambda: frame(X), np.array(LABELS, dtype=np.uint8)[:, None]),
+        (lambda: X, torch.tensor(LABELS)[:, None]),
+    ],
+)
+def test_all_kinds_of_numbers_give_the_same_model(make_x, y):
+    expected = tg.GP(X, torch.tensor(LABELS).double(), kernel(), tg.likelihoods.Bernoulli())
+    model = tg.GP(make_x(), y, kernel(), tg.likelihoods.Bernoulli())
+    assert torch.equal(model.train_x, expected.train_x)
+    assert torch.equal(model.train_y, expected.train_y)
+
+
+def test_a_frame_of_text_names_its_columns():
+    x = frame(X).assign(colour="red")
+    with pytest.raises(TypeError, match=r"a DataFrame whose columns \['colour'\] are not numeric. Expected numbers"):
+        tg.GP(x, LABELS, kernel(3), tg.likelihoods.Bernoulli())
+
+
+def test_arrays_are_predicted_at_and_scored():
+    model = tg.GP(X.numpy(), LABELS, kernel(), tg.likelihoods.Bernoulli())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        posterior = tg.sample(model, tg.HMC(num_steps=1), num_samples=4, warmup_steps=2, num_chains=1, progress=False, seed=0)
+    from_array, from_tensor = posterior.predict(X.numpy()), posterior.predict(X)
+    assert torch.equal(from_array.probs, from_tensor.probs)
+    expected = from_tensor.log_prob(torch.tensor(LABELS).double())
+    assert torch.equal(from_array.log_prob(LABELS), expected)
+    assert torch.equal(from_array.log_prob(np.array(LABELS)[:, None]), expected)
+
+
+@pytest.mark.parametrize(
+    ("scales", "match"),
+    [
+        ([1.0, 1e4], r"standard deviation of column 0 is 0\..*that of column 1.*standardise"),
+        ([0.0, 1.0], r"columns \[0\] are constant"),
+    ],
+)
+def test_columns_that_one_prior_does_not_suit_get_a_word(scales, match):
+    with pytest.warns(tg.SamplingWarning, match=match):
+        tg.GP(X * torch.tensor(scales).double(), LABELS, kernel(), tg.likelihoods.Bernoulli())

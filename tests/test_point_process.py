@@ -1,0 +1,52 @@
+"""Events in cells: where each is counted, and what cannot be."""
+
+import numpy as np
+import pytest
+import torch
+
+import torchgpmc as tg
+
+
+def test_counts_equal_numpys_in_two_dimensions():
+    points = torch.rand(200, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * torch.tensor([3.0, 1.0]) - 1
+    window = torch.tensor([[-1.0, 2.0], [-1.0, 0.0]])
+    centres, counts, area = tg.bin_events(points, window, (4, 5))
+    expected, *edges = np.histogram2d(*points.numpy().T, bins=(4, 5), range=window.tolist())
+    np.testing.assert_array_equal(counts.view(4, 5).numpy(), expected)
+    middles = np.meshgrid(*[(edge[1:] + edge[:-1]) / 2 for edge in edges], indexing="ij")
+    np.testing.assert_allclose(centres.view(4, 5, 2).numpy(), np.stack(middles, -1), atol=1e-12)
+    assert area.shape == () and float(area) == pytest.approx(3 / 20)
+    assert centres.dtype == counts.dtype == area.dtype == torch.float64
+
+
+def test_edges_belong_to_the_cell_above_and_the_last_to_the_last():
+    points = torch.tensor([0.0, 0.25, 0.5, 1.0, 1.0])
+    assert tg.bin_events(points, (0, 1), 4).counts.tolist() == [1, 1, 1, 2]
+    assert tg.bin_events(points.unsqueeze(-1), [[0, 1]], (4,)).counts.tolist() == [1, 1, 1, 2]
+
+
+def test_no_events_are_counts_of_zero():
+    binned = tg.bin_events(torch.zeros(0, 3), [[0, 1], [0, 2], [0, 3]], 2)
+    assert binned.counts.tolist() == [0.0] * 8 and float(binned.area) == pytest.approx(6 / 8)
+
+
+@pytest.mark.parametrize(
+    ("points", "window", "shape", "match"),
+    [
+        (torch.tensor([0.5, 1.5, -0.1]), (0, 1), 4, r"2 of 3 events lie outside the window, the first in row 1: \[1.5\]"),
+        (torch.tensor([0.5, torch.nan]), (0, 1), 4, "NaN or infinite"),
+        (torch.rand(3, 2), (0, 1), 4, r"window has shape \(1, 2\) and points have 2 columns. Expected \(2, 2\)"),
+        (torch.rand(3), (1, 0), 4, "Expected finite ends, the lower one below"),
+        (torch.rand(3), (0, 1), 0, "shape is 0. Expected whole numbers of at least 1"),
+        (torch.rand(3, 2), [[0, 1], [0, 1]], (4,), "one for each of 2 dimensions"),
+        (torch.rand(3, 2, 2), (0, 1), 4, r"Expected \(N, d\)"),
+    ],
+)
+def test_mistakes_are_named(points, window, shape, match):
+    with pytest.raises(ValueError, match=match):
+        tg.bin_events(points, window, shape)
+
+
+def test_lists_are_refused_with_the_remedy():
+    with pytest.raises(TypeError, match=r"torch.as_tensor\(points\)"):
+        tg.bin_events([0.5], (0, 1), 4)

@@ -1,0 +1,44 @@
+"""The derivatives of E log p(y | f) in the normal's mean and variance, and in the likelihood's own parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class ExpectedSlopes(NamedTuple):
+    """sum_n E log p(y_n | f_n), f_n ~ N(mean_n, variance_n), and its derivatives; without a graph."""
+
+    value: Tensor  # (C,)
+    mean: Tensor  # of the mean's shape
+    variance: Tensor  # of the mean's shape
+    parameters: tuple[Tensor, ...] = ()  # each of its parameter's shape
+
+
+def slopes_by_autograd(
+    likelihood: Any, mean: Tensor, variance: Tensor, targets: Tensor, parameters: Sequence[Tensor] = ()
+) -> ExpectedSlopes:
+    """What ``expected_log_likelihood`` of any likelihood has for derivatives; see :meth:`Factorised.expected_and_slopes`."""
+    leaves = [mean.detach().requires_grad_(True), variance.detach().requires_grad_(True), *parameters]
+    with torch.enable_grad():
+        value = likelihood.expected_log_likelihood(leaves[0], leaves[1], targets).sum(-1)
+        found = torch.autograd.grad(value.sum(), leaves, allow_unused=True)
+    slopes = [torch.zeros_like(leaf) if slope is None else slope for leaf, slope in zip(leaves, found, strict=True)]
+    return ExpectedSlopes(value.detach(), slopes[0], slopes[1], tuple(slopes[2:]))
+
+
+def slopes_function(likelihood: Any) -> Any:
+    """``expected_and_slopes`` where it is of the very density that ``expected_log_likelihood`` gives, not of a parent class's."""
+    kind = type(likelihood)
+    owner = _defining_class(kind, "expected_and_slopes")
+    densities = (_defining_class(kind, name) for name in ("expected_log_likelihood", "pointwise_log_prob", "log_prob", "forward"))
+    if owner is None or not all(density is None or issubclass(owner, density) for density in densities):
+        return lambda *arguments: slopes_by_autograd(likelihood, *arguments)
+    return likelihood.expected_and_slopes
+
+
+def _defining_class(kind: type, name: str) -> type | None:
+    return next((base for base in kind.__mro__ if name in vars(base)), None)

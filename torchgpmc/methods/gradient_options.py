@@ -1,0 +1,53 @@
+"""What the methods on gradients share: a step size, and white coordinates under an approximate posterior."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torchgpmc.approximations import Approximation
+from torchgpmc.approximations.base import check_approximation
+from torchgpmc.checks import check_positive
+from torchgpmc.methods.density_options import DensityOptions
+from torchgpmc.models.base import GPModel
+from torchgpmc.runs.base import Settings
+from torchgpmc.runs.chain_targets import ChainTarget, joint_target
+from torchgpmc.runs.sites import posterior_sites
+from torchgpmc.types import WarmUp
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientOptions(DensityOptions):
+    """Options of every method that follows gradients; each method's docstring explains them."""
+
+    target_accept_prob: float = 0.8
+    step_size: float = 0.1
+    adapt_step_size: bool = True
+    whitening: Approximation | None = None
+
+    def check_options(self) -> None:
+        super().check_options()
+        check_positive("target_accept_prob", self.target_accept_prob, 0.0, 1.0)
+        check_positive("step_size", self.step_size)
+
+    def _warm_up(self, target: ChainTarget, steps: int) -> WarmUp:
+        return self._windows(
+            target,
+            steps,
+            step_size=self.step_size,
+            target_acceptance=self.target_accept_prob if self.adapt_step_size else None,
+            search_on=target.density,
+        )
+
+    def _target(self, model: GPModel, settings: Settings) -> ChainTarget:
+        if self.whitening is not None:
+            check_approximation("whitening", self.whitening)
+            if self.marginal is not None or model.is_conjugate:
+                raise ValueError(
+                    f"whitening is {self.whitening!r}, and this samples theta alone, which has no latents to whiten. Expected "
+                    f"whitening=None, or a GP without marginal."
+                )
+        return super()._target(model, settings)
+
+    def _joint_target(self, model: GPModel, settings: Settings) -> ChainTarget:
+        sites = None if self.whitening is None else posterior_sites(model, self.whitening)
+        return joint_target(model, settings, sites)

@@ -1,0 +1,209 @@
+r"""The sparse model's joint density and its gradient, written out and streamed over the data.
+
+All that a datum needs of its covariances k with u is a = L^-1 k: f has mean m + a'v and variance k(x, x) - a'a. With g and h, the
+slopes of E log p(y | f) in these two,
+
+.. math:: \bar a = g v - 2 h a, \quad \bar k = L^{-T} \bar a, \quad
+    \bar K = -L^{-T} \Phi\Big(\sum_n \bar a_n a_n^T\Big) L^{-1}
+
+(Phi: the lower triangle with half its diagonal; Murray 2016, eq. 10). What is kept are sums over data, so that chunks of them come and
+go, and the (C, N, M) covariances are never held at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgpmc.adapter.covariance import ClosedForm, Covariance, CovarianceFunction
+from torchgpmc.likelihoods.slopes import ExpectedSlopes, slopes_function
+from torchgpmc.linalg import cholesky, factor_adjoint
+from torchgpmc.models.base import GPModel, conditional_variance, likelihood_parameters
+from torchgpmc.models.reverse import Part, by_autograd, covariance_part, mean_part
+from torchgpmc.models.targets import Targets
+from torchgpmc.special import log_standard_normal
+
+
+class DataBindings(NamedTuple):
+    """Covariances at the model's own inputs, ready for theta."""
+
+    inner: Covariance  # K(Z, Z)
+    jitter: Tensor  # (M, M)
+    outer: Covariance  # K(X, Z), in the precision of products with the data
+    dtype: torch.dtype  # that precision
+
+
+class _Chunk(NamedTuple):
+    """Some of the data, given u."""
+
+    rows: slice
+    covariance: Part  # with u, (C, n, M)
+    prior_variance: Part  # (C, n), or (C, 1)
+    prior_mean: Part  # (C, n)
+    projection: Tensor  # (C, n, M), the rows a
+    variance: Tensor  # (C, n)
+    is_floored: Tensor  # (C, n), where the variance would be less than its rounding error
+
+
+class _Expected(NamedTuple):
+    """E log p(y | f) of a chunk, and its slopes."""
+
+    value: Tensor  # (C,)
+    mean: Tensor  # (C, n, K)
+    variance: Tensor  # (C, n)
+    v: Tensor  # (C, K, M)
+    parameters: dict[str, Tensor]
+
+
+# Elements of a (C, n, M) tensor: what stays in a core's cache from one operation to the next, and what fills a GPU.
+_CHUNK_ELEMENTS = {"cpu": 2**18}
+_CHUNK_ELEMENTS_ELSEWHERE = 2**25
+_LEAST_CHUNK = 128  # below which matrix products slow down
+
+
+def automatic_chunk(elements_a_datum: int, device: torch.device) -> int:
+    """How many data to take at once; a power of two, so that it seldom changes with the number of chains."""
+    budget = _CHUNK_ELEMENTS.get(device.type, _CHUNK_ELEMENTS_ELSEWHERE)
+    return max(_LEAST_CHUNK, 2 ** (budget // elements_a_datum).bit_length())
+
+
+def _variance_part(function: CovarianceFunction, values: dict[str, Tensor], sampled: list[str], x: Tensor) -> Part:
+    """The prior variance of f at inputs ``(n, D)``: ``(C, n)``, or ``(C, 1)`` where it is the same everywhere."""
+    if not isinstance(function, ClosedForm):
+        return by_autograd(lambda parameters: function.diagonal(parameters, x), values, sampled)
+    name = function.scale
+    if name is None or name not in sampled:
+        return Part(function.diagonal(values, x[:1]), lambda gradient: {})
+    shape = values[name].shape
+    return Part(values[name].view(-1, 1), lambda gradient: {name: gradient.sum(-1).view(shape)})
+
+
+def _add(total: dict[str, Tensor], part: dict[str, Tensor]) -> None:
+    for name, slope in part.items():
+        total[name] = total[name] + slope if name in total else slope
+
+
+class SparseDensity:
+    """The joint log density of [theta, v] at C positions, one chunk of data after another; everything without a graph.
+
+    Args:
+        model: a sparse GP.
+        bound: its covariances.
+        chunk: data at once.
+        theta: ``(C, P)``.
+        v: ``(C, V)``.
+        targets: of one data set, or one a chain.
+        with_slopes: whether the gradient will be asked for.
+    """
+
+    def __init__(
+        self,
+        model: GPModel,
+        bound: DataBindings,
+        chunk: int,
+        theta: Tensor,
+        v: Tensor,
+        targets: Targets,
+        *,
+        with_slopes: bool,
+    ):
+        layout = model.layout
+        self.model, self.bound, self.theta, self.targets = model, bound, theta, targets
+        self.v = v.view(len(v), *model.latent_shape)
+        self.sampled = {module: layout.sampled_names(module) if with_slopes else [] for module in layout.prefixes}
+        count = len(model.train_x)
+        self.all_rows = [slice(start, min(start + chunk, count)) for start in range(0, count, chunk)]
+        self.at = layout.evaluate(theta)
+        self.values: dict[str, Any] = self.at.hyperparameters.by_module
+        self.data_values = {name: value.to(bound.dtype) for name, value in self.values["kernel"].items()}
+        self.inner = covariance_part(bound.inner, self.values["kernel"], self.sampled["kernel"])
+        factor, self.ok = cholesky((self.inner.value + bound.jitter).expand(len(theta), -1, -1))
+        # What a failed factor leaves behind would be seen by rules that are chosen for all chains together.
+        self.factor = torch.where(self.ok[:, None, None], factor, torch.eye(factor.shape[-1]).to(factor))
+        self.data_factor = self.factor.to(bound.dtype)
+
+    def value(self) -> Tensor:
+        """``(C,)``, NaN where K(Z, Z) does not factorise."""
+        value = self.at.log_prior + log_standard_normal(self.v.flatten(1))
+        for rows in self.all_rows:
+            value = value + self._expectation(self._chunk(rows))
+        return torch.where(self.ok, value, torch.nan)
+
+    def value_and_grad(self) -> tuple[Tensor, Tensor]:
+        """:meth:`value`, and the gradient ``(C, P + V)``."""
+        value = self.at.log_prior + log_standard_normal(self.v.flatten(1))
+        v_slope, adjoint = -self.v, torch.zeros_like(self.factor)
+        slopes: dict[str, dict[str, Tensor]] = {module: {} for module in self.values}
+        for rows in self.all_rows:
+            chunk = self._chunk(rows)
+            part = self._expected(chunk)
+            value, v_slope = value + part.value, v_slope + part.v
+            _add(slopes["likelihood"], part.parameters)
+            if self.sampled["mean"]:
+                _add(slopes["mean"], chunk.prior_mean.slopes(part.mean.sum(-1)))
+            if self.sampled["kernel"]:
+                a_slope = self._a_slope(chunk, part)
+                adjoint += a_slope.mT @ chunk.projection
+                outer = torch.linalg.solve_triangular(self.data_factor.mT, a_slope.mT, upper=True).mT
+                _add(slopes["kernel"], chunk.covariance.slopes(outer))
+                _add(slopes["kernel"], chunk.prior_variance.slopes(part.variance))
+        if self.sampled["kernel"]:
+            _add(slopes["kernel"], self.inner.slopes(factor_adjoint(self.factor, adjoint.neg_())))
+        theta_slope = torch.addcmul(self.at.log_prior_slope, self.at.derivative, self.model.layout.gather(slopes, self.theta))
+        return torch.where(self.ok, value, torch.nan), torch.cat([theta_slope, v_slope.flatten(1)], -1)
+
+    def _chunk(self, rows: slice) -> _Chunk:
+        model, count, x = self.model, len(self.theta), self.model.train_x[rows]
+        outer = self.bound.outer if len(self.all_rows) == 1 else self.bound.outer.rows(rows)
+        covariance = covariance_part(outer, self.data_values, self.sampled["kernel"])
+        mean = mean_part(model.mean_function, self.values["mean"], self.sampled["mean"], x, count)
+        variance = _variance_part(model.covariance, self.values["kernel"], self.sampled["kernel"], x)
+        right = covariance.value.expand(count, -1, -1).mT
+        projection = torch.linalg.solve_triangular(self.data_factor, right, upper=False).mT
+        explained = torch.linalg.vector_norm(projection, dim=-1).square()
+        prior_variance = variance.value.to(projection.dtype)
+        found = conditional_variance(prior_variance, explained).to(model.train_x.dtype)
+        floored = found <= torch.finfo(projection.dtype).eps * variance.value
+        return _Chunk(rows, covariance, variance, mean, projection, torch.where(self.ok[:, None], found, 1.0), floored)
+
+    def _moments(self, chunk: _Chunk) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean and variance of f as likelihoods have them, and the targets."""
+        mean = (self.v.to(chunk.projection.dtype) @ chunk.projection.mT).to(self.v.dtype)
+        mean = torch.where(self.ok[:, None, None], mean + chunk.prior_mean.value.unsqueeze(1), 0.0)
+        values, rows = self.targets.values, chunk.rows
+        y = values[:, rows] if self.targets.one_a_chain else values[rows]
+        if self.model.num_latents == 1:
+            return mean.squeeze(1), chunk.variance, y
+        return mean.mT, chunk.variance.unsqueeze(-1).expand(-1, -1, mean.shape[1]), y
+
+    def _expectation(self, chunk: _Chunk) -> Tensor:
+        parameters = likelihood_parameters(self.values["likelihood"])
+        value: Tensor = self.model.likelihood_function(
+            parameters,
+            lambda likelihood: likelihood.for_data(chunk.rows).expected_log_likelihood(*self._moments(chunk)).sum(-1),
+        )
+        return value
+
+    def _expected(self, chunk: _Chunk) -> _Expected:
+        values = self.values["likelihood"]
+        leaves = {name: values[name].detach().requires_grad_(True) for name in self.sampled["likelihood"]}
+        moments = self._moments(chunk)
+        with torch.set_grad_enabled(bool(leaves)):
+            parameters = likelihood_parameters({**values, **leaves})
+            found: ExpectedSlopes = self.model.likelihood_function(
+                parameters,
+                lambda likelihood: slopes_function(likelihood.for_data(chunk.rows))(*moments, list(leaves.values())),
+            )
+        several = self.model.num_latents > 1
+        mean = found.mean if several else found.mean.unsqueeze(-1)
+        variance = (found.variance.sum(-1) if several else found.variance).masked_fill(chunk.is_floored, 0.0)
+        v = (mean.mT.to(chunk.projection.dtype) @ chunk.projection).to(mean.dtype)
+        return _Expected(found.value, mean, variance, v, dict(zip(leaves, found.parameters, strict=True)))
+
+    def _a_slope(self, chunk: _Chunk, part: _Expected) -> Tensor:
+        """``(C, n, M)``."""
+        dtype = chunk.projection.dtype
+        slope = chunk.projection * (-2 * part.variance).to(dtype).unsqueeze(-1)
+        return slope.baddbmm_(part.mean.to(dtype), self.v.to(dtype))

@@ -1,0 +1,52 @@
+"""What to say where parameters have no prior: all of them at once, each with a prior that suits its support."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import nn
+
+from torchgpmc.adapter.functional import constraint_of
+
+
+class Missing(NamedTuple):
+    """A parameter that is neither sampled nor fixed."""
+
+    name: str  # as in Posterior.samples
+    raw_name: str  # as in model.named_parameters()
+    owner: nn.Module
+    leaf: str
+
+
+def suggested_prior(missing: Missing) -> str:
+    """A gpytorch prior with the parameter's support, as Python text; its numbers suit standardised data.
+
+    Example:
+        >>> from gpytorch.kernels import RBFKernel
+        >>> suggested_prior(Missing("kernel.lengthscale", "kernel.raw_lengthscale", RBFKernel(), "raw_lengthscale"))
+        'GammaPrior(2.0, 1.0)'
+    """
+    constraint = constraint_of(missing.owner, missing.leaf)
+    if constraint is None:
+        return "NormalPrior(0.0, 1.0)"
+    lower, upper = float(constraint.lower_bound.min()), float(constraint.upper_bound.max())
+    if math.isinf(lower):
+        return "NormalPrior(0.0, 1.0)"
+    return "GammaPrior(2.0, 1.0)" if math.isinf(upper) else f"UniformPrior({lower:g}, {upper:g})"
+
+
+def missing_priors_message(missing: Sequence[Missing]) -> str:
+    """One sentence of what is expected, and a line a parameter."""
+    count = len(missing)
+    subject = f"parameter '{missing[0].name}' has no prior" if count == 1 else f"{count} parameters have no prior"
+    lines = [
+        f"  {entry.name}: {entry.leaf.removeprefix('raw_')}_prior=gpytorch.priors.{suggested_prior(entry)}, or "
+        f"model.{entry.raw_name}.requires_grad_(False)"
+        for entry in missing
+    ]
+    return (
+        f"{subject}. Expected every parameter to be sampled or fixed: give it a gpytorch prior, in its module's constructor or by "
+        f"`register_prior`, or fix it. For standardised data, for instance:\n" + "\n".join(lines)
+    )

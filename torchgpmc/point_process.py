@@ -1,0 +1,98 @@
+"""Point patterns as counts in the cells of a grid: the data of Cox processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgpmc.checks import is_count
+
+
+class BinnedEvents(NamedTuple):
+    """Counts in B cells of equal size."""
+
+    centres: Tensor  # (B, d), the last dimension running fastest
+    counts: Tensor  # (B,), whole numbers in the dtype of the centres
+    area: Tensor  # (), of a cell: its length in one dimension, its volume in three
+
+
+def bin_events(
+    points: Tensor, window: Tensor | Sequence[float] | Sequence[Sequence[float]], shape: int | Sequence[int]
+) -> BinnedEvents:
+    """Counts the events of a point pattern in the cells of a regular grid.
+
+    With ``Poisson(exposure=area)`` on the counts at the centres, exp(f) is the intensity per unit area. A cell holds its lower
+    edges, and the last cell its upper edge too.
+
+    Args:
+        points: where events happened, ``(N, d)``, or ``(N,)`` in one dimension.
+        window: lower and upper end of each dimension ``(d, 2)``, or ``(low, high)`` in one.
+        shape: cells along each dimension; one number for all of them.
+
+    Raises:
+        TypeError: ``points`` is not a tensor.
+        ValueError: events outside the window, NaN or infinite ones, a window that is empty, or a shape that does not fit it.
+
+    Example:
+        >>> import torch
+        >>> binned = bin_events(torch.tensor([0.1, 0.2, 0.9, 1.0]), (0.0, 1.0), 4)
+        >>> binned.counts, binned.area
+        (tensor([2., 0., 0., 2.]), tensor(0.2500))
+        >>> binned.centres.squeeze(-1)
+        tensor([0.1250, 0.3750, 0.6250, 0.8750])
+    """
+    if not isinstance(points, Tensor):
+        raise TypeError(f"points is {type(points).__name__}. Expected a torch tensor (N, d); use torch.as_tensor(points).")
+    points = points if points.is_floating_point() else points.double()
+    points = points.unsqueeze(-1) if points.dim() == 1 else points
+    if points.dim() != 2:
+        raise ValueError(f"points has shape {tuple(points.shape)}. Expected (N, d), or (N,) in one dimension.")
+    low, high = _ends(window, points)
+    cells = _cells(shape, points.shape[-1])
+    if not bool(torch.isfinite(points).all()):
+        raise ValueError("points holds NaN or infinite values. Expected finite places; drop those events.")
+    outside = ((points < low) | (points > high)).any(-1)
+    if bool(outside.any()):
+        first = int(outside.nonzero()[0])
+        raise ValueError(
+            f"{int(outside.sum())} of {len(points)} events lie outside the window, the first in row {first}: "
+            f"{points[first].tolist()}. Expected all of them inside {torch.stack([low, high], -1).tolist()}; widen the window, "
+            f"or drop them."
+        )
+    counts = torch.as_tensor(cells, device=points.device)
+    place = ((points - low) / (high - low) * counts).long().minimum(counts - 1)
+    strides = [1]
+    for count in reversed(cells[1:]):
+        strides.insert(0, strides[0] * count)
+    index = (place * torch.as_tensor(strides, device=points.device)).sum(-1)
+    total = int(counts.prod())
+    width = (high - low) / counts
+    axes = [start + step * (torch.arange(n).to(points) + 0.5) for start, step, n in zip(low, width, cells, strict=True)]
+    centres = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).view(total, -1)
+    return BinnedEvents(centres, torch.bincount(index, minlength=total).to(points), width.prod())
+
+
+def _ends(window: Tensor | Sequence[float] | Sequence[Sequence[float]], points: Tensor) -> tuple[Tensor, Tensor]:
+    ends = torch.as_tensor(window).to(points)
+    ends = ends.unsqueeze(0) if ends.dim() == 1 else ends
+    if tuple(ends.shape) != (points.shape[-1], 2):
+        raise ValueError(
+            f"window has shape {tuple(ends.shape)} and points have {points.shape[-1]} columns. Expected ({points.shape[-1]}, 2): "
+            f"lower and upper end of each dimension."
+        )
+    low, high = ends.unbind(-1)
+    if not bool((torch.isfinite(ends).all(-1) & (low < high)).all()):
+        raise ValueError(f"window is {ends.tolist()}. Expected finite ends, the lower one below the upper one.")
+    return low, high
+
+
+def _cells(shape: int | Sequence[int], dimension: int) -> list[int]:
+    cells = [shape] * dimension if isinstance(shape, int) else list(shape)
+    if len(cells) != dimension or not all(is_count(count) for count in cells):
+        raise ValueError(
+            f"shape is {shape!r}. Expected whole numbers of at least 1, one for each of {dimension} dimensions, or one for all."
+        )
+    return cells
