@@ -35,13 +35,12 @@ def prior_of_controls(model: GPModel, prior: LatentPrior, inputs: Tensor) -> Con
     """
     with torch.no_grad():
         cross = model.cross(prior, inputs).covariance
-        return control_prior(prior.factor, cross, _covariance_of_controls(model, prior.values["kernel"], inputs, len(prior.ok)))
+        return control_prior(prior.factor, cross, _with_noise(model, model.prior_covariance(prior, inputs)))
 
 
-def _covariance_of_controls(model: GPModel, kernel: dict[str, Tensor], inputs: Tensor, count: int) -> Tensor:
-    covariance = model.covariance.bind(inputs, inputs)(kernel).expand(count, -1, -1)
-    noise = _NOISE * covariance.diagonal(dim1=-2, dim2=-1) + model.jitter
-    return covariance + torch.diag_embed(noise)
+def _with_noise(model: GPModel, covariance: Tensor) -> Tensor:
+    """Of the control variables' own, without which one that sits at a datum would be a function of f."""
+    return covariance + torch.diag_embed(_NOISE * covariance.diagonal(dim1=-2, dim2=-1) + model.jitter)
 
 
 def unexplained(model: GPModel, values: Values, inputs: Tensor) -> Tensor:
@@ -56,7 +55,7 @@ def unexplained(model: GPModel, values: Values, inputs: Tensor) -> Tensor:
     """
     kernel, x = values["kernel"], model.latent_inputs
     variance = model.covariance.diagonal(kernel, x)
-    inner = _covariance_of_controls(model, kernel, inputs, len(variance))
+    inner = _with_noise(model, model.covariance.bind(inputs, inputs)(kernel))
     white = solve_lower(cholesky(inner).factor, model.covariance.bind(inputs, x)(kernel))
     return (variance - white.square().sum(-2)) / variance.sum(-1, keepdim=True)
 

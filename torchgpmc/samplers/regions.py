@@ -43,14 +43,14 @@ def region_bases(factor: Tensor, labels: Tensor) -> Tensor:
     """Orthonormal directions of v in which the values of one region move while all others stay: columns, region after region.
 
     f_k moves alone where v moves within the span of those columns of L^-1. What v has within it is standard normal a priori and
-    independent of the rest: refreshed, it makes f_k a draw from p(f_k | f_rest).
+    independent of what it has across, which the other values are functions of: refreshed, it makes f_k a draw from p(f_k | f_rest).
 
     Args:
         factor: L ``(C, N, N)``.
         labels: the region of each value ``(N,)``, from 0.
 
     Returns:
-        ``(C, N, N)``, an orthogonal matrix.
+        ``(C, N, N)``; columns of one region are orthonormal, those of different regions need not be.
 
     Example:
         >>> import torch
