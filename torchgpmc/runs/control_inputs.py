@@ -20,6 +20,7 @@ _SHORTEST_ROUND = 5  # iterations
 _SEARCH_STEPS = 20  # of L-BFGS, each time control variables are added
 _GROWTH = 8  # one in so many is added at once
 _MOST_SETTINGS = 4  # hyperparameters that the search averages over
+_FIRST_STEP = 0.1  # of a walk, in prior standard deviations
 _NOISE = 1e-6  # of the control variables' own, as a share of their variance
 
 Values = dict[str, dict[str, Tensor]]
@@ -142,7 +143,7 @@ class ControlSearch(NamedTuple):
     def start(self, position: Tensor, covariance: Tensor | None, generator: torch.Generator) -> ControlTuning:
         """One control variable, in the middle."""
         x = self.model.latent_inputs
-        zero, step = x.new_zeros(()), x.new_ones(())
+        zero, step = x.new_zeros(()), x.new_tensor(_FIRST_STEP)
         middle = torch.cdist(x.mean(0, keepdim=True), x).argmin()
         return ControlTuning(x[middle][None], zero, zero, step, start_dual_averaging(step))
 
