@@ -73,6 +73,18 @@ def gp(likelihood="probit", num_data=6, num_columns=2, device="cpu", **options):
     return model.to(device)
 
 
+def conditioned_gp(likelihood="probit", num_data=6, num_columns=2, device="cpu", **options):
+    known = {"known_inputs": inputs(2, num_columns, seed=9), "known_values": torch.tensor([0.8, -0.5])}
+    made = tg.ConditionedGP(
+        inputs(num_data, num_columns),
+        targets(likelihood, num_data),
+        kernel(num_columns),
+        LIKELIHOODS[likelihood](),
+        **{**known, **options},
+    )
+    return made.to(device)
+
+
 def gp_regression(likelihood="gaussian", num_data=6, num_columns=2, device="cpu", **options):
     made = tg.GPRegression(
         inputs(num_data, num_columns), targets("gaussian", num_data), kernel(num_columns), LIKELIHOODS["gaussian"](), **options

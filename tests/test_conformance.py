@@ -14,6 +14,7 @@ import torchgpmc as tg
 from tests.problems import (
     LIKELIHOODS,
     NOT_SMOOTH,
+    conditioned_gp,
     fitc,
     fixed_kernel,
     gp,
@@ -49,7 +50,14 @@ NEED_LATENTS_AT_DATA = ("PseudoMarginal", "PseudoMarginalSlice", "AMIS", "MAMIS"
 # Alone at fixed hyperparameters.
 OF_LATENTS = ("EllipticalSlice", "PCN", "AuxiliaryGradient", "GibbsLike", "LocalRegions", "ControlVariables")
 WEIGHTED = ("AMIS", "MAMIS", "OrthantGPC")
-MODELS = {"GP": gp, "SparseGP": sparse_gp, "GPRegression": gp_regression, "FITC": fitc, "ProjectedProcess": projected_process}
+MODELS = {
+    "GP": gp,
+    "ConditionedGP": conditioned_gp,
+    "SparseGP": sparse_gp,
+    "GPRegression": gp_regression,
+    "FITC": fitc,
+    "ProjectedProcess": projected_process,
+}
 
 
 def quiet_sample(*args, **options):
@@ -103,8 +111,8 @@ def test_methods_give_an_ordinary_posterior(method, model, device):
     made = model_for(method, model, device=device)
     weighted = method in WEIGHTED
     alone = {"warmup_steps": None, "num_chains": None} if weighted else {}
-    posterior = quiet_sample(made, METHODS[method], num_samples=40, **alone)
-    shape = (1, 40) if weighted else (2, 40)
+    shape = (1, 40) if weighted else (2, 20)
+    posterior = quiet_sample(made, METHODS[method], num_samples=shape[1], **alone)
     assert posterior.whitened.shape == (*shape, made.latent_size)
     assert ({"lp", "n_failures"} if weighted else {"lp", "acceptance_rate", "n_steps", "n_failures"}) <= set(posterior.stats)
     assert all(value.shape == shape for value in posterior.stats.values())
@@ -131,8 +139,9 @@ def test_models_with_every_likelihood(model, likelihood, device):
     assert prediction.sample(4).shape == (4, 3)
 
 
-def _inducing(model):
-    return {"inducing_points": model.inducing_points} if hasattr(model, "inducing_points") else {}
+def _own_options(model):
+    names = ("inducing_points", "known_inputs", "known_values")
+    return {name: getattr(model, name) for name in names if hasattr(model, name)}
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -150,7 +159,8 @@ def test_models_pickle_copy_move_and_reload(model, dtype):
     reloaded.load_state_dict(torch.load(buffer, weights_only=True))
     for other in (pickle.loads(pickle.dumps(made)), copy.deepcopy(made), reloaded, copy.deepcopy(made).to("cpu")):
         torch.testing.assert_close(tg.joint_log_density(other)(position), value)
-    other_data = type(made)(made.train_x.flip(0) * 2, made.train_y, made.kernel, made.likelihood, dtype=dtype, **_inducing(made))
+    other_x = made.train_x.flip(0) * 2
+    other_data = type(made)(other_x, made.train_y, made.kernel, made.likelihood, dtype=dtype, **_own_options(made))
     assert not torch.allclose(tg.joint_log_density(other_data)(position), value)
     other_data.load_state_dict(made.state_dict())
     torch.testing.assert_close(tg.joint_log_density(other_data)(position), value)

@@ -2,6 +2,7 @@
 
 import warnings
 
+import pytest
 import torch
 
 import torchgpmc as tg
@@ -16,6 +17,7 @@ def symmetric():
     return model.with_targets(5 * SIGNS[:4])
 
 
+@pytest.mark.slow
 def test_chains_of_nuts_stuck_in_two_modes_of_f_warn():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -1,6 +1,5 @@
 """sample(): seeds, checkpoints, kill -9, Ctrl-C, a full disk, failures of one chain, chunks."""
 
-import functools
 import os
 import pathlib
 import signal
@@ -15,9 +14,10 @@ import torch
 
 import torchgpmc as tg
 from tests.problems import gp, sparse_gp
+from tests.runs import resume
+from tests.runs.resume import Stop, same
 from torchgpmc import loop as run_module
 from torchgpmc.models import JointLogDensity
-from torchgpmc.runs.chain import ChainRun
 from torchgpmc.storage import checkpoint as checkpoint_module
 from torchgpmc.storage.draws import DrawStore
 
@@ -40,16 +40,12 @@ WEIGHTED = [tg.AMIS(num_importance=4), tg.MAMIS(num_importance=2, degrees_of_fre
 
 
 def each(methods):
-    """Parameters of a test; methods that take many densities a draw are for the slow suite."""
-    slow = tg.Slice, tg.PseudoMarginalSlice
-    return [
-        pytest.param(
-            method,
-            marks=pytest.mark.slow if isinstance(method, slow) or getattr(method, "importance_weights", 0) else (),
-            id=type(method).__name__,
-        )
-        for method in methods
-    ]
+    """Parameters of a test; methods that take many densities a draw, and a class's second option set, are for the slow suite."""
+    seen = {tg.Slice, tg.PseudoMarginalSlice}
+    for method in methods:
+        kind = type(method)
+        yield pytest.param(method, marks=pytest.mark.slow if kind in seen else (), id=kind.__name__)
+        seen.add(kind)
 
 
 def options_of(method):
@@ -57,19 +53,8 @@ def options_of(method):
     return {**OPTIONS, **alone}
 
 
-@functools.cache
 def whole_run(method):
-    """The run that the others of one method are held against."""
-    return tg.sample(gp("probit"), method, **options_of(method))
-
-
-def same(a, b):
-    return (
-        torch.equal(a.theta, b.theta)
-        and (a.log_weights is b.log_weights is None or torch.equal(a.log_weights, b.log_weights))
-        and torch.equal(a.whitened, b.whitened)
-        and all(torch.allclose(a.stats[k], b.stats[k], rtol=0, atol=0, equal_nan=True) for k in a.stats)
-    )
+    return resume.whole_run(gp, method, tuple(options_of(method).items()))
 
 
 @pytest.mark.parametrize("method", each(METHODS + WEIGHTED))
@@ -130,10 +115,6 @@ def test_checkpoints_do_not_change_the_draws_and_a_finished_run_is_returned(meth
     assert written == {p: p.stat().st_mtime_ns for p in tmp_path.iterdir()}
 
 
-class Stop(Exception):
-    pass
-
-
 def stop_after(monkeypatch, advances, error):
     """Makes the run raise ``error`` in the middle of a later advance."""
     original = JointLogDensity.value_and_grad
@@ -159,22 +140,11 @@ def test_a_run_that_died_resumes_to_the_same_bits(method, calls, tmp_path, monke
     assert same(plain, tg.sample(model, method, **OPTIONS, checkpoint=checkpoint))
 
 
-@pytest.mark.parametrize("method", [method for method in METHODS if isinstance(method, tg.PseudoMarginal)] + [tg.Slice()])
+@pytest.mark.parametrize("method", each(method for method in METHODS if isinstance(method, tg.PseudoMarginal | tg.Slice)))
 @pytest.mark.parametrize("advances", [9, 20, 23, 29])  # while tuned, at the hand-over, in the rest of warm-up, in the draws
 def test_runs_in_phases_resume_to_the_same_bits(method, advances, tmp_path, monkeypatch):
-    model, options = gp("probit"), {**OPTIONS, "num_samples": 6}
-    plain, checkpoint = tg.sample(model, method, **options), tg.Checkpoint(tmp_path / "run.ckpt", every=1)
-    advance = ChainRun.advance
-
-    def dying(self, state, generator):
-        if state.iteration == advances:
-            raise Stop
-        return advance(self, state, generator)
-
-    with monkeypatch.context() as patch, pytest.raises(Stop):
-        patch.setattr(ChainRun, "advance", dying)
-        tg.sample(model, method, **options, checkpoint=checkpoint)
-    assert same(plain, tg.sample(model, method, **options, checkpoint=checkpoint))
+    options = {**OPTIONS, "num_samples": 6}
+    assert resume.dies_and_resumes(gp, method, options, advances, tmp_path / "run.ckpt", monkeypatch)
 
 
 @pytest.mark.parametrize("method", [method for method in METHODS if isinstance(method, tg.PseudoMarginal)])

@@ -3,6 +3,7 @@
 from torchgpmc import approximations, diagnostics, evidence, likelihoods, orthant, samplers, scores
 from torchgpmc.approximations import EP, Laplace
 from torchgpmc.checks import SamplingWarning
+from torchgpmc.fitted import Fitted
 from torchgpmc.fitting import fit
 from torchgpmc.integrations.scikit_learn import GPClassifier, GPRegressor
 from torchgpmc.loop import sample
@@ -23,7 +24,16 @@ from torchgpmc.methods import (
     PseudoMarginalSlice,
     Slice,
 )
-from torchgpmc.models import FITC, GP, GPRegression, ProjectedProcess, SparseGP, joint_log_density, kmeans_inducing_points
+from torchgpmc.models import (
+    FITC,
+    GP,
+    ConditionedGP,
+    GPRegression,
+    ProjectedProcess,
+    SparseGP,
+    joint_log_density,
+    kmeans_inducing_points,
+)
 from torchgpmc.point_process import bin_events
 from torchgpmc.posterior import Posterior
 from torchgpmc.prediction import Prediction
@@ -45,8 +55,10 @@ __all__ = [
     "AdaptiveMH",
     "AuxiliaryGradient",
     "Checkpoint",
+    "ConditionedGP",
     "ControlVariables",
     "EllipticalSlice",
+    "Fitted",
     "GPClassifier",
     "GPRegression",
     "GPRegressor",

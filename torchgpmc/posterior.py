@@ -15,6 +15,7 @@ from torch import Tensor
 from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.checks import check_count, warn
 from torchgpmc.diagnostics import Summary, complaints, complaints_about_latents, nested_rhat, summarise
+from torchgpmc.fitted import Fitted
 from torchgpmc.likelihoods.counts import checked_exposure
 from torchgpmc.models.base import GPModel, JointGaussian, likelihood_parameters
 from torchgpmc.models.validation import check_inputs
@@ -166,6 +167,29 @@ class Posterior:
                 return self.model.predict_jointly(prior, v[rows], x)
 
         return jointly
+
+    def fitted(self) -> Fitted:
+        """The expected response at the data under each draw, noise left out: ``mean``, ``quantile(q)`` and ``draws``.
+
+        Raises:
+            ValueError: f at the data is not a latent of the model.
+            NotImplementedError: a likelihood of one's own that does not factorise has no ``expected_response(f)``.
+        """
+        model = self.model
+        if not model.has_latents_at_data:
+            raise ValueError(
+                f"fitted() is of f at the data, which is not a latent of {type(model).__name__}. Expected a model with a latent a "
+                f"datum; use predict(train_x).mean."
+            )
+        theta, _ = self._flat(None)
+        latents = self.latents.flatten(0, 1).to(theta)
+        parts = []
+        with torch.no_grad():
+            for t, f in zip(*(part.split(self._draws_at_once(0)) for part in (theta, latents)), strict=True):
+                values = likelihood_parameters(model.layout.raw_values(t).by_module["likelihood"])
+                parts.append(model.likelihood_function(values, lambda likelihood, f=f: likelihood.expected_response(f)).cpu())
+        joined = torch.cat(parts)
+        return Fitted(joined.reshape(self.num_chains, self.num_draws, *joined.shape[1:]), self._log_weights())
 
     def _given(self, x: Tensor, theta: Tensor, v: Tensor) -> Given:
         """Some of S draws, then some of the test points, to mean and variance of f ``(s, K, t)``."""

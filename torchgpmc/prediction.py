@@ -1,4 +1,4 @@
-"""Predictions averaged over hyperparameters and latents: each draw's own predictive distribution, then the mean over draws."""
+"""Predictions, and fits, averaged over hyperparameters and latents: each draw's own distribution, then the mean over draws."""
 
 from __future__ import annotations
 
@@ -321,10 +321,10 @@ class Prediction:
     def _averaged(self) -> tuple[Tensor, ...]:
         """Mean and variance of f, and of the response if there is one, worked out together when first asked for."""
         if self._averages is None:
-            latents, responses = ({points.start: _Mixture() for points in self._points} for _ in range(2))
+            latents, responses = _Mixtures(self._num_points), _Mixtures(self._num_points)
             for rows, points, mean, variance in self._parts():
                 weights = self._log_weights[rows].exp()
-                latents[points.start].add(weights, self._boundary(mean), self._boundary(variance))
+                latents.add(points, weights, self._boundary(mean), self._boundary(variance))
                 if self._has_response:
                     moments = self._per_draw(
                         rows,
@@ -333,10 +333,9 @@ class Prediction:
                         variance,
                         lambda likelihood, *marginal: torch.stack(likelihood.response_moments(*marginal), 1),
                     )
-                    responses[points.start].add(weights, *moments.unbind(1))
+                    responses.add(points, weights, *moments.unbind(1))
             kinds = (latents, responses) if self._has_response else (latents,)
-            columns = [part for kind in kinds for part in zip(*((m.mean, m.variance) for m in kind.values()), strict=True)]
-            self._averages = tuple(torch.cat(column) for column in columns)
+            self._averages = tuple(moment for kind in kinds for moment in (kind.mean, kind.variance))
         return self._averages
 
 
@@ -344,24 +343,30 @@ def _independent(mean: Tensor, variance: Tensor, generator: torch.Generator) -> 
     return mean + variance.sqrt() * normal_like(mean, generator)
 
 
-class _Mixture:
-    """Mean and variance of a mixture whose components come in parts (Chan, Golub & LeVeque 1979)."""
+class _Mixtures:
+    """Mean and variance of a mixture at each of T points, whose components come in parts (Chan, Golub & LeVeque 1979).
 
-    def __init__(self) -> None:
-        self.mean = self.variance = self._weight = torch.zeros(())
+    All points have their place from the start: small results among large temporaries would leave memory in pieces too small to use.
+    """
 
-    def add(self, weights: Tensor, means: Tensor, variances: Tensor) -> None:
-        """Components of weights ``(s,)``, with means and variances ``(s, ...)``."""
+    def __init__(self, num_points: int):
+        self._num_points = num_points
+        self.mean = self.variance = self._weight = torch.zeros(0)
+
+    def add(self, points: slice, weights: Tensor, means: Tensor, variances: Tensor) -> None:
+        """Components of weights ``(s,)``, with means and variances ``(s, t, ...)`` at some points."""
+        if not len(self.mean):
+            self.mean, self.variance, self._weight = means.new_zeros(3, self._num_points, *means.shape[2:]).unbind(0)
         tiny = torch.finfo(weights.dtype).tiny
         total = weights.sum()
         shares = weights / total.clamp_min(tiny)
         mean = torch.tensordot(shares, means, 1)
         variance = torch.tensordot(shares, variances + (means - mean).square(), 1)
-        self._weight = self._weight + total
-        share = total / self._weight.clamp_min(tiny)
-        shift = mean - self.mean
-        self.mean = self.mean + share * shift
-        self.variance = (1 - share) * self.variance + share * variance + share * (1 - share) * shift.square()
+        self._weight[points] += total
+        share = total / self._weight[points].clamp_min(tiny)
+        shift = mean - self.mean[points]
+        self.mean[points] += share * shift
+        self.variance[points] += share * (variance - self.variance[points] + (1 - share) * shift.square())
 
 
 def _slices(count: int, size: int) -> list[slice]:

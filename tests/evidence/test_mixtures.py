@@ -62,26 +62,33 @@ def brute_force(x, y, noise, lengthscale, outputscale, count, seed=0):
 
 @pytest.mark.statistical
 @pytest.mark.parametrize("name", DATA)
-@pytest.mark.parametrize("approximation", APPROXIMATIONS)
+@pytest.mark.parametrize("approximation", ["laplace", pytest.param("ep", marks=pytest.mark.slow)])
 def test_estimates_see_every_mode(approximation, name):
     truth, error, shift = truth_of(name)
-    estimator = tg.evidence.importance(two_modes(name), APPROXIMATIONS[approximation], num_importance=16)
-    found = estimator(torch.zeros(1000, 0, dtype=torch.float64), torch.Generator().manual_seed(1))
+    estimator = tg.evidence.importance(two_modes(name), APPROXIMATIONS[approximation], num_importance=160)
+    # Each estimate looks for the modes anew: a hundred of many draws cost a tenth of a thousand of few, to the same error.
+    found = estimator(torch.zeros(100, 0, dtype=torch.float64), torch.Generator().manual_seed(1))
     ratio = (found.value - shift).exp() / truth
     deviation = (ratio.var() / len(ratio) + (error / truth).square()).sqrt()
-    assert abs(float((ratio.mean() - 1) / deviation)) < z_limit(1)
+    assert abs(float((ratio.mean() - 1) / deviation)) < z_limit(1, len(ratio))
     assert float(deviation) < 0.02  # one mode of two would be off by a half
     # Stated variances are the variances: means of squares, to what a heavy tail would not leave.
     assert 0.5 < float(found.variance.mean() / ratio.var()) < 2
 
 
+@pytest.fixture(scope="module")
+def truth_over_theta():
+    normals = torch.randn(2, 2000, generator=torch.Generator().manual_seed(10)).double()
+    lengthscale, outputscale = (0.3 * normals[0]).exp(), (2.2 + 0.3 * normals[1]).exp()
+    return brute_force(*DATA["six"], lengthscale, outputscale, 1_000_000)
+
+
+@pytest.mark.slow
 @pytest.mark.statistical
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("approximation", APPROXIMATIONS)
-def test_amis_finds_the_evidence(approximation, seed):
-    normals = torch.randn(2, 2000, generator=torch.Generator().manual_seed(10)).double()
-    lengthscale, outputscale = (0.3 * normals[0]).exp(), (2.2 + 0.3 * normals[1]).exp()
-    truth, error, shift = brute_force(*DATA["six"], lengthscale, outputscale, 1_000_000)
+def test_amis_finds_the_evidence(approximation, seed, truth_over_theta):
+    truth, error, shift = truth_over_theta
     method = tg.AMIS(approximation=APPROXIMATIONS[approximation], batch_sizes=(400,), num_starts=1)
     posterior = tg.sample(two_modes(fixed=False), method, num_samples=400, seed=seed, progress=False)
     gap = posterior.info["log_evidence"] - float(truth.log() + shift)

@@ -97,13 +97,13 @@ for scale in (1.0, 0.05, 0.01, 1e-4):
 
 
 def dense_log_integral(log_function, mean, variance, center, scale):
-    """Ten Gauss-Legendre nodes on each of 12000 panels: even ones, and others in geometric progression about the likelihood."""
+    """Ten Gauss-Legendre nodes on each of 4500 panels: even ones, and others in geometric progression about the likelihood."""
     edges = np.unique(
         np.concatenate(
             [
-                mean + variance**0.5 * np.linspace(-400, 400, 4001),
-                mean + variance**0.5 * np.linspace(-20, 20, 2001),
-                center + scale * np.sinh(np.linspace(-16, 16, 4001)),
+                mean + variance**0.5 * np.linspace(-400, 400, 1001),
+                mean + variance**0.5 * np.linspace(-20, 20, 501),
+                center + scale * np.sinh(np.linspace(-16, 16, 1001)),
                 np.linspace(mean, center, 2001),
             ]
         )

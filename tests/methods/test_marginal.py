@@ -23,7 +23,7 @@ def quiet(model, method, **options):
 @pytest.mark.parametrize("name", [name for name in LIKELIHOODS if name not in (*SEVERAL_LATENTS, "beta")])
 @pytest.mark.parametrize("approximation", [tg.Laplace(), tg.EP()])
 def test_every_factorised_likelihood_is_served(name, approximation):
-    posterior = quiet(gp(name), tg.PseudoMarginal(approximation=approximation, num_importance=4), num_samples=10, warmup_steps=10)
+    posterior = quiet(gp(name), tg.PseudoMarginal(approximation=approximation, num_importance=4), num_samples=4, warmup_steps=4)
     assert bool(torch.isfinite(posterior.stats["lp"]).all())
     assert posterior.predict(inputs(3, seed=5)).mean.shape == (3,)
 

@@ -71,6 +71,7 @@ def test_with_inducing_points_at_the_data_sparse_sites_are_the_full_models(likel
     torch.testing.assert_close(found.shift, shift, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_sites_of_a_sparse_model_are_near_the_mode():
     """The rough search: no draw of the prior does better by much."""
     model = sparse_gp("probit", num_data=40)

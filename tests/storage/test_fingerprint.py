@@ -259,17 +259,26 @@ def threads():
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A posterior's file of each model, by name."""
+    folder = tmp_path_factory.mktemp("saved")
+    paths = {name: folder / f"{number}.pt" for number, name in enumerate(MODELS)}
+    for name, path in paths.items():
+        posterior_of(MODELS[name]()).save(path)
+    return paths
+
+
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("change", SAME.values(), ids=SAME)
-def test_a_model_is_taken_for_itself(change, tmp_path):
+def test_a_model_is_taken_for_itself(change, saved):
     refused = []
     for name, build in MODELS.items():
         if name in {SAME["used"]: ["not to be factorised"], SAME["pickled"]: OF_LOCAL_CLASSES}.get(change, ()):
             continue
-        posterior_of(build()).save(tmp_path / "posterior.pt")
         changed = change(build())
         try:
-            tg.Posterior.load(tmp_path / "posterior.pt", changed)
+            tg.Posterior.load(saved[name], changed)
         except ValueError as error:
             refused.append(f"{name}: {error}")
     assert not refused, refused

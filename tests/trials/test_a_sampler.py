@@ -12,10 +12,10 @@ from torch import Tensor
 
 import torchgpmc as tg
 from tests.problems import LIKELIHOODS, fixed_kernel, gp, inputs, sparse_gp, targets
+from tests.runs.resume import dies_and_resumes
 from tests.statistical.kernels import SAMPLERS, HalvedLogDensity, Row
 from tests.statistical.kernels import preconditioner as unequal_scales
 from tests.statistical.test_geweke import geweke
-from tests.test_loop import Stop, same
 from torchgpmc.models import JointLogDensity
 from torchgpmc.random import log_uniform, normal_like
 from torchgpmc.runs.base import chain_settings, in_chunks
@@ -152,19 +152,7 @@ def test_it_samples_with_statistics_and_progress(case, capsys):
 @pytest.mark.parametrize("advances", [2, 17, 33])
 def test_a_run_that_died_resumes_to_the_same_bits(case, advances, tmp_path, monkeypatch):
     make, method = CASES[case]
-    model, checkpoint = make("probit"), tg.Checkpoint(tmp_path / "run.ckpt", every=1)
-    plain = tg.sample(model, method, **OPTIONS)
-    advance = ChainRun.advance
-
-    def dying(self, state, generator):
-        if state.iteration == advances:
-            raise Stop
-        return advance(self, state, generator)
-
-    with monkeypatch.context() as patch, pytest.raises(Stop):
-        patch.setattr(ChainRun, "advance", dying)
-        tg.sample(model, method, **OPTIONS, checkpoint=checkpoint)
-    assert same(plain, tg.sample(model, method, **OPTIONS, checkpoint=checkpoint))
+    assert dies_and_resumes(make, method, OPTIONS, advances, tmp_path / "run.ckpt", monkeypatch)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -200,6 +188,7 @@ def _in_blocks(model, density, like):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.statistical
 @pytest.mark.parametrize("make", [_whole, _in_blocks])
 def test_it_leaves_the_joint_distribution_as_it_is(make, monkeypatch):
@@ -207,6 +196,7 @@ def test_it_leaves_the_joint_distribution_as_it_is(make, monkeypatch):
     assert geweke(gp("poisson", num_data=3), "toy", seed=51) < 1
 
 
+@pytest.mark.slow
 def test_a_halved_log_ratio_is_caught(monkeypatch):
     monkeypatch.setitem(SAMPLERS, "toy", Row("langevin", _whole))
     assert geweke(gp("poisson", num_data=3), "toy", seed=52, density_class=HalvedLogDensity, rounds=10) > 1

@@ -11,18 +11,24 @@ from torchgpmc.likelihoods.poisson import Poisson
 from torchgpmc.likelihoods.robust_max import RobustMax
 from torchgpmc.likelihoods.softmax import Softmax
 from torchgpmc.likelihoods.student_t import StudentT
+from torchgpmc.likelihoods.transcription import Activation, Linear, Repression, Response, Transcription
 
 __all__ = [
+    "Activation",
     "Bernoulli",
     "Beta",
     "Factorised",
     "Gaussian",
     "HeteroskedasticGaussian",
+    "Linear",
     "LogLikelihood",
     "NegativeBinomial",
     "Ordinal",
     "Poisson",
+    "Repression",
+    "Response",
     "RobustMax",
     "Softmax",
     "StudentT",
+    "Transcription",
 ]

@@ -109,6 +109,10 @@ class LogLikelihood:
         """:meth:`log_prob` and its derivative in f, without a graph; ``None`` where they have no closed form."""
         return None
 
+    def expected_response(self, f: Tensor) -> Tensor:
+        """The mean of y given f, noise left out: f ``(C, N)`` or ``(C, N, K)``, to ``(C, *target_shape)``."""
+        raise NotImplementedError(f"{type(self).__name__} must define expected_response(f) to show how it fits")
+
 
 class Factorised(LogLikelihood):
     """Mixin for p(y | f) = prod_n p(y_n | f_n); see the module's docstring.
@@ -244,6 +248,10 @@ class Factorised(LogLikelihood):
         """Mean and variance of y_n given f_n, elementwise."""
         conditional = self.forward(f)
         return Moments(conditional.mean, conditional.variance)
+
+    def expected_response(self, f: Tensor) -> Tensor:
+        """The mean of y_n given f_n, elementwise; class probabilities ``(C, N, classes)`` for several classes."""
+        return self.conditional_moments(f).mean
 
     def response_moments(self, mean: Tensor, variance: Tensor) -> Moments:
         """Mean and variance of y_n when f_n ~ N(mean_n, variance_n), elementwise, by the law of total variance."""

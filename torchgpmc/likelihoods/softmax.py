@@ -98,6 +98,9 @@ class Softmax(Factorised, SoftmaxLikelihood):
         probabilities = self._predictive_log_probabilities(mean, variance).exp()
         return Moments(probabilities, probabilities * (1 - probabilities))
 
+    def expected_response(self, f: Tensor) -> Tensor:
+        return self._log_probabilities(f).exp()
+
     def sample(self, f: Tensor, generator: torch.Generator) -> Tensor:
         logs = self._log_probabilities(f)
         gumbel = -torch.log(-log_uniform(logs.shape, logs, generator))

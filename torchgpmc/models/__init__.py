@@ -1,6 +1,7 @@
 """Gaussian process models whose posterior is to be sampled."""
 
 from torchgpmc.models.base import GPModel, LatentGaussian, LatentPrior, LatentsAt
+from torchgpmc.models.conditioned import ConditionedGP
 from torchgpmc.models.fitc import FITC
 from torchgpmc.models.full import GP
 from torchgpmc.models.joint_density import JointLogDensity, joint_log_density
@@ -12,6 +13,7 @@ from torchgpmc.models.sparse import SparseGP
 __all__ = [
     "FITC",
     "GP",
+    "ConditionedGP",
     "GPModel",
     "GPRegression",
     "JointLogDensity",

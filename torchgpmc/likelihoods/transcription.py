@@ -1,0 +1,351 @@
+r"""Gene expression driven by a transcription factor of unknown concentration: the likelihood of an ordinary differential equation.
+
+Each replica r of the experiment has a log concentration :math:`f_r` on a grid of times; kinetics are shared by the replicas.
+After "Markov chain Monte Carlo algorithms for Gaussian processes" (Titsias, Lawrence & Rattray 2011), section 1.7.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from functools import partial
+from typing import Any
+
+import gpytorch
+import numpy as np
+import scipy.integrate
+import torch
+from gpytorch.constraints import Positive
+from gpytorch.priors import GammaPrior, LogNormalPrior, Prior
+from torch import Tensor
+
+from torchgpmc.checks import check_count, warn
+from torchgpmc.likelihoods.base import LogLikelihood
+from torchgpmc.random import draw, normal_like
+from torchgpmc.special import LOG_SQRT_2PI
+
+# exp(-700) is about the smallest number that is not denormal.
+_MAX_EXPONENT = 700.0
+# Shares of the grid's spacing that are taken for rounding, as of a grid in single precision.
+_SLACK = 1e-3
+
+
+class Response:
+    """g, how fast a gene is transcribed at a log concentration; a subclass may be one's own.
+
+    ``has_michaelis_constant``: whether g has a parameter gamma, one a gene, above zero.
+    """
+
+    has_michaelis_constant = False
+
+    def __call__(self, log_concentration: Tensor, log_michaelis: Tensor) -> Tensor:
+        """g and nothing else, elementwise; ``log_michaelis`` is log gamma, or zero for a response without one."""
+        raise NotImplementedError(f"{type(self).__name__} must define __call__(log_concentration, log_michaelis)")
+
+
+class Linear(Response):
+    """g = c, c being the concentration (Barenco et al. 2006).
+
+    Example:
+        >>> import torch
+        >>> Linear()(torch.zeros(1), torch.zeros(1))
+        tensor([1.])
+    """
+
+    def __call__(self, log_concentration: Tensor, log_michaelis: Tensor) -> Tensor:
+        return log_concentration.exp()
+
+
+class Activation(Response):
+    """g = c / (gamma + c), which saturates (Michaelis & Menten; paper C, eq. 1.22).
+
+    Example:
+        >>> import torch
+        >>> Activation()(torch.zeros(1), torch.zeros(1))
+        tensor([0.5000])
+    """
+
+    has_michaelis_constant = True
+
+    def __call__(self, log_concentration: Tensor, log_michaelis: Tensor) -> Tensor:
+        return torch.sigmoid(log_concentration - log_michaelis)
+
+
+class Repression(Response):
+    """g = 1 / (gamma + c): the more of the factor, the less expression (paper C, eq. 1.23).
+
+    Example:
+        >>> import torch
+        >>> Repression()(torch.zeros(1), torch.zeros(1))
+        tensor([0.5000])
+    """
+
+    has_michaelis_constant = True
+
+    def __call__(self, log_concentration: Tensor, log_michaelis: Tensor) -> Tensor:
+        return torch.sigmoid(log_michaelis - log_concentration) * (-log_michaelis).exp()
+
+
+class _Positive:
+    """The constrained value of the parameter ``raw_`` and this attribute's name, as gpytorch's properties give and take it."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, module: Any, owner: type) -> Tensor:
+        return getattr(module, f"raw_{self._name}_constraint").transform(getattr(module, f"raw_{self._name}"))
+
+    def __set__(self, module: Any, value: Tensor | float) -> None:
+        raw = getattr(module, f"raw_{self._name}")
+        value = torch.as_tensor(value).to(raw).expand_as(raw)
+        module.initialize(**{f"raw_{self._name}": getattr(module, f"raw_{self._name}_constraint").inverse_transform(value)})
+
+
+class Transcription(LogLikelihood, gpytorch.likelihoods.Likelihood):
+    r"""Expression y of G genes in R replicates at T times, given log concentrations f of their transcription factor.
+
+    .. math:: \frac{dy_j}{dt} = B_j + S_j \, g(e^{f_r(t)}; \gamma_j) - D_j y_j, \quad y_j(u_1) = A_j
+
+    with the solution, on a grid :math:`u_1, ..., u_P` and with Simpson's weights w of the grid up to t (paper C, eqs 1.18-1.23)
+
+    .. math:: y_{rj}(t) = \frac{B_j}{D_j} + \Bigl(A_j - \frac{B_j}{D_j}\Bigr) e^{-D_j (t - u_1)}
+        + S_j \sum_{u_p \le t} w_p(t) \, e^{-D_j (t - u_p)} g(e^{f_{rp}}; \gamma_j)
+
+    and normal noise. Each replicate has a latent function, its log concentration on the grid; the genes' kinetics are shared.
+    The model's inputs are the grid, in the same order (in other units if you like: only their distances matter to the kernel), and
+    its targets are ``(R, G, T)``. As the scale of the concentration is that of S and gamma, give f a prior of fixed variance:
+    ``RBFKernel`` without ``ScaleKernel``. A log concentration known at some time is a matter of the prior: :class:`ConditionedGP`.
+
+    The error of Simpson's rule is of order :math:`(D h)^4`, h being the grid's spacing: at constant g 0.03 % of the integral for
+    D h = 0.5, 0.5 % for 1, 6 % for 2. Compare the largest decay rates drawn with 1 / h. An odd number of intervals ends as
+    ``scipy.integrate.simpson`` has it, to the same order; a single interval is a trapezium.
+
+    Sampled, each ``(G,)`` and above zero: ``basal`` B, ``decay`` D, ``sensitivity`` S, ``michaelis_constant`` gamma where the
+    response has one, ``initial`` A if free, ``noise_precision`` where variances are not known.
+
+    Args:
+        grid: times of the latent functions ``(P,)``, increasing and equally spaced; the first is where A holds.
+        times: of the measurements ``(T,)``, each a point of the grid.
+        num_genes: G.
+        num_replicates: R, the number of latent functions.
+        response: g: :class:`Activation`, :class:`Repression`, :class:`Linear`, or a :class:`Response` of your own.
+        variances: noise variances ``(R, G, T)``, as measured; ``None`` for one unknown variance a gene.
+        integrate_variances: whether unknown variances are integrated out, given their gamma prior: each gene's residuals then have
+            a multivariate t density. Else their precisions are sampled.
+        free_initial: whether A is sampled; else :math:`A = B / D`, the equilibrium without the factor.
+        kinetics_prior: of each of A, B, D and S; log-normal with log variance 2 by default, as in paper C's experiments.
+        michaelis_prior: of gamma; log-normal with log variance 1.5 by default.
+        precision_prior: of unknown precisions 1 / variance, a ``GammaPrior`` to integrate them out; of shape 1 and rate 0.1 by
+            default.
+
+    Raises:
+        ValueError: a grid that is empty or not equally spaced, times off it, variances of a wrong shape or not positive.
+        TypeError: a thing of the wrong kind.
+
+    Example:
+        >>> import torch
+        >>> grid, times = torch.linspace(0, 12, 41), torch.tensor([0.0, 6.0, 12.0])
+        >>> likelihood = Transcription(grid, times, num_genes=2, num_replicates=3, response=Activation())
+        >>> likelihood.expected_response(torch.zeros(1, 41, 3)).shape  # one setting of the hyperparameters
+        torch.Size([1, 3, 2, 3])
+    """
+
+    weights: Tensor
+    lags: Tensor
+    elapsed: Tensor
+    variances: Tensor | None
+
+    basal, decay, sensitivity, initial = _Positive(), _Positive(), _Positive(), _Positive()
+    michaelis_constant, noise_precision = _Positive(), _Positive()
+
+    def __init__(
+        self,
+        grid: Tensor,
+        times: Tensor,
+        *,
+        num_genes: int,
+        num_replicates: int,
+        response: Response,
+        variances: Tensor | None = None,
+        integrate_variances: bool = False,
+        free_initial: bool = False,
+        kinetics_prior: Prior | None = None,
+        michaelis_prior: Prior | None = None,
+        precision_prior: Prior | None = None,
+    ):
+        super().__init__()
+        check_count("num_genes", num_genes)
+        check_count("num_replicates", num_replicates)
+        if not isinstance(response, Response):
+            raise TypeError(f"response is {response!r}. Expected a Response, for instance torchgpmc.likelihoods.Activation().")
+        if integrate_variances and variances is not None:
+            raise ValueError("integrate_variances is of unknown variances. Expected variances=None with it; leave one of them out.")
+        grid, spacing = _checked_grid(grid)
+        times, rows = _checked_times(times, grid, spacing)
+        self.num_genes, self.num_latents = num_genes, num_replicates
+        self.response = response
+        self.free_initial = free_initial
+        self.register_buffer("weights", torch.stack([_simpson_weights(len(grid), row, spacing) for row in rows]))  # (T, P)
+        self.register_buffer("lags", (times.unsqueeze(-1) - grid).clamp_min(0.0))  # (T, P)
+        self.register_buffer("elapsed", times - grid[0])
+        shape = self.target_shape(len(grid))
+        self.register_buffer("variances", None if variances is None else _checked_variances(variances, shape))
+        precision = GammaPrior(1.0, 0.1) if precision_prior is None else precision_prior
+        if integrate_variances and type(precision) is not GammaPrior:
+            raise TypeError(f"precision_prior is {precision!r}. Expected a GammaPrior to integrate variances out, or None.")
+        self.integrated_prior = copy.deepcopy(precision) if integrate_variances else None
+        kinetics = LogNormalPrior(0.0, math.sqrt(2.0)) if kinetics_prior is None else kinetics_prior
+        michaelis = LogNormalPrior(0.0, math.sqrt(1.5)) if michaelis_prior is None else michaelis_prior
+        sampled = {"basal": kinetics, "decay": kinetics, "sensitivity": kinetics}
+        sampled |= {"michaelis_constant": michaelis} if response.has_michaelis_constant else {}
+        sampled |= {"initial": kinetics} if free_initial else {}
+        sampled |= {"noise_precision": precision} if variances is None and not integrate_variances else {}
+        for name, prior in sampled.items():
+            self.register_parameter(f"raw_{name}", torch.nn.Parameter(torch.zeros(num_genes, dtype=torch.float64)))
+            self.register_constraint(f"raw_{name}", Positive())
+            self.register_prior(f"{name}_prior", copy.deepcopy(prior), partial(_value_of, name), partial(_set_value_of, name))
+
+    def target_shape(self, num_inputs: int) -> tuple[int, ...]:
+        """(R, G, T).
+
+        Raises:
+            ValueError: the inputs are not as many as the points of the grid.
+        """
+        num_times, num_points = self.weights.shape
+        if num_inputs != num_points:
+            raise ValueError(
+                f"train_x has {num_inputs} rows but the likelihood's grid has {num_points} points. Expected the grid as train_x: "
+                f"GP(grid, expression, kernel, Transcription(grid, times, ...))."
+            )
+        return self.num_latents, self.num_genes, num_times
+
+    def validate_targets(self, targets: Tensor) -> Tensor:
+        """The targets as they are; warns where a gene's measurements are negative on average, as logs and standardised ones are."""
+        lowest = targets.mean(-1).flatten(0, -2).amin(0)
+        if bool((lowest < 0).any()):
+            gene = int(lowest.argmin())
+            warn(
+                f"the expression of gene {gene} is negative on average in some replicate ({float(lowest[gene]):.3g}). Expected the "
+                f"natural scale, on which only noise goes below zero; undo logarithms and standardisation.",
+                UserWarning,
+            )
+        return targets
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Not for a likelihood that does not factorise; gpytorch's base class wants the name."""
+        raise NotImplementedError("Transcription does not factorise over the grid: it has log_prob(f, targets) alone.")
+
+    def expected_response(self, f: Tensor) -> Tensor:
+        """Expression without noise: log concentrations ``(C, P)``, or ``(C, P, R)`` for R > 1, to ``(C, R, G, T)``."""
+        log_concentration = (f.unsqueeze(-1) if self.num_latents == 1 else f).mT.unsqueeze(-2)  # (C, R, 1, P)
+        log_michaelis = self.michaelis_constant.log() if self.response.has_michaelis_constant else torch.zeros(1).to(f)
+        rate = self.response(log_concentration, log_michaelis[..., None, :, None])  # (C, R, G or 1, P)
+        decay = self.decay[..., None, None]
+        # Denormal numbers cost a hundredfold.
+        kernel = self.weights * (-(decay * self.lags).clamp_max(_MAX_EXPONENT)).exp()  # (C, G, T, P)
+        integral = (rate.transpose(-3, -2) @ kernel.mT).transpose(-3, -2)
+        steady = self.basal / self.decay
+        expected = steady[..., None, :, None] + self.sensitivity[..., None, :, None] * integral
+        if self.free_initial:
+            gap = (self.initial - steady).unsqueeze(-1) * (-(decay.squeeze(-1) * self.elapsed).clamp_max(_MAX_EXPONENT)).exp()
+            expected = expected + gap.unsqueeze(-3)
+        return expected
+
+    def log_prob(self, f: Tensor, targets: Tensor) -> Tensor:
+        r"""log p(y | f): f as in :meth:`expected_response`, targets ``(R, G, T)`` or ``(C, R, G, T)``, to ``(C,)``.
+
+        With variances integrated out the density of each gene's n = R T residuals e, shape a and rate b being the precision's, is
+
+        .. math:: \frac{\Gamma(a + n / 2)}{\Gamma(a)} \, (2 \pi b)^{-n / 2} \Bigl(1 + \frac{e^T e}{2 b}\Bigr)^{-(a + n / 2)}
+        """
+        square = (targets - self.expected_response(f)).square()
+        if self.variances is not None:
+            logs = -0.5 * (square / self.variances + self.variances.log()) - LOG_SQRT_2PI
+            return logs.sum((-3, -2, -1))
+        square = square.sum((-3, -1))  # (C, G)
+        count = targets.shape[-3] * targets.shape[-1]
+        if self.integrated_prior is not None:
+            shape, rate = self.integrated_prior.concentration, self.integrated_prior.rate
+            power = shape + 0.5 * count
+            constant = torch.lgamma(power) - torch.lgamma(shape) - 0.5 * count * torch.log(2 * torch.pi * rate)
+            return (constant - power * torch.log1p(square / (2 * rate))).sum(-1)
+        precision = self.noise_precision
+        return (0.5 * (count * precision.log() - precision * square) - count * LOG_SQRT_2PI).sum(-1)
+
+    def sample(self, f: Tensor, generator: torch.Generator) -> Tensor:
+        """A draw of the expression, noise included ``(C, R, G, T)``, of f as in :meth:`expected_response`."""
+        expected = self.expected_response(f)
+        return expected + self._noise_variances(expected, generator).sqrt() * normal_like(expected, generator)
+
+    def _noise_variances(self, expected: Tensor, generator: torch.Generator) -> Tensor:
+        if self.variances is not None:
+            return self.variances
+        if self.integrated_prior is not None:
+            precision = draw(self.integrated_prior.expand(expected.shape[:-3] + expected.shape[-2:-1]), generator)
+        else:
+            precision = self.noise_precision
+        return 1 / precision[..., None, :, None]
+
+
+def _value_of(name: str, module: Any) -> Tensor:
+    return getattr(module, name)
+
+
+def _set_value_of(name: str, module: Any, value: Tensor) -> None:
+    setattr(module, name, value)
+
+
+def _simpson_weights(num_points: int, row: int, spacing: float) -> Tensor:
+    """Weights ``(P,)`` of the integral from the first point of the grid to point ``row``."""
+    weights = torch.zeros(num_points, dtype=torch.float64)
+    weights[: row + 1] = torch.as_tensor(scipy.integrate.simpson(np.eye(row + 1), dx=spacing))
+    return weights
+
+
+def _checked_vector(name: str, values: Any, example: str) -> Tensor:
+    if not isinstance(values, Tensor):
+        raise TypeError(f"{name} is {type(values).__name__}. Expected a torch tensor, for instance {example}.")
+    if values.dim() != 1 or not len(values) or not bool(torch.isfinite(values).all()):
+        raise ValueError(f"{name} has shape {tuple(values.shape)}. Expected one dimension of finite numbers, say {example}.")
+    return values.detach().double()
+
+
+def _checked_grid(grid: Any) -> tuple[Tensor, float]:
+    """The grid in double precision and its spacing."""
+    grid = _checked_vector("grid", grid, "torch.linspace(0, 12, 121)")
+    gaps = grid.diff()
+    if len(grid) < 3 or not bool((gaps > 0).all()) or float(gaps.max() - gaps.min()) > _SLACK * float(gaps.mean()):
+        raise ValueError(
+            f"grid has {len(grid)} points whose distances are not equal and positive, or too few. Expected at least three points, "
+            f"increasing and equally spaced, as Simpson's rule needs; for instance torch.linspace(0, 12, 121)."
+        )
+    spacing = float(grid[-1] - grid[0]) / (len(grid) - 1)
+    return grid[0] + spacing * torch.arange(len(grid)).to(grid), spacing
+
+
+def _checked_times(times: Any, grid: Tensor, spacing: float) -> tuple[Tensor, list[int]]:
+    """The grid's points that are meant, and their rows."""
+    times = _checked_vector("times", times, "torch.tensor([0.0, 6.0, 12.0])").to(grid.device)
+    rows = ((times - grid[0]) / spacing).round().long().clamp(0, len(grid) - 1)
+    off = (times - grid[rows]).abs() > _SLACK * spacing
+    if bool(off.any()):
+        raise ValueError(
+            f"times {times[off].tolist()} are not on the grid, which has {len(grid)} points from {float(grid[0]):g} to "
+            f"{float(grid[-1]):g}, {spacing:g} apart. Expected points of the grid; take another grid, or round the times."
+        )
+    return grid[rows], rows.tolist()
+
+
+def _checked_variances(variances: Any, shape: tuple[int, ...]) -> Tensor:
+    if not isinstance(variances, Tensor):
+        raise TypeError(f"variances is {type(variances).__name__}. Expected a tensor of shape {shape}, or None.")
+    if tuple(variances.shape) != shape:
+        raise ValueError(f"variances has shape {tuple(variances.shape)}. Expected (replicates, genes, times) = {shape}.")
+    positive = (variances > 0) & torch.isfinite(variances)
+    if not bool(positive.all()):
+        first = tuple((~positive).nonzero()[0].tolist())
+        raise ValueError(
+            f"variances has {int((~positive).sum())} values that are not positive and finite, the first at {first}: "
+            f"{float(variances[first]):g}. Expected variances above zero; replace those, or let variances=None sample them."
+        )
+    return variances.detach().double()

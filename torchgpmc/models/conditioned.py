@@ -1,0 +1,107 @@
+"""The full Gaussian process given function values that are known without noise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from gpytorch.kernels import Kernel
+from gpytorch.means import Mean
+from torch import Tensor
+
+from torchgpmc.linalg import cholesky, solve_lower
+from torchgpmc.models.base import Cross, GPModel, LatentPrior, conditional_variance
+from torchgpmc.models.validation import check_devices, check_inputs
+from torchgpmc.parameters.layout import Hyperparameters
+
+
+class ConditionedGP(GPModel):
+    r"""A Gaussian process with any likelihood, whose latent function is known at Q inputs: :class:`GP` with another prior of f.
+
+    .. math:: f \mid f(X_q) = c \;\sim\; N\bigl(m + K_{xq} K_{qq}^{-1} (c - m_q), \; K - K_{xq} K_{qq}^{-1} K_{qx}\bigr)
+
+    for every theta, with the jitter on the diagonals of :math:`K_{qq}` and of the covariance: values are known up to that variance.
+    An observation with next to no noise says the same, but no sampler likes it, whereas here nothing narrow is left. The prior of
+    theta stays as it is stated: it is the prior once c is known, from which nothing is learned about theta. Several latent
+    functions all have the values c. After the log concentration that is -5 at the start in paper C's experiment on p53.
+
+    Args:
+        train_x: inputs ``(N, D)``, or ``(N,)`` for one dimension; known inputs may be among them.
+        train_y: targets, as for :class:`GP`.
+        kernel: a gpytorch kernel without batch dimensions.
+        likelihood: as for :class:`GP`.
+        known_inputs: ``(Q, D)``, or ``(Q,)`` for one dimension.
+        known_values: f there ``(Q,)``.
+        mean: a gpytorch mean, of the process before it is conditioned; zero by default.
+        jitter: as for :class:`GP`.
+        dtype: as for :class:`GP`.
+
+    Raises:
+        ValueError: what cannot be right about the data, the kernel or the priors, with the remedy.
+        TypeError: a thing of the wrong kind.
+
+    Example:
+        >>> import torch
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> import torchgpmc as tg
+        >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> known = {"known_inputs": torch.zeros(1), "known_values": torch.tensor([-5.0])}
+        >>> model = tg.ConditionedGP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli(), **known)
+        >>> prior = model.prior(torch.zeros(1, 1).double())  # at one setting of the lengthscale
+        >>> torch.allclose(prior.mean[0, 0], torch.tensor(-5.0).double(), atol=1e-5)
+        True
+    """
+
+    known_inputs: Tensor
+    known_values: Tensor
+
+    def __init__(
+        self,
+        train_x: Tensor,
+        train_y: Tensor,
+        kernel: Kernel,
+        likelihood: Any,
+        *,
+        known_inputs: Tensor,
+        known_values: Tensor,
+        mean: Mean | None = None,
+        jitter: float = 1e-6,
+        dtype: torch.dtype = torch.float64,
+    ):
+        extra = {"known_inputs": known_inputs}
+        super().__init__(train_x, train_y, kernel, likelihood, mean=mean, jitter=jitter, dtype=dtype, extra_inputs=extra)
+        check_devices(train_x=train_x, known_values=known_values)
+        values = check_inputs("known_values", known_values, dtype, 1).squeeze(-1)
+        if len(values) != len(self.known_inputs):
+            raise ValueError(
+                f"known_values has shape {tuple(known_values.shape)} and known_inputs {tuple(known_inputs.shape)}. Expected a "
+                f"value an input, ({len(self.known_inputs)},)."
+            )
+        self.register_buffer("known_values", values)
+
+    def _given(self, values: dict[str, dict[str, Tensor]], count: int, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """At ``inputs`` the conditional mean ``(C, N)``, R with K_xq K_qq^-1 K_qx = R' R ``(C, Q, N)``, and what succeeded."""
+        known = self.known_inputs
+        inner = self.covariance.bind(known, known)(values["kernel"]) + self.jitter * torch.eye(len(known)).to(known)
+        factor, ok = cholesky(inner)
+        root = solve_lower(factor, self.covariance.bind(known, inputs)(values["kernel"]))
+        gap = self.known_values - self.mean_function(values["mean"], known, count)
+        pull = solve_lower(factor, gap.unsqueeze(-1))
+        return self.mean_function(values["mean"], inputs, count) + (root.mT @ pull).squeeze(-1), root, ok
+
+    def prior_at(self, hyperparameters: Hyperparameters, inputs: Tensor | None = None) -> LatentPrior:
+        values, count = hyperparameters
+        covariance_at, jitter = self._bound
+        at = self.latent_inputs if inputs is None else inputs
+        covariance = (covariance_at if inputs is None else self.covariance.bind(at, at))(values["kernel"]) + jitter
+        mean, root, ok = self._given(values, count, at)
+        prior = self._factorised(values, mean, (covariance - root.mT @ root).expand(count, -1, -1))
+        return prior._replace(ok=prior.ok & ok)
+
+    def cross(self, prior: LatentPrior, inputs: Tensor) -> Cross:
+        plain = super().cross(prior, inputs)
+        mean, root, _ = self._given(prior.values, len(prior.ok), inputs)
+        _, at_data, _ = self._given(prior.values, len(prior.ok), self.latent_inputs)
+        variance = conditional_variance(plain.variance, root.square().sum(-2))
+        return Cross(mean, plain.covariance - at_data.mT @ root, variance)
