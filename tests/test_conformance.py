@@ -46,7 +46,7 @@ METHODS = {
     "MAMIS": tg.MAMIS(num_importance=4),
     "OrthantGPC": tg.OrthantGPC(num_points=16),
 }
-NEED_LATENTS_AT_DATA = ("PseudoMarginal", "PseudoMarginalSlice", "AMIS", "MAMIS", "OrthantGPC")  # which some models have not
+NEED_LATENTS_AT_DATA = ("GibbsLike", "PseudoMarginal", "PseudoMarginalSlice", "AMIS", "MAMIS", "OrthantGPC")  # which some have not
 # Alone at fixed hyperparameters.
 OF_LATENTS = ("EllipticalSlice", "PCN", "AuxiliaryGradient", "GibbsLike", "LocalRegions", "ControlVariables")
 WEIGHTED = ("AMIS", "MAMIS", "OrthantGPC")

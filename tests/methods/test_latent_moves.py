@@ -5,15 +5,16 @@ import torch
 
 import torchgpmc as tg
 from tests.problems import LIKELIHOODS, fixed_kernel, inputs, kernel, targets
+from tests.runs.resume import dies_and_resumes
 from tests.test_conformance import quiet_sample
-from tests.test_loop import Stop, same
 from tests.trials.test_a_likelihood import Integrals
 from torchgpmc.models.base import GPModel
 from torchgpmc.runs.base import Settings
-from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.control_inputs import ControlSearch, add_controls, prior_of_controls, unexplained
 from torchgpmc.runs.partition import Partition, Refinement, start_partition
 from torchgpmc.samplers.regions import RegionRates, RegionsInfo
+
+pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")
 
 F64 = torch.float64
 NOTHING = torch.zeros(1, 0, dtype=F64)
@@ -27,6 +28,10 @@ def smooth(num_data=30, likelihood="poisson", noise=None):
         made.noise = noise
     y = targets(likelihood, num_data)
     return tg.GP(x, y, fixed_kernel(0.2, 1.0), made.requires_grad_(False))
+
+
+def of_eight(likelihood):
+    return smooth(8, likelihood)
 
 
 def run_through(method, model, warmup, draws, chains=8):
@@ -172,21 +177,9 @@ OPTIONS = {"num_samples": 4, "warmup_steps": 12, "num_chains": 3, "seed": 4}
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "ControlVariables, underrelaxed"])
 def test_a_run_that_died_resumes_to_the_same_bits(name, tmp_path, monkeypatch):
-    model = smooth(8)
-    plain = quiet_sample(model, METHODS[name], **OPTIONS)
-    advance = ChainRun.advance
-    for death in (7, 14):  # after regions or control variables have changed, and among the draws
-        checkpoint = tg.Checkpoint(tmp_path / f"{death}.ckpt", every=1)
-
-        def dying(self, state, generator, death=death):
-            if state.iteration == death:
-                raise Stop
-            return advance(self, state, generator)
-
-        with monkeypatch.context() as patch, pytest.raises(Stop):
-            patch.setattr(ChainRun, "advance", dying)
-            quiet_sample(model, METHODS[name], **OPTIONS, checkpoint=checkpoint)
-        assert same(plain, quiet_sample(model, METHODS[name], **OPTIONS, checkpoint=checkpoint))
+    for advances in (7, 14):  # after regions or control variables have changed, and among the draws
+        path = tmp_path / f"{advances}.ckpt"
+        assert dies_and_resumes(of_eight, METHODS[name], {**OPTIONS, "progress": False}, advances, path, monkeypatch)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -199,7 +192,7 @@ def test_chunks_of_chains_do_not_change_the_draws(name):
 @pytest.mark.parametrize("name", METHODS)
 def test_several_latents_and_any_factorising_likelihood(name, likelihood):
     model = tg.GP(inputs(6), targets(likelihood, 6), fixed_kernel(), LIKELIHOODS[likelihood]().requires_grad_(False))
-    posterior = quiet_sample(model, METHODS[name], num_samples=15, warmup_steps=15)
+    posterior = quiet_sample(model, METHODS[name], num_samples=20, warmup_steps=20)
     assert bool(torch.isfinite(posterior.latents).all())
     assert len(torch.unique(posterior.whitened.flatten(0, 1), dim=0)) > 2
 

@@ -40,7 +40,8 @@ class ControlVariables:
 
     Args:
         explained: share of the prior variance of the latents that control variables are to explain, below 1.
-        target_accept_prob: while the mean acceptance is below it, control variables are added.
+        target_accept_prob: while the mean acceptance is below it (below half of it with ``all_at_once``), control variables are
+            added.
         underrelaxation: from 0 to 1, share of the present deviation from the conditional prior's mean that a proposal keeps: larger
             ones make smaller moves, accepted more often with fewer control variables (the paper's section 1.5 leaves it open).
         all_at_once: propose all control variables by a random walk with their prior's covariance, its step size tuned, and the

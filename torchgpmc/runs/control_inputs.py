@@ -130,7 +130,8 @@ class ControlSearch(NamedTuple):
         steps: iterations of warm-up.
         model: of the latents.
         explained: share of the prior variance of f that control variables are to explain.
-        target_acceptance: while the chains' mean is below it, control variables are added; a walk's step size is steered to it.
+        target_acceptance: while the chains' mean is below it, control variables are added; a walk's step size is steered to it, and
+            they are added while the mean is below half of it.
         walks: whether there is a step size to tune.
     """
 
@@ -156,7 +157,9 @@ class ControlSearch(NamedTuple):
             step_size = (averaging.log_average if iteration == self.steps else averaging.log_step).exp()
         accepted, num_seen, inputs = tuning.accepted + rate, tuning.num_seen + 1, tuning.inputs
         if self.restarts(iteration):
-            inputs = self._searched(inputs, iteration, bool(accepted < self.target_acceptance * num_seen), info.values)
+            # A walk's step size holds acceptance near the target as long as that can be reached.
+            low = self.target_acceptance * (0.5 if self.walks else 1.0)
+            inputs = self._searched(inputs, iteration, bool(accepted < low * num_seen), info.values)
             accepted, num_seen = torch.zeros_like(accepted), torch.zeros_like(num_seen)
         return ControlTuning(inputs, accepted, num_seen, step_size, averaging)
 
