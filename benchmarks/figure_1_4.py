@@ -4,9 +4,9 @@
         [--output docs/results/figure_1_4]
 
 N = 200 inputs in [0, 1]^d, kernel variance 1, noise variance 0.09, hyperparameters at the truth. Burn-in 1e4 sweeps (Gibbs 2e4),
-then 3e4 sweeps thinned by 10, of 10 chains on one data set: the repeats, which share what warm-up finds. KL is that of the draws' normal
-density from the exact one, mean and standard deviation over repeats; "exact" is of as many independent draws. The squared
-lengthscale of 100 that the paper prints makes one control variable explain 95 % whatever d is; 1 fits its figure.
+then 3e4 sweeps thinned by 10, of 10 chains on one data set: the repeats, which share what warm-up finds. KL is that of the normal
+density of the draws from the exact one, mean and standard deviation over repeats; "exact" is of as many independent draws. The
+squared lengthscale of 100 that the paper prints makes one control variable explain 95 % whatever d is; 1 fits its figure.
 """
 
 from __future__ import annotations
@@ -145,8 +145,8 @@ def main() -> None:
     options = parser.parse_args()
     parts = [
         f"# Figure 1.4 of paper C\n\nFraction {options.fraction:g} of the sweeps; {int(DRAWS * options.fraction)} kept draws of "
-        f"each of {REPEATS} chains, and as many exact ones. KL: mean (standard deviation) over chains. Seconds of all chains together, "
-        f"warm-up included, in the order of the methods. torch {torch.__version__}, {platform.machine()}, "
+        f"each of {REPEATS} chains, and as many exact ones. KL: mean (standard deviation) over chains. Seconds of all chains "
+        f"together, warm-up included, in the order of the methods. torch {torch.__version__}, {platform.machine()}, "
         f"{torch.get_num_threads()} threads, shared machine.\n\n`python benchmarks/figure_1_4.py --fraction {options.fraction:g} "
         f"--dimensions {' '.join(map(str, options.dimensions))} "
         f"--squared-lengthscale {' '.join(f'{value:g}' for value in options.squared_lengthscale)}`\n"
