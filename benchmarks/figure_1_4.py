@@ -153,17 +153,15 @@ def main() -> None:
     ]
     for squared_lengthscale in options.squared_lengthscale:
         rows, curves = [], {}
+        parts.append("")
         for dimension in options.dimensions:
             row, curves[dimension] = measure(dimension, squared_lengthscale, options.fraction)
             rows.append(row)
             print(table(rows[-1:]), flush=True)
-        parts.append(f"## Squared lengthscale {squared_lengthscale:g}\n\n{table(rows)}\n")
-        if options.output is not None:
-            plot(rows, curves, options.output.with_name(f"{options.output.name}_{squared_lengthscale:g}.png"))
-    text = "\n".join(parts)
-    print(text)
-    if options.output is not None:
-        options.output.with_suffix(".md").write_text(text)
+            parts[-1] = f"## Squared lengthscale {squared_lengthscale:g}\n\n{table(rows)}\n"
+            if options.output is not None:  # row by row: a run that is stopped leaves what it has
+                plot(rows, curves, options.output.with_name(f"{options.output.name}_{squared_lengthscale:g}.png"))
+                options.output.with_suffix(".md").write_text("\n".join(parts))
 
 
 if __name__ == "__main__":
