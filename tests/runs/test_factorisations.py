@@ -127,6 +127,8 @@ FIXED = {
     "EllipticalSlice": tg.EllipticalSlice(thinning=3),
     "PCN": tg.PCN(thinning=3),
     "AuxiliaryGradient": tg.AuxiliaryGradient(),
+    "GibbsLike": tg.GibbsLike(),
+    "LocalRegions": tg.LocalRegions(num_regions=2),
 }
 
 
