@@ -24,6 +24,7 @@ METHODS = {
     "EllipticalSlice": tg.EllipticalSlice(),
     "PCN": tg.PCN(),
     "AuxiliaryGradient": tg.AuxiliaryGradient(),
+    "Gibbs": tg.Gibbs(latent_steps=2),
     "PseudoMarginal": tg.PseudoMarginal(num_importance=4),
     "PseudoMarginalSlice": tg.PseudoMarginalSlice(num_importance=4),
     "AMIS": tg.AMIS(num_importance=4),

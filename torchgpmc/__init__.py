@@ -14,6 +14,7 @@ from torchgpmc.methods import (
     AdaptiveMH,
     AuxiliaryGradient,
     EllipticalSlice,
+    Gibbs,
     OrthantGPC,
     PseudoMarginal,
     PseudoMarginalSlice,
@@ -23,6 +24,7 @@ from torchgpmc.models import GP, GPRegression, SparseGP, joint_log_density, kmea
 from torchgpmc.posterior import Posterior
 from torchgpmc.prediction import Prediction
 from torchgpmc.recommend import explain, recommend
+from torchgpmc.runs.parameterizations import Ancillary, Interwoven, Sufficient, Surrogate
 from torchgpmc.samplers import MassMatrix
 from torchgpmc.storage.checkpoint import Checkpoint
 
@@ -37,10 +39,13 @@ __all__ = [
     "NUTS",
     "PCN",
     "AdaptiveMH",
+    "Ancillary",
     "AuxiliaryGradient",
     "Checkpoint",
     "EllipticalSlice",
     "GPRegression",
+    "Gibbs",
+    "Interwoven",
     "Laplace",
     "MassMatrix",
     "OrthantGPC",
@@ -51,6 +56,8 @@ __all__ = [
     "SamplingWarning",
     "Slice",
     "SparseGP",
+    "Sufficient",
+    "Surrogate",
     "approximations",
     "diagnostics",
     "evidence",

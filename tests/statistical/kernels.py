@@ -14,6 +14,7 @@ from torchgpmc.approximations import Laplace
 from torchgpmc.models import JointLogDensity
 from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.runs.blocks import JointWithPrior, LatentsGivenTheta
+from torchgpmc.runs.parameterizations import ThetaBlock
 from torchgpmc.samplers import (
     Block,
     Preconditioner,
@@ -135,6 +136,26 @@ def _sweep(model, density, like):
     return sweep(joint, [theta, Block(range(size, total), joint.latents_likelihood, elliptical_slice)])
 
 
+def gibbs(parameterization, hyper=None):
+    """Metropolis (or ``hyper``) on theta in a parameterisation, then elliptical slice sampling of v given theta."""
+
+    def make(model, density, like):
+        size, total = model.layout.size, model.layout.size + model.latent_size
+        tuning = preconditioner(model, like)._replace(deviation=like.new_zeros(0))
+        joint = JointLogDensity(_scaled(model, getattr(density, "scale", 1.0)), density.targets)
+
+        def of_theta(part):
+            if hyper is not None:
+                return hyper(part, step_size=torch.tensor(0.4).to(like), preconditioner=tuning)
+            return metropolis(part, step_size=torch.tensor(0.9).to(like), preconditioner=tuning)
+
+        block = ThetaBlock(joint, of_theta, 1, len(like), None)
+        latents = Block(range(size, total), JointWithPrior(joint).latents_likelihood, elliptical_slice)
+        return sweep(JointWithPrior(joint), [*(part.update(block) for part in parameterization.parts), latents])
+
+    return make
+
+
 def _scaled(model, scale):
     """The model with its log likelihood multiplied by ``scale``."""
     if scale == 1:
@@ -162,6 +183,8 @@ SAMPLERS = {
     "auxiliary gradient": Row("auxiliary_gradient", _latents_alone(_auxiliary_gradient)),
     "pcn": Row("pcn", _latents_alone(_pcn)),
     "sweep": Row("sweep", _sweep),
+    "interwoven": Row("sweep", gibbs(tg.Interwoven())),
+    "surrogate": Row("sweep", gibbs(tg.Surrogate())),
 }
 
 

@@ -5,6 +5,7 @@ from torchgpmc.methods.amis import AMIS
 from torchgpmc.methods.auxiliary_gradient import AuxiliaryGradient
 from torchgpmc.methods.coordinate_slice import Slice
 from torchgpmc.methods.crank_nicolson import PCN
+from torchgpmc.methods.gibbs import Gibbs
 from torchgpmc.methods.hamiltonian import HMC
 from torchgpmc.methods.latent_slice import EllipticalSlice
 from torchgpmc.methods.mamis import MAMIS
@@ -23,6 +24,7 @@ __all__ = [
     "AdaptiveMH",
     "AuxiliaryGradient",
     "EllipticalSlice",
+    "Gibbs",
     "Method",
     "OrthantGPC",
     "PseudoMarginal",

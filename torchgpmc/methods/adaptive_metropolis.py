@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from torchgpmc.checks import check_positive
 from torchgpmc.methods.density_options import DensityOptions
 from torchgpmc.models.base import GPModel
 from torchgpmc.runs.base import Settings
 from torchgpmc.runs.chain import ChainRun
-from torchgpmc.samplers.adaptation import Tuning
+from torchgpmc.samplers.adaptation import Tuning, WindowedAdaptation
 from torchgpmc.samplers.metropolis import metropolis
 from torchgpmc.samplers.preconditioner import MassMatrix
-from torchgpmc.types import Sampler
+from torchgpmc.types import LogDensity, Sampler
 
 
 @dataclass(frozen=True)
@@ -45,17 +46,18 @@ class AdaptiveMH(DensityOptions):
 
     def prepare(self, model: GPModel, settings: Settings) -> ChainRun:
         """A run on [theta, v]."""
+        self._check()
+        return self._run(self._target(model, settings), settings)
+
+    def _check(self) -> None:
         check_positive("target_accept_prob", self.target_accept_prob, 0.0, 1.0)
 
-        target = self._target(model, settings)
+    def _kernel(self, density: Any, tuning: Tuning) -> Sampler:
+        return metropolis(density, step_size=tuning.step_size, preconditioner=tuning.preconditioner)
 
-        def kernel(tuning: Tuning) -> Sampler:
-            return metropolis(target.density, step_size=tuning.step_size, preconditioner=tuning.preconditioner)
-
-        return self._run(
-            target,
-            settings,
-            kernel,
-            step_size=0.238 / max(1, target.dimension) ** 0.5,  # a tenth of Roberts, Gelman & Gilks's optimum, for a unit start
-            target_acceptance=self.target_accept_prob,
-        )
+    def _adaptation(
+        self, warmup: int, num_hyperparameters: int, dimension: int, search_on: LogDensity | None = None
+    ) -> WindowedAdaptation:
+        dense_size = self.mass_matrix.dense_size(num_hyperparameters, dimension)
+        step_size = 0.238 / max(1, dimension) ** 0.5  # a tenth of Roberts, Gelman & Gilks's optimum, for a unit start
+        return WindowedAdaptation(warmup, self.mass_matrix, dense_size, step_size, self.target_accept_prob, search_on)

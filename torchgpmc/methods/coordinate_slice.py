@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from torchgpmc.checks import check_count
@@ -17,7 +16,7 @@ from torchgpmc.samplers.adaptation import Tuning, WindowedAdaptation
 from torchgpmc.samplers.preconditioner import MassMatrix
 from torchgpmc.samplers.slice import slice_sampler
 from torchgpmc.samplers.sweep import Block, SweepWarmUp, given_the_rest, sweep
-from torchgpmc.types import Sampler
+from torchgpmc.types import LogDensity, Sampler
 
 
 @dataclass(frozen=True)
@@ -50,24 +49,33 @@ class Slice(DensityOptions):
 
     def prepare(self, model: GPModel, settings: Settings) -> ChainRun:
         """A run on [theta, v]."""
-        check_count("max_steps_out", self.max_steps_out)
+        self._check()
         target = self._target(model, settings)
         size, dimension = target.num_hyperparameters, target.dimension
         if size in (0, dimension):
-            return self._run(target, settings, partial(self._kernel, target.density), step_size=None, target_acceptance=None)
+            return self._run(target, settings)
         # Bracket by bracket as on [theta, v] as a whole, but each theta that is tried is factorised once, and no v is.
         warmup, chains = chain_settings(settings)
-        parts = JointWithPrior(joint_log_density(model))
-        density = in_chunks(parts, chains, settings.chain_chunk)
+        joint = JointWithPrior(joint_log_density(model))
+        density = in_chunks(joint, chains, settings.chain_chunk)
         columns = range(size), range(size, dimension)
-        conditionals = given_the_rest(density, columns[0]), parts.latents
+        conditionals = given_the_rest(density, columns[0]), joint.latents
 
         def kernel(tunings: tuple[Tuning, Tuning]) -> Sampler:
-            kernels = [lambda part, own=own: self._kernel(part, own) for own in tunings]
-            return sweep(density, [Block(*block) for block in zip(columns, conditionals, kernels, strict=True)])
+            of_theta, of_v = (lambda part, own=own: self._kernel(part, own) for own in tunings)
+            first = Block(columns[0], conditionals[0], of_theta, work=1)
+            return sweep(density, [first, Block(columns[1], conditionals[1], of_v)])
 
-        widths = WindowedAdaptation(warmup, self.mass_matrix, 0, step_size=None, target_acceptance=None)
+        widths = self._adaptation(warmup, size, dimension)
         return ChainRun(target, kernel, SweepWarmUp(columns, (widths, widths)), warmup, settings.num_samples, self.thinning)
+
+    def _check(self) -> None:
+        check_count("max_steps_out", self.max_steps_out)
+
+    def _adaptation(
+        self, warmup: int, num_hyperparameters: int, dimension: int, search_on: LogDensity | None = None
+    ) -> WindowedAdaptation:
+        return WindowedAdaptation(warmup, self.mass_matrix, 0, step_size=None, target_acceptance=None, search_on=search_on)
 
     def _kernel(self, density: Any, tuning: Tuning) -> Sampler:
         # Two standard deviations each way: a bracket that rarely needs to grow or to shrink far.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torchgpmc.approximations import Approximation, Conjugate
@@ -13,8 +13,9 @@ from torchgpmc.models.base import GPModel
 from torchgpmc.runs.base import Settings, chain_settings, check_mass_matrix
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.chain_targets import ChainTarget, joint_target, marginal_target
+from torchgpmc.runs.latent_moves import Move
 from torchgpmc.runs.sites import posterior_sites
-from torchgpmc.samplers.adaptation import WindowedAdaptation
+from torchgpmc.samplers.adaptation import Tuning, WindowedAdaptation
 from torchgpmc.samplers.preconditioner import MassMatrix
 from torchgpmc.types import LogDensity, Sampler
 
@@ -62,18 +63,43 @@ class DensityOptions:
             return joint_target(model, settings, None if whitening is None else posterior_sites(model, whitening))
         return marginal_target(model, settings, self.marginal, self.importance_weights, self.from_mode)
 
-    def _run(
-        self,
-        target: ChainTarget,
-        settings: Settings,
-        kernel: Callable[[Any], Sampler],
-        *,
-        step_size: float | None,
-        target_acceptance: float | None,
-        search_on: LogDensity | None = None,
-    ) -> ChainRun:
-        """The run of chains with ``kernel``, adapted in windows towards ``target_acceptance``."""
+    def _run(self, target: ChainTarget, settings: Settings, search_on: LogDensity | None = None) -> ChainRun:
+        """The run of chains on all of the target's coordinates at once."""
         warmup, _ = chain_settings(settings)
-        dense_size = self.mass_matrix.dense_size(target.num_hyperparameters, target.dimension)
-        warm_up = WindowedAdaptation(warmup, self.mass_matrix, dense_size, step_size, target_acceptance, search_on)
-        return ChainRun(target, kernel, warm_up, warmup, settings.num_samples, self.thinning)
+        warm_up = self._adaptation(warmup, target.num_hyperparameters, target.dimension, search_on)
+        return ChainRun(target, partial(self._kernel, target.density), warm_up, warmup, settings.num_samples, self.thinning)
+
+    def _kernel(self, density: Any, tuning: Tuning) -> Sampler:
+        """The sampler of a density."""
+        raise NotImplementedError(f"{type(self).__name__} must define _kernel(density, tuning)")
+
+    def _adaptation(
+        self, warmup: int, num_hyperparameters: int, dimension: int, search_on: LogDensity | None = None
+    ) -> WindowedAdaptation:
+        """Its warm-up."""
+        raise NotImplementedError(
+            f"{type(self).__name__} must define _adaptation(warmup, num_hyperparameters, dimension, search_on)"
+        )
+
+    def _check(self) -> None:
+        """Raises for options of its own that are out of range."""
+        raise NotImplementedError(f"{type(self).__name__} must define _check()")
+
+    def hyper_move(self, num_hyperparameters: int, warmup_steps: int) -> Move:
+        """This sampler as a block of theta alone, given the rest.
+
+        Raises:
+            ValueError: options out of range, or that only a run of its own has.
+            TypeError: an option of the wrong kind.
+        """
+        self._check()
+        check_mass_matrix(self.mass_matrix)
+        of_a_run = {"marginal": None, "whitening": None, "importance_weights": 0, "from_mode": False, "thinning": 1}
+        for option, default in of_a_run.items():
+            value = getattr(self, option, default)
+            if value != default:
+                raise ValueError(
+                    f"{option} is {value!r} in {type(self).__name__}(), which here moves theta alone, given the latents. "
+                    f"Expected {default}: that option belongs to a run of its own."
+                )
+        return Move(self._kernel, self._adaptation(warmup_steps, num_hyperparameters, num_hyperparameters))

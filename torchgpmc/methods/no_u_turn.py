@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torchgpmc.approximations import Approximation
 from torchgpmc.checks import check_count, check_positive
@@ -10,9 +11,9 @@ from torchgpmc.methods.density_options import DensityOptions
 from torchgpmc.models.base import GPModel
 from torchgpmc.runs.base import Settings
 from torchgpmc.runs.chain import ChainRun
-from torchgpmc.samplers.adaptation import Tuning
+from torchgpmc.samplers.adaptation import Tuning, WindowedAdaptation
 from torchgpmc.samplers.nuts import nuts
-from torchgpmc.types import Sampler
+from torchgpmc.types import LogDensity, Sampler
 
 
 @dataclass(frozen=True)
@@ -56,25 +57,26 @@ class NUTS(DensityOptions):
 
     def prepare(self, model: GPModel, settings: Settings) -> ChainRun:
         """A run on [theta, v]."""
+        self._check()
+        target = self._target(model, settings, self.whitening)
+        return self._run(target, settings, search_on=target.density)
+
+    def _check(self) -> None:
         check_positive("target_accept_prob", self.target_accept_prob, 0.0, 1.0)
         check_positive("step_size", self.step_size)
         check_count("max_tree_depth", self.max_tree_depth)
 
-        target = self._target(model, settings, self.whitening)
-
-        def kernel(tuning: Tuning) -> Sampler:
-            return nuts(
-                target.density,
-                step_size=tuning.step_size,
-                preconditioner=tuning.preconditioner,
-                max_tree_depth=self.max_tree_depth,
-            )
-
-        return self._run(
-            target,
-            settings,
-            kernel,
-            step_size=self.step_size,
-            target_acceptance=self.target_accept_prob if self.adapt_step_size else None,
-            search_on=target.density,
+    def _kernel(self, density: Any, tuning: Tuning) -> Sampler:
+        return nuts(
+            density,
+            step_size=tuning.step_size,
+            preconditioner=tuning.preconditioner,
+            max_tree_depth=self.max_tree_depth,
         )
+
+    def _adaptation(
+        self, warmup: int, num_hyperparameters: int, dimension: int, search_on: LogDensity | None = None
+    ) -> WindowedAdaptation:
+        dense_size = self.mass_matrix.dense_size(num_hyperparameters, dimension)
+        target_acceptance = self.target_accept_prob if self.adapt_step_size else None
+        return WindowedAdaptation(warmup, self.mass_matrix, dense_size, self.step_size, target_acceptance, search_on)

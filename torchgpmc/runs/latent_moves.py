@@ -30,6 +30,7 @@ class Move(NamedTuple):
     kernel: Callable[[Any, Any], Sampler]  # from the density of v and a tuning; its state's ``position`` is v
     warm_up: WarmUp
     needs_prior_density: bool = False  # whether the density is to hold log N(v | 0, I), or is the likelihood alone
+    num_factorizations: int = 0  # that ``init`` makes
 
 
 class LatentMove(Protocol):
