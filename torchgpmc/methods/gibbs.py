@@ -43,10 +43,10 @@ class Gibbs:
         >>> from gpytorch.priors import GammaPrior
         >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
         >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
-        >>> method = tg.Gibbs(parameterization=tg.Surrogate(), latent_steps=5)
-        >>> posterior = tg.sample(model, method, num_samples=1500, warmup_steps=300, num_chains=16, progress=False)
+        >>> method = tg.Gibbs(hyper_steps=3, latent_steps=3)
+        >>> posterior = tg.sample(model, method, num_samples=500, warmup_steps=150, num_chains=24, progress=False)
         >>> posterior.samples["kernel.lengthscale"].shape, posterior.latents.shape
-        (torch.Size([16, 1500, 1, 1]), torch.Size([16, 1500, 8]))
+        (torch.Size([24, 500, 1, 1]), torch.Size([24, 500, 8]))
     """
 
     hyper: Any = AdaptiveMH()  # noqa: RUF009  (frozen, so it may be shared)

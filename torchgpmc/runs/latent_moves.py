@@ -60,7 +60,7 @@ def latent_run(method: LatentMove, model: GPModel, settings: Settings, thinning:
     if model.layout.size:
         raise ValueError(
             f"{name} samples latents alone, but {model.layout.names} have priors. Expected every hyperparameter fixed; fix them "
-            f"with .requires_grad_(False), or sample both together with NUTS()."
+            f"with .requires_grad_(False), or sample both with Gibbs(latent={name}()), or together with NUTS()."
         )
     method.check(model)
     warmup, _ = chain_settings(settings)
