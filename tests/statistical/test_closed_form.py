@@ -24,6 +24,10 @@ METHODS = {
     "AuxiliaryGradient": (tg.AuxiliaryGradient(thinning=3), 75, 100),
     "PCN": (tg.PCN(thinning=5), 75, 150),
 }
+OF_THETA = {
+    "Gibbs, interwoven": (tg.Gibbs(hyper_steps=3, latent_steps=3), 75, 100),
+    "Gibbs, surrogate": (tg.Gibbs(parameterization=tg.Surrogate(), hyper_steps=3, latent_steps=3), 75, 100),
+}
 
 
 def noisy_likelihood():
@@ -38,7 +42,7 @@ def data(count):
 
 
 def run(model, name, num_chains=256):
-    method, num_samples, warmup_steps = METHODS[name]
+    method, num_samples, warmup_steps = {**METHODS, **OF_THETA}[name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return tg.sample(
@@ -116,7 +120,9 @@ def one_hyperparameter():
 
 @pytest.mark.slow
 @pytest.mark.statistical
-@pytest.mark.parametrize("name", ["NUTS", "HMC", "AdaptiveMH", "Slice"])
+@pytest.mark.parametrize(
+    "name", ["NUTS", "HMC", "AdaptiveMH", "Slice", "Gibbs, interwoven", pytest.param("Gibbs, surrogate", marks=pytest.mark.long)]
+)
 def test_hyperparameters_follow_the_evidence(name):
     model, grid, weights = one_hyperparameter()
     expected = torch.stack([(weights * grid.exp()).sum(), (weights * grid).sum(), (weights * grid.square()).sum()])

@@ -134,7 +134,9 @@ def test_a_missing_jacobian_is_caught(sampler, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize(
+    "sampler", [pytest.param(name, marks=pytest.mark.long if name == "surrogate" else ()) for name in SAMPLERS]
+)
 def test_a_halved_log_ratio_is_caught(sampler):
     # Elliptical slices, which keep the prior of v, drift from the joint distribution more slowly than the others.
     slow = dict.fromkeys(("elliptical slice", "sweep", "interwoven", "surrogate"), 40)

@@ -41,12 +41,12 @@ class Gibbs:
         >>> import torch, torchgpmc as tg
         >>> from gpytorch.kernels import RBFKernel
         >>> from gpytorch.priors import GammaPrior
-        >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> x, kernel = torch.linspace(0, 1, 4), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
         >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
-        >>> method = tg.Gibbs(hyper_steps=3, latent_steps=3)
-        >>> posterior = tg.sample(model, method, num_samples=500, warmup_steps=150, num_chains=24, progress=False)
+        >>> method = tg.Gibbs(hyper=tg.Slice(), parameterization=tg.Surrogate(), latent_steps=2)
+        >>> posterior = tg.sample(model, method, num_samples=300, warmup_steps=60, num_chains=16, progress=False)
         >>> posterior.samples["kernel.lengthscale"].shape, posterior.latents.shape
-        (torch.Size([24, 500, 1, 1]), torch.Size([24, 500, 8]))
+        (torch.Size([16, 300, 1, 1]), torch.Size([16, 300, 4]))
     """
 
     hyper: Any = AdaptiveMH()  # noqa: RUF009  (frozen, so it may be shared)
