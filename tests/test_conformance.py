@@ -41,6 +41,7 @@ METHODS = {
     "GibbsLike": tg.GibbsLike(),
     "LocalRegions": tg.LocalRegions(),
     "ControlVariables": tg.ControlVariables(),
+    "Gibbs": tg.Gibbs(latent_steps=2),
     "PseudoMarginal": tg.PseudoMarginal(num_importance=4),
     "PseudoMarginalSlice": tg.PseudoMarginalSlice(num_importance=4),
     "AMIS": tg.AMIS(num_importance=4),

@@ -19,6 +19,7 @@ from torchgpmc.methods import (
     ChEES,
     ControlVariables,
     EllipticalSlice,
+    Gibbs,
     GibbsLike,
     LocalRegions,
     OrthantGPC,
@@ -40,6 +41,7 @@ from torchgpmc.point_process import bin_events
 from torchgpmc.posterior import Posterior
 from torchgpmc.prediction import Prediction
 from torchgpmc.recommend import explain, recommend
+from torchgpmc.runs.parameterizations import Ancillary, Interwoven, Sufficient, Surrogate
 from torchgpmc.samplers import MassMatrix
 from torchgpmc.storage.checkpoint import Checkpoint
 from torchgpmc.tuning import tune_hmc
@@ -58,6 +60,7 @@ __all__ = [
     "NUTS",
     "PCN",
     "AdaptiveMH",
+    "Ancillary",
     "AuxiliaryGradient",
     "ChEES",
     "Checkpoint",
@@ -68,7 +71,9 @@ __all__ = [
     "GPClassifier",
     "GPRegression",
     "GPRegressor",
+    "Gibbs",
     "GibbsLike",
+    "Interwoven",
     "Laplace",
     "LocalRegions",
     "MassMatrix",
@@ -82,6 +87,8 @@ __all__ = [
     "Slice",
     "SparseGP",
     "Start",
+    "Sufficient",
+    "Surrogate",
     "approximations",
     "bin_events",
     "diagnostics",

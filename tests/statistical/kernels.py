@@ -16,6 +16,7 @@ from torchgpmc.models.base import likelihood_values
 from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.runs.blocks import JointWithPrior, LatentsGivenTheta
 from torchgpmc.runs.control_inputs import prior_of_controls
+from torchgpmc.runs.parameterizations import ThetaBlock
 from torchgpmc.samplers import (
     Block,
     Preconditioner,
@@ -176,6 +177,26 @@ def _sweep(model, density, like):
     return sweep(joint, [theta, Block(range(size, total), joint.latents_likelihood, elliptical_slice)])
 
 
+def gibbs(parameterization, hyper=None):
+    """Metropolis (or ``hyper``) on theta in a parameterisation, then elliptical slice sampling of v given theta."""
+
+    def make(model, density, like):
+        size, total = model.layout.size, model.layout.size + model.latent_size
+        tuning = preconditioner(model, like)._replace(deviation=like.new_zeros(0))
+        joint = JointLogDensity(_scaled(model, getattr(density, "scale", 1.0)), density.targets)
+
+        def of_theta(part):
+            if hyper is not None:
+                return hyper(part, step_size=torch.tensor(0.4).to(like), preconditioner=tuning)
+            return metropolis(part, step_size=torch.tensor(0.9).to(like), preconditioner=tuning)
+
+        block = ThetaBlock(joint, of_theta, 1, len(like), None)
+        latents = Block(range(size, total), JointWithPrior(joint).latents_likelihood, elliptical_slice)
+        return sweep(JointWithPrior(joint), [*(part.update(block) for part in parameterization.parts), latents])
+
+    return make
+
+
 def _scaled(model, scale):
     """The model with its log likelihood multiplied by ``scale``."""
     if scale == 1:
@@ -210,6 +231,8 @@ SAMPLERS = {
     "control variables, underrelaxed": Row("control_variables", _latents_alone(_control_variables(underrelaxation=0.5))),
     "control variables, walking": Row("control_variables", _latents_alone(_control_variables(walk=torch.tensor(0.8).double()))),
     "sweep": Row("sweep", _sweep),
+    "interwoven": Row("sweep", gibbs(tg.Interwoven())),
+    "surrogate": Row("sweep", gibbs(tg.Surrogate())),
 }
 
 

@@ -28,6 +28,10 @@ METHODS = {
     "LocalRegions": (tg.LocalRegions(), 75, 100),
     "ControlVariables": (tg.ControlVariables(), 75, 100),
 }
+OF_THETA = {
+    "Gibbs, interwoven": (tg.Gibbs(hyper_steps=3, latent_steps=3), 75, 100),
+    "Gibbs, surrogate": (tg.Gibbs(parameterization=tg.Surrogate(), hyper_steps=3, latent_steps=3), 75, 100),
+}
 
 
 def noisy_likelihood():
@@ -42,7 +46,7 @@ def data(count):
 
 
 def run(model, name, num_chains=256):
-    method, num_samples, warmup_steps = METHODS[name]
+    method, num_samples, warmup_steps = {**METHODS, **OF_THETA}[name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return tg.sample(
@@ -120,7 +124,9 @@ def one_hyperparameter():
 
 @pytest.mark.slow
 @pytest.mark.statistical
-@pytest.mark.parametrize("name", ["NUTS", "HMC", "AdaptiveMH", "Slice"])
+@pytest.mark.parametrize(
+    "name", ["NUTS", "HMC", "AdaptiveMH", "Slice", "Gibbs, interwoven", pytest.param("Gibbs, surrogate", marks=pytest.mark.long)]
+)
 def test_hyperparameters_follow_the_evidence(name):
     model, grid, weights = one_hyperparameter()
     expected = torch.stack([(weights * grid.exp()).sum(), (weights * grid).sum(), (weights * grid.square()).sum()])

@@ -7,6 +7,7 @@ from torchgpmc.methods.chees import ChEES
 from torchgpmc.methods.control_variables import ControlVariables
 from torchgpmc.methods.coordinate_slice import Slice
 from torchgpmc.methods.crank_nicolson import PCN
+from torchgpmc.methods.gibbs import Gibbs
 from torchgpmc.methods.gibbs_like import GibbsLike
 from torchgpmc.methods.hamiltonian import HMC
 from torchgpmc.methods.latent_slice import EllipticalSlice
@@ -29,6 +30,7 @@ __all__ = [
     "ChEES",
     "ControlVariables",
     "EllipticalSlice",
+    "Gibbs",
     "GibbsLike",
     "LocalRegions",
     "Method",
