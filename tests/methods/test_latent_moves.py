@@ -235,7 +235,7 @@ def fixed(kind=tg.GP, count=4, **options):
         (tg.ControlVariables(explained=1.0), fixed, "explained is 1.0"),
         (tg.ControlVariables(underrelaxation=1), fixed, "underrelaxation is 1"),
         (tg.ControlVariables(underrelaxation=-0.5), fixed, "underrelaxation is -0.5"),
-        *((method, free, "samples latents alone.*have priors.*sample both together") for method in METHODS.values()),
+        *((method, free, "samples latents alone.*have priors.*sample both with Gibbs") for method in METHODS.values()),
     ],
 )
 def test_what_cannot_be_served_is_refused_in_words(method, model, match):
