@@ -6,6 +6,7 @@ from torchgpmc.checks import SamplingWarning
 from torchgpmc.density_sampling import sample_density
 from torchgpmc.fitted import Fitted
 from torchgpmc.fitting import fit
+from torchgpmc.integrations.gpytorch_models import from_gpytorch
 from torchgpmc.integrations.scikit_learn import GPClassifier, GPRegressor
 from torchgpmc.loop import sample
 from torchgpmc.methods import (
@@ -95,6 +96,7 @@ __all__ = [
     "evidence",
     "explain",
     "fit",
+    "from_gpytorch",
     "initialize",
     "joint_log_density",
     "kmeans_inducing_points",

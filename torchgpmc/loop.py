@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import gpytorch.models
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -83,7 +84,8 @@ def sample(
         torch.Size([1, 1000, 1, 1])
     """
     if not isinstance(model, GPModel):
-        raise TypeError(f"model is {type(model).__name__}. Expected a torchgpmc.GP or torchgpmc.SparseGP.")
+        remedy = " Convert it: torchgpmc.from_gpytorch(model, likelihood, x, y)." if isinstance(model, gpytorch.models.GP) else ""
+        raise TypeError(f"model is {type(model).__name__}. Expected a torchgpmc.GP, SparseGP or GPRegression.{remedy}")
     chains_wanted = not (warmup_steps is num_chains is chain_chunk is None)
     if method is None:
         method = _default_method(model, chains_wanted) if start is None else NUTS()
