@@ -29,5 +29,11 @@ def test_documents_name_what_exists():
         assert (ROOT / path).exists(), f"the documents speak of {path}"
 
 
+def test_every_public_name_has_a_place_in_the_reference():
+    listed = set(re.findall(r"^   (\w+)$", (ROOT / "docs" / "api.md").read_text(), flags=re.MULTILINE))
+    in_rooms = {name for room in listed for name in getattr(getattr(tg, room, None), "__all__", ())}
+    assert set(tg.__all__) <= listed | in_rooms
+
+
 def test_the_changelog_speaks_of_this_version():
     assert f"## {tg.__version__}" in (ROOT / "CHANGELOG.md").read_text()

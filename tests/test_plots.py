@@ -1,10 +1,12 @@
+import gpytorch
 import pytest
 import torch
 
 import torchgpmc as tg
-from tests.problems import fixed_kernel, gp
+from tests.problems import LIKELIHOODS, fixed_kernel, gp, inputs, targets
 from tests.test_posterior import posterior_of
 from torchgpmc import plots
+from torchgpmc.storage.draws import Draws
 
 
 @pytest.mark.parametrize("draw", [plots.plot_trace, plots.plot_pair])
@@ -101,3 +103,28 @@ def test_an_intensity_in_two_dimensions_is_three_maps_the_right_way_round(tmp_pa
         plots.plot_intensity(intensity_of(x[:5]), x[:5])
     with pytest.raises(ValueError, match="x has 3 columns"):
         plots.plot_intensity(intensity, torch.rand(12, 3))
+
+
+@pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")  # a few draws
+@pytest.mark.parametrize(
+    ("likelihood", "columns", "axes", "curve"),
+    [("gaussian", 1, 1, "mean"), ("probit", 1, 1, "probability of class 1"), ("probit", 2, 4, "")],
+)
+def test_a_fit_is_a_curve_with_bands_or_two_maps(likelihood, columns, axes, curve, tmp_path):
+    kernel = gpytorch.kernels.RBFKernel().requires_grad_(False)
+    x = inputs(12)[:, :columns]
+    model = tg.GP(x, targets(likelihood, 12), kernel, LIKELIHOODS[likelihood]().requires_grad_(False))
+    posterior = tg.sample(model, tg.EllipticalSlice(), num_samples=20, warmup_steps=5, num_chains=1, seed=0, progress=False)
+    figure = plots.plot_fit(posterior, num_points=15)
+    figure.savefig(tmp_path / "fit.png")
+    assert len(figure.axes) == axes  # colour bars count
+    labels = [text.get_text() for axis in figure.axes if axis.get_legend() for text in axis.get_legend().get_texts()]
+    assert curve in labels or not curve
+    assert ("95% band" in labels) == (likelihood == "gaussian")
+
+
+def test_a_fit_over_three_columns_has_no_picture():
+    kernel = gpytorch.kernels.RBFKernel().requires_grad_(False)
+    model = tg.GP(torch.rand(4, 3), targets("probit", 4), kernel, LIKELIHOODS["probit"]())
+    with pytest.raises(ValueError, match=r"has 3 input columns. Expected one or two"):
+        plots.plot_fit(tg.Posterior(model, Draws(torch.zeros(1, 2, 0), torch.zeros(1, 2, 4), None), {"lp": torch.zeros(1, 2)}, {}))

@@ -1,6 +1,6 @@
 """Monte Carlo inference for Gaussian process models, native to PyTorch."""
 
-from torchgpmc import approximations, diagnostics, evidence, likelihoods, orthant, samplers, scores
+from torchgpmc import approximations, diagnostics, evidence, likelihoods, orthant, plots, samplers, scores
 from torchgpmc.approximations import EP, Laplace
 from torchgpmc.checks import SamplingWarning
 from torchgpmc.density_sampling import sample_density
@@ -102,6 +102,7 @@ __all__ = [
     "kmeans_inducing_points",
     "likelihoods",
     "orthant",
+    "plots",
     "recommend",
     "sample",
     "sample_density",

@@ -202,6 +202,59 @@ def plot_intensity(
     return draw(intensity, x.detach().cpu(), None if events is None else events.detach().cpu(), binned, sorted(levels))
 
 
+def plot_fit(posterior: Posterior, *, num_points: int = 200, levels: tuple[float, ...] = (0.5, 0.95)) -> Any:
+    """The response over the range of the data: its mean with bands in one dimension; maps of mean and deviation in two.
+
+    Of a binary response, whose bands would say nothing, the mean is the probability of class 1.
+
+    Args:
+        posterior: of a model with one or two input columns and a response that is one number.
+        num_points: in one dimension, how many; in two, about so many times 10.
+        levels: probabilities of the bands.
+
+    Returns:
+        A matplotlib ``Figure``.
+
+    Raises:
+        ValueError: more than two input columns, or several classes.
+    """
+    model = posterior.model
+    x, y = model.train_x.cpu(), model.train_y.cpu()
+    if x.shape[1] > 2:
+        raise ValueError(f"the model has {x.shape[1]} input columns. Expected one or two: a fit over more has no picture.")
+    ends = [(column.min(), column.max()) for column in x.unbind(-1)]
+    side = num_points if x.shape[1] == 1 else max(2, round((10 * num_points) ** 0.5))
+    lines = [torch.linspace(float(low), float(high), side, dtype=x.dtype) for low, high in ends]
+    prediction = posterior.predict(lines[0] if x.shape[1] == 1 else torch.cartesian_prod(*lines))
+    if prediction.mean.dim() > 1:
+        raise ValueError(f"the response is one of {prediction.mean.shape[1]} classes. Expected one number a point.")
+    is_binary = getattr(model.likelihood, "is_classification", False)
+    first = "probability of class 1" if is_binary else "mean"
+    if x.shape[1] == 1:
+        figure, axes = _figure(1, 1, 4.0)
+        figure.set_size_inches(8, 3.6)
+        axis, at = axes[0, 0], lines[0].numpy()
+        for level in () if is_binary else sorted(levels, reverse=True):
+            lower, upper = (end.cpu().numpy() for end in prediction.interval(level))
+            axis.fill_between(at, lower, upper, color="C0", alpha=0.15 + 0.3 * (1 - level), linewidth=0, label=f"{level:.0%} band")
+        axis.plot(at, prediction.mean.cpu().numpy(), color="C0", label=first)
+        axis.plot(x[:, 0].numpy(), y.numpy(), ".", color="black", markersize=4, label="data")
+        axis.legend(fontsize=8)
+        return figure
+    shown = {
+        "probability of class 1" if is_binary else "mean": prediction.mean,
+        "deviation of f": prediction.latent_variance.sqrt(),
+    }
+    figure, axes = _figure(1, 2, 4.0)
+    for axis, (title, values) in zip(axes[0], shown.items(), strict=True):
+        image = values.cpu().view(side, side).T.numpy()
+        mesh = axis.pcolormesh(*(line.numpy() for line in lines), image, shading="nearest", cmap="viridis")
+        figure.colorbar(mesh, ax=axis, shrink=0.8)
+        axis.scatter(*x.T.numpy(), c=y.numpy(), s=10, cmap="viridis", edgecolors="white", linewidths=0.4)
+        axis.set_title(title, fontsize=10)
+    return figure
+
+
 def _plot_curve(intensity: Intensity, x: Tensor, events: Tensor | None, binned: BinnedEvents | None, levels: list[float]) -> Any:
     figure, axes = _figure(1, 1, 4.0)
     figure.set_size_inches(8, 3.6)
