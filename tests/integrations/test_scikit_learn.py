@@ -64,7 +64,16 @@ def test_units_do_not_matter_where_both_sides_are_standardised():
     np.testing.assert_allclose(shifted, 100 * mean + 7, rtol=1e-5)
     np.testing.assert_allclose(wider, 100 * deviation, rtol=1e-5)
     assert np.abs(mean - y).max() < 0.1
-    assert one.sample_y(x[:3], n_samples=5).shape == (3, 5)
+    near = one.sample_y(np.array([[1.0], [1.001], [4.0]]), n_samples=400)
+    assert near.shape == (3, 400)
+
+
+def test_draws_of_the_response_are_of_all_points_together():
+    x = np.linspace(0, 1, 3)[:, None]
+    regressor = tg.GPRegressor(num_samples=100, method=QUICK, normalize_y=False, random_state=0).fit(x, np.zeros(3))
+    far = regressor.sample_y(np.array([[9.0], [9.01], [40.0]]), n_samples=2000)
+    correlation = np.corrcoef(far)
+    assert correlation[0, 1] > correlation[0, 2] + 0.1  # neighbours share f, though not their noise
 
 
 def test_inducing_points_are_a_number_or_places_in_the_users_units(iris):

@@ -251,7 +251,7 @@ class GPRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         return (mean, self._spread * prediction.variance.sqrt().cpu().numpy()) if return_std else mean
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
-        """Draws of the response ``(T, n_samples)``, noise included."""
+        """Draws of the response ``(T, n_samples)``, noise included; each is of all T points together."""
         x, seed = self._inputs_like_trained(X), int(check_random_state(random_state).randint(2**31 - 1))
-        draws = self.posterior_.predict(x).sample(n_samples, seed=seed)
+        draws = self.posterior_.predict(x).sample(n_samples, seed=seed, joint=True)
         return self._center + self._spread * draws.cpu().numpy().T
