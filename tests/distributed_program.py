@@ -1,12 +1,10 @@
-"""What two processes do in ``test_distributed.py``: ``python -m tests.distributed_program SCENARIOS FOLDER``.
+"""What two processes do in ``test_distributed.py``.
 
 Each scenario leaves what it found in ``FOLDER/SCENARIO.RANK.pt``.
 """
 
 import os
-import pathlib
 import signal
-import sys
 import warnings
 
 import torch
@@ -37,10 +35,10 @@ def whole_model():
     return tg.GP(*data(), kernel(), tg.likelihoods.Bernoulli())
 
 
-def shard(rank, model=tg.distributed.ShardedGP):
+def shard(rank):
     x, y = data()
     rows = slice(0, 8) if rank == 0 else slice(8, 14)  # unequal shards
-    return model(x[rows], y[rows], kernel(), tg.likelihoods.Bernoulli(), inducing_points=x[::3])
+    return tg.distributed.ShardedGP(x[rows], y[rows], kernel(), tg.likelihoods.Bernoulli(), inducing_points=x[::3])
 
 
 def at_iteration(iteration, act):
@@ -163,21 +161,18 @@ def leader_killed(rank, folder):
     try:
         with model.leading() as leads:
             if leads:
-                at_iteration(35, lambda: os._exit(7))
+                at_iteration(34, lambda: os._exit(7))
                 tg.sample(model, METHODS["nuts"], **SHARDED, checkpoint=tg.Checkpoint(folder / "leader.ckpt", every=4))
     except RankLostError as error:
         return str(error)
 
 
-def main():
-    names, folder = sys.argv[1].split(","), pathlib.Path(sys.argv[2])
+def run(names, folder, rank, environment):
+    """The scenarios of one process, one after another."""
+    os.environ.update(environment)
+    torch.set_num_threads(1)
     warnings.simplefilter("ignore", tg.SamplingWarning)
-    rank = int(os.environ["TEST_RANK"])
-    if "RANK" not in os.environ:
+    if not environment:
         dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
     for name in names:
         torch.save(globals()[name](rank, folder), folder / f"{name}.{rank}.pt")
-
-
-if __name__ == "__main__":
-    main()
