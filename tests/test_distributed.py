@@ -14,7 +14,7 @@ import torchgpmc as tg
 from tests import distributed_program as program
 from torchgpmc.distributed.chains import rank_seed
 
-LIMIT = 120  # seconds a pair, which takes a few on two free cores
+LIMIT = 240  # seconds a pair, which takes a few on two free cores
 
 
 def run_pair(folder, scenarios, by_environment=False):
