@@ -22,7 +22,7 @@ FLOORS = [
     {"methods"},
     {"recommend", "tuning"},
     {"loop", "plots"},
-    {"density_sampling"},
+    {"density_sampling", "distributed"},
     {"integrations"},
     {"__init__"},
 ]

@@ -1,6 +1,6 @@
 """Monte Carlo inference for Gaussian process models, native to PyTorch."""
 
-from torchgpmc import approximations, diagnostics, evidence, likelihoods, orthant, plots, samplers, scores
+from torchgpmc import approximations, diagnostics, distributed, evidence, likelihoods, orthant, plots, samplers, scores
 from torchgpmc.approximations import EP, Laplace
 from torchgpmc.checks import SamplingWarning
 from torchgpmc.density_sampling import sample_density
@@ -93,6 +93,7 @@ __all__ = [
     "approximations",
     "bin_events",
     "diagnostics",
+    "distributed",
     "evidence",
     "explain",
     "fit",

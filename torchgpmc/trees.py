@@ -56,6 +56,22 @@ def concatenate(trees: Sequence[Any]) -> Any:
     return _mapped(lambda *parts: torch.cat(parts), *trees)
 
 
+def moved(tree: Any, device: torch.device) -> Any:
+    """All tensors on ``device``."""
+    return _mapped(lambda leaf: leaf.to(device), tree)
+
+
+def numbers_of(other: Any, tree: Any) -> Any:
+    """``tree`` with what is no tensor taken from ``other``.
+
+    Example:
+        >>> import torch
+        >>> numbers_of((torch.zeros(2), 7), (torch.ones(2), 3))
+        (tensor([1., 1.]), 7)
+    """
+    return _mapped(lambda own, _: own, tree, other)
+
+
 def pack(tree: Any) -> Any:
     """A state as lists, dictionaries, tensors and numbers, which load from a file without executing anything."""
     if isinstance(tree, dict):

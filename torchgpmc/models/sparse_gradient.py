@@ -95,6 +95,7 @@ class SparseDensity:
         v: ``(C, V)``.
         targets: of one data set, or one a chain.
         with_slopes: whether the gradient will be asked for.
+        with_prior: whether the densities of theta and v count, or the data alone.
     """
 
     def __init__(
@@ -107,9 +108,11 @@ class SparseDensity:
         targets: Targets,
         *,
         with_slopes: bool,
+        with_prior: bool = True,
     ):
         layout = model.layout
         self.model, self.bound, self.theta, self.targets = model, bound, theta, targets
+        self.with_prior = with_prior
         self.v = v.view(len(v), *model.latent_shape)
         self.sampled = {module: layout.sampled_names(module) if with_slopes else [] for module in layout.prefixes}
         count = len(model.train_x)
@@ -123,15 +126,15 @@ class SparseDensity:
 
     def value(self) -> Tensor:
         """``(C,)``, NaN where K(Z, Z) does not factorise."""
-        value = self.at.log_prior + log_standard_normal(self.v.flatten(1))
+        value = self._log_prior()
         for rows in self.all_rows:
             value = value + self._expectation(self._chunk(rows))
         return torch.where(self.ok, value, torch.nan)
 
     def value_and_grad(self) -> tuple[Tensor, Tensor]:
         """:meth:`value`, and the gradient ``(C, P + V)``."""
-        value = self.at.log_prior + log_standard_normal(self.v.flatten(1))
-        v_slope, adjoint = -self.v, torch.zeros_like(self.factor)
+        value = self._log_prior()
+        v_slope, adjoint = -self.v if self.with_prior else torch.zeros_like(self.v), torch.zeros_like(self.factor)
         slopes: dict[str, dict[str, Tensor]] = {module: {} for module in self.values}
         for rows in self.all_rows:
             chunk = self._chunk(rows)
@@ -148,8 +151,14 @@ class SparseDensity:
                 _add(slopes["kernel"], chunk.prior_variance.slopes(part.variance))
         if self.sampled["kernel"]:
             _add(slopes["kernel"], self.inner.slopes(factor_adjoint(self.factor, adjoint.neg_())))
-        theta_slope = torch.addcmul(self.at.log_prior_slope, self.at.derivative, self.model.layout.gather(slopes, self.theta))
+        prior_slope = self.at.log_prior_slope if self.with_prior else torch.zeros_like(self.at.log_prior_slope)
+        theta_slope = torch.addcmul(prior_slope, self.at.derivative, self.model.layout.gather(slopes, self.theta))
         return torch.where(self.ok, value, torch.nan), torch.cat([theta_slope, v_slope.flatten(1)], -1)
+
+    def _log_prior(self) -> Tensor:
+        return (
+            self.at.log_prior + log_standard_normal(self.v.flatten(1)) if self.with_prior else self.theta.new_zeros(len(self.theta))
+        )
 
     def _chunk(self, rows: slice) -> _Chunk:
         model, count, x = self.model, len(self.theta), self.model.train_x[rows]
