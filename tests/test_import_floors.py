@@ -17,7 +17,7 @@ FLOORS = [
     {"models"},
     {"prediction", "storage"},
     {"posterior", "approximations"},
-    {"evidence", "fitting"},
+    {"evidence", "fitting", "variational"},
     {"runs"},
     {"methods"},
     {"recommend", "tuning"},

@@ -17,7 +17,11 @@ from torchgpmc.methods import (
     AdaptiveMH,
     AuxiliaryGradient,
     ChEES,
+    ControlVariables,
     EllipticalSlice,
+    Gibbs,
+    GibbsLike,
+    LocalRegions,
     OrthantGPC,
     PseudoMarginal,
     PseudoMarginalSlice,
@@ -37,9 +41,11 @@ from torchgpmc.point_process import bin_events
 from torchgpmc.posterior import Posterior
 from torchgpmc.prediction import Prediction
 from torchgpmc.recommend import explain, recommend
+from torchgpmc.runs.parameterizations import Ancillary, Interwoven, Sufficient, Surrogate
 from torchgpmc.samplers import MassMatrix
 from torchgpmc.storage.checkpoint import Checkpoint
 from torchgpmc.tuning import tune_hmc
+from torchgpmc.variational import Start, initialize
 from torchgpmc.versions import show_versions
 
 __version__ = "0.1.0"
@@ -54,16 +60,22 @@ __all__ = [
     "NUTS",
     "PCN",
     "AdaptiveMH",
+    "Ancillary",
     "AuxiliaryGradient",
     "ChEES",
     "Checkpoint",
     "ConditionedGP",
+    "ControlVariables",
     "EllipticalSlice",
     "Fitted",
     "GPClassifier",
     "GPRegression",
     "GPRegressor",
+    "Gibbs",
+    "GibbsLike",
+    "Interwoven",
     "Laplace",
+    "LocalRegions",
     "MassMatrix",
     "OrthantGPC",
     "Posterior",
@@ -74,12 +86,16 @@ __all__ = [
     "SamplingWarning",
     "Slice",
     "SparseGP",
+    "Start",
+    "Sufficient",
+    "Surrogate",
     "approximations",
     "bin_events",
     "diagnostics",
     "evidence",
     "explain",
     "fit",
+    "initialize",
     "joint_log_density",
     "kmeans_inducing_points",
     "likelihoods",

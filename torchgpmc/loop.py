@@ -25,6 +25,7 @@ from torchgpmc.storage.draws import Draws, DrawStore
 from torchgpmc.storage.fingerprint import Fingerprint, model_fingerprint
 from torchgpmc.threads import num_cores, one_torch_thread
 from torchgpmc.trees import unpack
+from torchgpmc.variational import Start
 
 _SECONDS_BETWEEN_DISPLAYS = 0.2
 
@@ -40,6 +41,7 @@ def sample(
     progress: bool = True,
     checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
     chain_chunk: int | None = None,
+    start: Start | None = None,
 ) -> Posterior:
     """Draws hyperparameters and latent function from the exact posterior of a GP model.
 
@@ -60,6 +62,8 @@ def sample(
             returned; one with other settings is an error.
         chain_chunk: evaluate at most this many chains at once, to bound memory. The random numbers stay the same; other batches
             round differently, which warm-up amplifies, so that after many steps draws may differ.
+        start: a fit from :func:`torchgpmc.initialize` of this very model (``start.model``): chains of ``NUTS()``, the default then,
+            or ``HMC()`` begin around it, in coordinates that are white under it. The posterior is the same, sooner.
 
     Returns:
         The posterior draws. Warns (:class:`SamplingWarning`) in plain words if they are not to be trusted.
@@ -81,7 +85,8 @@ def sample(
     if not isinstance(model, GPModel):
         raise TypeError(f"model is {type(model).__name__}. Expected a torchgpmc.GP or torchgpmc.SparseGP.")
     chains_wanted = not (warmup_steps is num_chains is chain_chunk is None)
-    method = _default_method(model, chains_wanted) if method is None else method
+    if method is None:
+        method = _default_method(model, chains_wanted) if start is None else NUTS()
     if isinstance(method, type) or not hasattr(method, "prepare"):
         raise TypeError(
             f"method is {method!r}. Expected a method object, for instance torchgpmc.NUTS() or torchgpmc.HMC(num_steps=20)."
@@ -90,6 +95,9 @@ def sample(
         model.refresh()
         settings = check_settings(num_samples, warmup_steps, num_chains, chain_chunk)
         _check_one_data_set_a_chain(model, settings)
+        if start is not None:
+            _check_start(start, model, method)
+            settings = settings._replace(start=start)
         order = Order(method, settings, checked_seed(seed), model.train_x.device, checkpoint, progress)
         run = method.prepare(model, settings)
         widths = model.layout.size, model.latent_size
@@ -133,6 +141,16 @@ def _check_one_data_set_a_chain(model: GPModel, settings: Settings) -> None:
         )
 
 
+def _check_start(start: Any, model: GPModel, method: Method) -> None:
+    if not isinstance(start, Start):
+        raise TypeError(f"start is {type(start).__name__}. Expected what torchgpmc.initialize(model) returns, or None.")
+    if not getattr(method, "takes_start", False):
+        raise ValueError(
+            f"{type(method).__name__} cannot begin at a start. Expected torchgpmc.NUTS(), HMC() or ChEES(), or start=None."
+        )
+    start.check(model)
+
+
 class Order(NamedTuple):
     """What was asked for, beside what is sampled."""
 
@@ -162,7 +180,8 @@ class Order(NamedTuple):
 
     def _description(self) -> dict[str, Any]:
         number = self.settings.num_samples
-        return {"method": repr(self.method), "num_samples": number, "seed": self.seed, "torch": str(torch.__version__)}
+        described = {"method": repr(self.method), "num_samples": number, "seed": self.seed, "torch": str(torch.__version__)}
+        return described if self.settings.start is None else {**described, "start": repr(self.settings.start)}
 
     def _file(self, widths: tuple[int, int], identity: Callable[[], Fingerprint]) -> CheckpointFile | None:
         if self.checkpoint is None:
@@ -170,7 +189,7 @@ class Order(NamedTuple):
         checkpoint = self.checkpoint if isinstance(self.checkpoint, Checkpoint) else Checkpoint(self.checkpoint)
         check_count("checkpoint.every", checkpoint.every)
         settings: Fingerprint = {key: str(value) for key, value in self._description().items()}
-        settings |= {key: str(value) for key, value in self.settings._asdict().items()}
+        settings |= {key: str(value) for key, value in self.settings._asdict().items() if key != "start"}
         return CheckpointFile(checkpoint, settings | {"device": str(self.device)} | identity(), widths)
 
 

@@ -15,6 +15,7 @@ from torchgpmc.checks import check_count
 from torchgpmc.models.base import Cross, GPModel, LatentsAt, likelihood_values
 from torchgpmc.models.sparse_gradient import DataBindings, SparseDensity, automatic_chunk
 from torchgpmc.models.targets import Targets
+from torchgpmc.models.validation import check_inducing_points
 from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.parameters.layout import Hyperparameters
 
@@ -45,7 +46,7 @@ class SparseGP(GPModel):
             K(Z, Z) is nearly singular).
 
     Raises:
-        ValueError: as :class:`GP`; no inducing points, or of the wrong width; a likelihood without expectations; a
+        ValueError: as :class:`GP`; no inducing points, more than data, or of the wrong width; a likelihood without expectations; a
             ``data_chunk`` that is not a whole number above 0.
 
     Example:
@@ -85,6 +86,7 @@ class SparseGP(GPModel):
         self.data_dtype = data_dtype
         extra_inputs = {"inducing_points": inducing_points}
         super().__init__(train_x, train_y, kernel, likelihood, mean=mean, jitter=jitter, dtype=dtype, extra_inputs=extra_inputs)
+        check_inducing_points(self.inducing_points, len(self.train_x))
         if not hasattr(self.likelihood, "forward") or (
             hasattr(self.likelihood, "log_prob") and not hasattr(self.likelihood, "expected_log_likelihood")
         ):
