@@ -287,7 +287,7 @@ def rule_about(
     ``scale`` is how far from the real line g has its nearest singularity, which is what rules converge by. Where all standard
     deviations are below it these are 25 to 65 evenly spaced nodes, the fewer the narrower the normals; else Gauss-Legendre nodes in
     t, f = center + scale sinh(t), over mean +- 8 standard deviations. Rules err by about 1e-11 and less, so that which of them a
-    batch gets is not seen.
+    batch gets is not seen. Off the CPU each normal has its own choice of the two, which the host need not know.
 
     Args:
         mean: any shape ``...``.
@@ -306,18 +306,33 @@ def rule_about(
     """
     with torch.no_grad():
         shape = (-1,) + (1,) * mean.dim()
+        if mean.device.type != "cpu":
+            half = num_nodes // 2
+            even = _lattice(_LATTICE_REACH / half, mean.dtype, mean.device)
+            own = _over_reach(mean, variance, center, scale, 2 * half + 1)
+            narrow = variance / scale**2 <= _widest(_LATTICE_REACH / half)
+            nodes, weights = (torch.where(narrow, one.view(shape), other) for one, other in zip(even, own, strict=True))
+            return nodes, weights
         widest = float((variance / scale**2).max()) if variance.numel() else 0.0
         for step in _LATTICES:
             if widest <= _widest(step):
                 nodes, weights = _lattice(step, mean.dtype, mean.device)
                 return nodes.view(shape), weights.view(shape)
-        nodes, weights = _legendre(num_nodes, mean.dtype, mean.device)
-        deviation, offset = variance.sqrt() / scale, (mean - center) / scale
-        low, high = torch.asinh(offset - 8 * deviation), torch.asinh(offset + 8 * deviation)
-        t = low + (high - low) * nodes.view(shape)
-        x = (torch.sinh(t) - offset) / deviation
-        density = weights.view(shape) * torch.cosh(t) * torch.exp(-0.5 * x.square())
-        return x, density / density.sum(0)
+        return _over_reach(mean, variance, center, scale, num_nodes)
+
+
+def _over_reach(
+    mean: Tensor, variance: Tensor, center: Tensor | float, scale: Tensor | float, num_nodes: int
+) -> tuple[Tensor, Tensor]:
+    """The second rule of :func:`rule_about`."""
+    shape = (-1,) + (1,) * mean.dim()
+    nodes, weights = _legendre(num_nodes, mean.dtype, mean.device)
+    deviation, offset = variance.sqrt() / scale, (mean - center) / scale
+    low, high = torch.asinh(offset - 8 * deviation), torch.asinh(offset + 8 * deviation)
+    t = low + (high - low) * nodes.view(shape)
+    x = (torch.sinh(t) - offset) / deviation
+    density = weights.view(shape) * torch.cosh(t) * torch.exp(-0.5 * x.square())
+    return x, density / density.sum(0)
 
 
 def _widest(step: float) -> float:
@@ -331,7 +346,7 @@ def _widest(step: float) -> float:
 
 @lru_cache(maxsize=32)
 def _lattice(step: float, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    half = math.ceil(_LATTICE_REACH / step)
+    half = math.ceil(_LATTICE_REACH / step - 1e-9)  # a step that divides the reach but for rounding
     nodes = step * torch.arange(-half, half + 1, dtype=torch.float64)
     return nodes.to(device, dtype), torch.softmax(-0.5 * nodes.square(), 0).to(device, dtype)
 

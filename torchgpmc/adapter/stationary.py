@@ -15,17 +15,20 @@ from torch.autograd.function import once_differentiable
 _LOWEST_EXPONENT = {torch.float64: -350.0, torch.float32: -40.0}
 # What rounding may cost an exponent, below which |a|^2 + |b|^2 - 2 ab stands for |a - b|^2.
 _LOSS = {torch.float64: 1e-8, torch.float32: 1e-2}
+# Numbers in the squared differences of all dimensions that are kept off the CPU, 256 MiB in float64.
+_MOST_KEPT = 2**25
 
 
 class Inputs(NamedTuple):
-    """Two sets of inputs, with their squared distances when one lengthscale serves all dimensions."""
+    """Two sets of inputs, with what of their distances is kept."""
 
     x1: Tensor
     x2: Tensor
     is_prefix: bool  # whether x2 begins with x1, so that the leading diagonal holds distances of zero
     minus_half_square1: Tensor  # (N1, D), -x1^2 / 2
     minus_half_square2: Tensor
-    squared_distance: Tensor | None  # (N1, N2)
+    squared_distance: Tensor | None  # (N1, N2), where one lengthscale serves all dimensions
+    squared_differences: Tensor | None  # (D, N1, N2), where each has its own, on a device that would have to tell the host of rows
     greatest_square: Tensor  # (D,), of all inputs
 
 
@@ -35,20 +38,25 @@ def prepare(x1: Tensor, x2: Tensor, isotropic: bool) -> Inputs:
     # Centred inputs lose the fewest digits in |a|^2 + |b|^2 - 2 ab.
     center = x1.mean(0) if len(x1) else 0.0
     x1, x2 = (x1 - center).contiguous(), (x2 - center).contiguous()
-    keep = isotropic and not (x1.requires_grad or x2.requires_grad)
+    constant = not (x1.requires_grad or x2.requires_grad)
+    distance = _pairwise_square(x1, x2) if constant and isotropic else None
+    # On a GPU a pass over memory costs less than waiting for the host, which products of inputs need; see _imprecise_rows.
+    keep = constant and not isotropic and x1.device.type != "cpu" and x1.numel() * len(x2) <= _MOST_KEPT
+    differences = (x1.T[:, :, None] - x2.T[:, None, :]).square_() if keep else None
     squares = -0.5 * x1.square(), -0.5 * x2.square()
     greatest = torch.cat([x1, x2]).detach().square().amax(0)
-    return Inputs(x1, x2, is_prefix, *squares, _pairwise_square(x1, x2) if keep else None, greatest)
+    return Inputs(x1, x2, is_prefix, *squares, distance, differences, greatest)
 
 
 def rows_of(inputs: Inputs, rows: slice) -> Inputs:
     """Some of the first inputs against all of the second."""
-    distance = inputs.squared_distance
+    distance, differences = inputs.squared_distance, inputs.squared_differences
     return inputs._replace(
         x1=inputs.x1[rows],
         is_prefix=False,
         minus_half_square1=inputs.minus_half_square1[rows],
         squared_distance=None if distance is None else distance[rows],
+        squared_differences=None if differences is None else differences[:, rows],
     )
 
 
@@ -66,6 +74,11 @@ def _precise_square(weights: Tensor, inputs: Inputs) -> Tensor:
     for weight, left, right in zip(spread, inputs.x1.unbind(-1), inputs.x2.unbind(-1), strict=True):
         total = total + weight[:, None, None] * (left[:, None] - right[None, :]).square()
     return total
+
+
+def _weighted(weights: Tensor, differences: Tensor) -> Tensor:
+    """The same ``(R, N1, N2)`` from squared differences ``(D, N1, N2)``."""
+    return (weights @ differences.flatten(1)).view(-1, *differences.shape[1:])
 
 
 def _pairwise_square(x1: Tensor, x2: Tensor) -> Tensor:
@@ -101,6 +114,8 @@ def scaled_rbf(weights: Tensor, log_scale: Tensor, inputs: Inputs) -> Tensor:
 def _scaled_rbf(weights: Tensor, log_scale: Tensor, inputs: Inputs) -> Tensor:
     if inputs.squared_distance is not None:  # three passes over memory
         exponent = (inputs.squared_distance * (-0.5 * weights).unsqueeze(-1)).add_(log_scale[:, None, None])
+    elif inputs.squared_differences is not None:
+        exponent = log_scale[:, None, None] - 0.5 * _weighted(weights, inputs.squared_differences)
     else:
         x1, x2 = inputs.x1, inputs.x2
         chains, (n1, dims) = len(weights), x1.shape
@@ -124,6 +139,9 @@ def scaled_rbf_slopes(gradient: Tensor, covariance: Tensor, weights: Tensor, inp
     if inputs.squared_distance is not None:
         flat = product.flatten(1)
         return (flat @ inputs.squared_distance.flatten()).mul_(-0.5).unsqueeze(-1), flat.sum(1)
+    if inputs.squared_differences is not None:
+        flat = product.flatten(1)
+        return (flat @ inputs.squared_differences.flatten(1).T).mul_(-0.5), flat.sum(1)
     chains, n1, n2 = product.shape
     row, column = product.sum(2), product.sum(1)
     if n1 <= n2:
@@ -143,6 +161,8 @@ def scaled_square(inputs: Inputs, lengthscale: Tensor) -> Tensor:
     """Squared distances in units of ``lengthscale`` ``(C, 1, L)``: ``(C, N1, N2)``."""
     if inputs.squared_distance is not None:
         return inputs.squared_distance * lengthscale.reciprocal().square()
+    if inputs.squared_differences is not None:
+        return _weighted(lengthscale.reciprocal().square().squeeze(1), inputs.squared_differences)
     a, b = inputs.x1 / lengthscale, inputs.x2 / lengthscale
     square = a.square().sum(-1)[:, :, None] + b.square().sum(-1)[:, None, :] - 2 * a @ b.mT
     if inputs.is_prefix:

@@ -83,7 +83,8 @@ class ConditionedGP(GPModel):
     def _given(self, values: dict[str, dict[str, Tensor]], count: int, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """At ``inputs`` the conditional mean ``(C, N)``, R with K_xq K_qq^-1 K_qx = R' R ``(C, Q, N)``, and what succeeded."""
         known = self.known_inputs
-        inner = self.covariance.bind(known, known)(values["kernel"]) + self.jitter * torch.eye(len(known)).to(known)
+        jitter = self.jitter * torch.eye(len(known), dtype=known.dtype, device=known.device)
+        inner = self.covariance.bind(known, known)(values["kernel"]) + jitter
         factor, ok = cholesky(inner)
         root = solve_lower(factor, self.covariance.bind(known, inputs)(values["kernel"]))
         gap = self.known_values - self.mean_function(values["mean"], known, count)

@@ -41,7 +41,7 @@ def evidence_and_grad_by_parts(model: GPModel, theta: Tensor, targets: Targets) 
         total.diagonal(dim1=-2, dim2=-1).add_(noise.value + model.jitter)
         factor, ok = cholesky_in_place(total)
         # One failed factor would fail the inverse of the whole batch.
-        factor = torch.where(ok[:, None, None], factor, torch.eye(factor.shape[-1]).to(factor))
+        factor = torch.where(ok[:, None, None], factor, torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device))
         residual = (targets.values - mean.value).expand(count, -1)
         white = solve_lower(factor, residual.unsqueeze(-1)).squeeze(-1)
         inverse = torch.cholesky_inverse(factor)

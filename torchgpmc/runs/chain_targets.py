@@ -68,7 +68,7 @@ def joint_target(model: GPModel, settings: Settings, sites: GaussianSites | None
         if fit is None:
             return starting_positions(model, density, chains, generator), None
         center = torch.cat([fit.theta, torch.zeros_like(fit.mean).flatten()]).to(model.train_x)
-        covariance = torch.block_diag(fit.theta_covariance, torch.eye(model.latent_size)).to(center)
+        covariance = torch.block_diag(fit.theta_covariance.to(center), torch.eye(model.latent_size).to(center))
         return positions_around(center, covariance, size, density, chains, generator), covariance
 
     return ChainTarget(density, size, size + model.latent_size, start, read, _EXACT, is_guess=fit is not None)

@@ -90,8 +90,9 @@ def _checkpoint_range(leaf: int) -> tuple[int, int]:
 def nuts(density: LogDensity, *, step_size: Tensor, preconditioner: Preconditioner, max_tree_depth: int = 10) -> Sampler:
     """The no-U-turn sampler: iterative, multinomial, generalised U-turn criterion (Hoffman & Gelman 2014; Betancourt 2017).
 
-    Chains share every gradient evaluation; on CPU a chain that has finished leaves the batch, on CUDA it is masked. Uniform numbers
-    are drawn for all chains whether or not they still move, so a chain's draws do not depend on when others finish.
+    Chains share every gradient evaluation; on CPU a chain that has finished leaves the batch, on CUDA it is masked until the tree
+    is doubled. The host waits for the device once a leapfrog step, to learn whether any chain goes on. Uniform numbers are drawn
+    for all chains whether or not they still move, so a chain's draws do not depend on when others finish.
 
     Args:
         density: target on ``(C, D)``.
@@ -153,13 +154,13 @@ def _transition(
         if grown is None or subtree is None:
             break
         tree = grown
-        # Rows that stopped early (only on CUDA are they still here) keep their old proposal.
+        # Rows that stopped at the last leaf, on CUDA at any, are still here and keep their old proposal.
         forward = choices[depth, 0][tree.rows] < 0.5
         log_u = choices[depth, 1][tree.rows].log()
         take = running & (log_u < subtree.log_weight - tree.log_weight)
         tree = _merge(tree, subtree, forward, take)
         result, result_energy = _put_back(result, result_energy, tree, running)
-        tally = tally._replace(depth=tally.depth.index_put((tree.rows[running],), torch.tensor(depth + 1.0).to(energy)))
+        tally = tally._replace(depth=tally.depth.index_add(0, tree.rows, running.to(energy)))
         running = running & ~_turning(tree.left_rho, tree.right_rho, tree.rho_sum)
         still = running.nonzero().squeeze(-1)
         if len(still) == 0:
@@ -221,6 +222,8 @@ def _grow(
             for slot in range(last, first - 1, -1):
                 start_rho, start_sum = stored[slot]
                 running = running & ~_turning(start_rho, end_rho, subtree.rho_sum - start_sum)
+        if leaf == 2**depth - 1:
+            break  # the caller, who looks for a U-turn of the whole tree first, asks which chains go on
         still = running.nonzero().squeeze(-1)
         if len(still) == 0:
             return None, None, running, tally, density
@@ -262,7 +265,6 @@ def _merge(tree: _Tree, subtree: _Subtree, forward: Tensor, take: Tensor) -> _Tr
 
 def _put_back(result: HMCState, energy: Tensor, tree: _Tree, running: Tensor) -> tuple[HMCState, Tensor]:
     """Writes the proposals of the running rows into the states of all chains."""
-    if len(tree.rows) == len(energy):
-        return where(running, tree.proposal, result), torch.where(running, tree.proposal_energy, energy)
-    rows, chosen = tree.rows[running], take_rows(tree.proposal, running)
-    return put(result, rows, chosen), energy.index_put((rows,), tree.proposal_energy[running])
+    old, old_energy = take_rows(result, tree.rows), energy[tree.rows]
+    chosen, chosen_energy = where(running, tree.proposal, old), torch.where(running, tree.proposal_energy, old_energy)
+    return put(result, tree.rows, chosen), energy.index_put((tree.rows,), chosen_energy)

@@ -1,0 +1,73 @@
+"""How often the host waits for the device; ``python -m tests.device.waits docs/testing.md`` writes the table there."""
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import torch
+
+import torchgpmc as tg
+from tests.device.pretended import DEVICE, pretended_device
+from tests.problems import gp, sparse_gp
+from torchgpmc.runs.base import Settings
+
+MARK = "<!-- waits -->\n"
+STEPS = 4
+CHAINS = {
+    "NUTS": tg.NUTS(max_tree_depth=3),
+    "HMC": tg.HMC(num_steps=4),
+    "ChEES": tg.ChEES(max_steps=4),
+    "AdaptiveMH": tg.AdaptiveMH(),
+    "Slice": tg.Slice(),
+    "EllipticalSlice": tg.EllipticalSlice(),
+    "PCN": tg.PCN(),
+    "AuxiliaryGradient": tg.AuxiliaryGradient(),
+    "GibbsLike": tg.GibbsLike(),
+    "LocalRegions": tg.LocalRegions(),
+    "ControlVariables": tg.ControlVariables(),
+    "Gibbs": tg.Gibbs(latent_steps=2),
+    "PseudoMarginal": tg.PseudoMarginal(num_importance=4),
+    "PseudoMarginalSlice": tg.PseudoMarginalSlice(num_importance=4),
+}
+OF_LATENTS = ("EllipticalSlice", "PCN", "AuxiliaryGradient", "GibbsLike", "LocalRegions", "ControlVariables")
+
+
+def of_a_run(name: str, model: tg.GP, waits: Counter[str], method: object = None) -> tuple[float, float]:
+    """Waits and evaluations of a transition, after warm-up: the mean of a few, two chains."""
+    if name in OF_LATENTS:
+        for part in (model.kernel, model.likelihood):
+            part.requires_grad_(False)
+        model.refresh()
+    run = (CHAINS[name] if method is None else method).prepare(model, Settings(STEPS, STEPS, 2, None))
+    generator = torch.Generator(device=DEVICE).manual_seed(1)
+    state = run.init(generator)
+    waited, evaluations = 0, 0.0
+    for index in range(2 * STEPS):
+        waits.clear()
+        state, _, stats = run.advance(state, generator)
+        if index >= STEPS:
+            waited += waits.total()
+            evaluations += float(stats["n_steps"].max())
+    return waited / STEPS, evaluations / STEPS
+
+
+def table() -> str:
+    """One row a method; ``-`` where it does not sample the model."""
+    lines = ["| method | GP: waits a transition | evaluations | SparseGP: waits a transition | evaluations |"]
+    lines.append("|---|---|---|---|---|")
+    with pretended_device() as waits:
+        for name in CHAINS:
+            cells = []
+            for make in (gp, sparse_gp):
+                try:
+                    cells += [f"{number:.1f}" for number in of_a_run(name, make(device=DEVICE), waits)]
+                except ValueError:  # no latents at the data
+                    cells += ["-", "-"]
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    page = Path(sys.argv[1])
+    before, _, after = page.read_text().split(MARK)
+    page.write_text(before + MARK + table() + MARK + after)
