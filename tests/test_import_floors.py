@@ -21,6 +21,7 @@ FLOORS = [
     {"runs"},
     {"methods"},
     {"recommend"},
+    {"default_call"},
     {"loop", "plots"},
     {"integrations"},
     {"__init__"},

@@ -12,12 +12,12 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from torchgpmc.checks import check_count, warn
+from torchgpmc.default_call import Rule, sample_by_default
 from torchgpmc.methods import NUTS
-from torchgpmc.methods.amis import AMIS
 from torchgpmc.models.base import GPModel
 from torchgpmc.posterior import Posterior
 from torchgpmc.random import make_generator
-from torchgpmc.recommend import recommend
+from torchgpmc.recommend import WANTED, Candidate, candidates
 from torchgpmc.runs.base import Method, Run, Settings, chain_settings
 from torchgpmc.storage.checkpoint import Checkpoint, CheckpointFile
 from torchgpmc.storage.draws import DrawStore
@@ -26,13 +26,14 @@ from torchgpmc.threads import num_cores, one_torch_thread
 from torchgpmc.trees import unpack
 
 _SECONDS_BETWEEN_DISPLAYS = 0.2
+_DRAWS = 1000  # kept a chain
 
 
 def sample(
     model: GPModel,
     method: Method | None = None,
     *,
-    num_samples: int = 1000,
+    num_samples: int | None = None,
     warmup_steps: int | None = None,
     num_chains: int | None = None,
     seed: int | None = None,
@@ -48,15 +49,17 @@ def sample(
 
     Args:
         model: a :class:`GP`, :class:`SparseGP` or :class:`GPRegression`.
-        method: for instance ``NUTS()``; :func:`torchgpmc.recommend` chooses by default, among chains alone if ``num_chains``,
-            ``warmup_steps`` or ``chain_chunk`` is given.
-        num_samples: kept draws a chain.
+        method: for instance ``NUTS()``. Without one, engines that suit the model are tried in turn (:func:`torchgpmc.explain` names
+            them), each until its draws are good: no complaints, and ``num_samples`` effective draws of every hyperparameter, ``lp``
+            and latent, or until what it may spend is spent; ``posterior.info["tried"]`` lists them. Engines with chains alone, if
+            ``num_chains``, ``warmup_steps`` or ``chain_chunk`` is given.
+        num_samples: with a method, kept draws a chain, 1000 by default; without one, effective draws wanted, 400 by default.
         warmup_steps: steps before the first kept draw, in which the method tunes itself; ``num_samples`` by default.
         num_chains: chains run together as one batch; 4 by default.
         seed: of all randomness; ``None`` draws one and records it in ``posterior.info["seed"]``.
         progress: whether to show a bar with acceptance, step size and divergences.
         checkpoint: a path (or :class:`Checkpoint`): a run killed half-way resumes from it to the same bits; a finished one is
-            returned; one with other settings is an error.
+            returned; one with other settings is an error. Without a method, the second engine's file has ".2" after it, and so on.
         chain_chunk: evaluate at most this many chains at once, to bound memory. The random numbers stay the same; other batches
             round differently, which warm-up amplifies, so that after many steps draws may differ.
 
@@ -79,35 +82,76 @@ def sample(
     """
     if not isinstance(model, GPModel):
         raise TypeError(f"model is {type(model).__name__}. Expected a torchgpmc.GP or torchgpmc.SparseGP.")
-    chains_wanted = not (warmup_steps is num_chains is chain_chunk is None)
-    method = _default_method(model, chains_wanted) if method is None else method
-    if isinstance(method, type) or not hasattr(method, "prepare"):
+    if isinstance(method, type) or not (method is None or hasattr(method, "prepare")):
         raise TypeError(
             f"method is {method!r}. Expected a method object, for instance torchgpmc.NUTS() or torchgpmc.HMC(num_steps=20)."
         )
+    if method is None and model.targets.one_a_chain:
+        method = NUTS()  # every chain has a posterior of its own: there is nothing to compare
+    seed = secrets.randbits(62) if seed is None else seed
+    check_count("seed", seed, 0)
     with one_torch_thread():
         model.refresh()
-        settings = _check_settings(model, num_samples, warmup_steps, num_chains, chain_chunk)
-        if seed is None:
-            seed = secrets.randbits(62)
-        check_count("seed", seed, 0)
-        run = method.prepare(model, settings)
-        file = _checkpoint_file(checkpoint, model, method, settings, seed)
-        loop = _Loop(run, model, make_generator(seed, model.train_x.device), file)
-        info = loop.run({**_description(method, settings, seed), "target": run.label, "threads": num_cores()}, progress)
-        draw, stats = loop.store.joined()
-        draws = run.finish(loop.state, draw)
-        stats = {name: value[:, : draws.theta.shape[1]] for name, value in stats.items()}
-        posterior = Posterior(model, draws, stats, {**info, **draws.info})
+        if method is None:
+            wanted = WANTED if num_samples is None else num_samples
+            _check_settings(model, wanted, warmup_steps, num_chains, chain_chunk)
+            return _sample_by_default(model, wanted, warmup_steps, num_chains, chain_chunk, seed, progress, checkpoint)
+        settings = _check_settings(model, _DRAWS if num_samples is None else num_samples, warmup_steps, num_chains, chain_chunk)
+        posterior = _carry_out(model, method, settings, seed, progress, checkpoint)
         found = posterior.complaints()
     for complaint in found:
         warn(complaint)
     return posterior
 
 
-def _default_method(model: GPModel, chains_wanted: bool) -> Method:
-    method = recommend(model)
-    return NUTS() if isinstance(method, AMIS) and (chains_wanted or model.targets.one_a_chain) else method
+def _sample_by_default(
+    model: GPModel,
+    wanted: int,
+    warmup_steps: int | None,
+    num_chains: int | None,
+    chain_chunk: int | None,
+    seed: int,
+    progress: bool,
+    checkpoint: str | os.PathLike[str] | Checkpoint | None,
+) -> Posterior:
+    engines = candidates(model, wanted)
+    if not (warmup_steps is num_chains is chain_chunk is None):
+        engines = [
+            engine._replace(
+                num_chains=engine.num_chains if num_chains is None else num_chains,
+                warmup_steps=engine.warmup_steps if warmup_steps is None else warmup_steps,
+            )
+            for engine in engines
+            if engine.num_chains is not None
+        ]
+
+    def run(number: int, engine: Candidate, settings: Settings, rule: Rule) -> Posterior:
+        file = checkpoint
+        if checkpoint is not None and number:
+            first = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
+            file = first._replace(path=f"{os.fspath(first.path)}.{number + 1}")
+        return _carry_out(model, engine.method, settings, seed, progress, file, rule)
+
+    return sample_by_default(engines, wanted, chain_chunk, run)
+
+
+def _carry_out(
+    model: GPModel,
+    method: Method,
+    settings: Settings,
+    seed: int,
+    progress: bool,
+    checkpoint: str | os.PathLike[str] | Checkpoint | None,
+    rule: Rule | None = None,
+) -> Posterior:
+    """One run of one method; complaints are the caller's."""
+    description = _description(method, settings, seed)
+    if rule is not None:
+        description |= {"num_samples": rule.wanted, "ends": f"{rule.wanted} effective draws, or {rule.budget:.0f} evaluations"}
+    run = method.prepare(model, settings)
+    loop = _Loop(run, model, make_generator(seed, model.train_x.device), _checkpoint_file(checkpoint, model, settings, description))
+    loop.run({**description, "target": run.label, "threads": num_cores()}, progress, rule)
+    return loop.posterior()
 
 
 def _check_settings(
@@ -134,17 +178,13 @@ def _description(method: Method, settings: Settings, seed: int) -> dict[str, Any
 
 
 def _checkpoint_file(
-    checkpoint: str | os.PathLike[str] | Checkpoint | None,
-    model: GPModel,
-    method: Method,
-    settings: Settings,
-    seed: int,
+    checkpoint: str | os.PathLike[str] | Checkpoint | None, model: GPModel, settings: Settings, description: dict[str, Any]
 ) -> CheckpointFile | None:
     if checkpoint is None:
         return None
     checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
     check_count("checkpoint.every", checkpoint.every)
-    identity: Fingerprint = {key: str(value) for key, value in _description(method, settings, seed).items()}
+    identity: Fingerprint = {key: str(value) for key, value in description.items()}
     identity |= {key: str(value) for key, value in settings._asdict().items()}
     return CheckpointFile(checkpoint, identity | {"device": str(model.train_x.device)} | model_fingerprint(model), model)
 
@@ -154,19 +194,30 @@ class _Loop:
 
     def __init__(self, run: Run, model: GPModel, generator: torch.Generator, file: CheckpointFile | None):
         self.run_ = run
+        self.model = model
         self.device = model.train_x.device
         self.generator = generator
         self.file = file
         self.store = DrawStore()
         self.state: Any = None
+        self.info: dict[str, Any] = {}
         self.totals: dict[str, Any] = {"seconds": 0.0, "warmup_seconds": 0.0, "num_evaluations": 0.0, "interrupted": False}
 
-    def run(self, info: dict[str, Any], progress: bool) -> dict[str, Any]:
-        """The finished run's description, totals included.
+    def posterior(self) -> Posterior:
+        """Of the draws made so far."""
+        draw, stats = self.store.joined()
+        draws = self.run_.finish(self.state, draw)
+        stats = {name: value[:, : draws.theta.shape[1]] for name, value in stats.items()}
+        return Posterior(self.model, draws, stats, {**self.info, **self.totals, **draws.info})
+
+    def run(self, info: dict[str, Any], progress: bool, enough: Rule | None = None) -> None:
+        """Runs to the end, or until ``enough`` says so.
 
         Raises:
             KeyboardInterrupt: interrupted before the first draw was kept.
+            ValueError: ``enough`` ended the run before that.
         """
+        self.info = info
         state, done = self._start()
         self.state = state
         total = self.run_.num_advances()
@@ -174,8 +225,9 @@ class _Loop:
         bar = tqdm(total=total, initial=done, disable=not progress, desc="sampling", unit="step", dynamic_ncols=True)
         display = _Display(bar)
         last_saved = done
+        ended = self._has_ended(state, enough)
         try:
-            while not self.run_.is_finished(state):
+            while not ended:
                 began = time.perf_counter()
                 state, draw, stats = self.run_.advance(state, self.generator)
                 if draw is not None:
@@ -183,9 +235,10 @@ class _Loop:
                 done += 1
                 self.state = state
                 self._count(stats, draw is None, time.perf_counter() - began)
+                ended = self._has_ended(state, enough)
                 if self.file is not None:
                     generator_state = self.generator.get_state()
-                    if self.file.is_due(done) or self.run_.is_finished(state):
+                    if self.file.is_due(done) or ended:
                         self.file.save(state, generator_state, done, {**info, **self.totals}, self.store)
                         last_saved = done
                 display.show(stats, draw is None)
@@ -193,14 +246,26 @@ class _Loop:
             if self.file is not None and done > last_saved:
                 self.file.save(state, generator_state, done, {**info, **self.totals}, self.store)
             if not len(self.store):
-                raise
+                raise KeyboardInterrupt(_nothing_kept(done, total, self.file)) from None
             self.totals["interrupted"] = True
             warn(
                 f"interrupted: {len(self.store)} draws a chain are kept; the rest was not sampled.",
             )
         finally:
             bar.close()
-        return {**info, **self.totals}
+        self._check_for_draws()
+
+    def _has_ended(self, state: Any, enough: Rule | None) -> bool:
+        if self.run_.is_finished(state):
+            return True
+        return enough is not None and enough(len(self.store), self.totals["num_evaluations"], self.posterior)
+
+    def _check_for_draws(self) -> None:
+        if not len(self.store):
+            raise ValueError(
+                f"warm-up took more than the {self.totals['num_evaluations']:.0f} evaluations that the whole run may, and no draws "
+                f"were kept. Expected fewer; use fewer chains, a model of fewer data, or stronger priors."
+            )
 
     def _start(self) -> tuple[Any, int]:
         template = self.run_.init(self.generator)
@@ -218,6 +283,13 @@ class _Loop:
             self.totals["warmup_seconds"] += seconds
         if "n_steps" in stats:
             self.totals["num_evaluations"] += float(stats["n_steps"].sum())
+
+
+def _nothing_kept(done: int, total: int, file: CheckpointFile | None) -> str:
+    where = f"after {done} of {total} steps"
+    if file is None:
+        return f"interrupted in warm-up {where}: no draws exist yet. With checkpoint=path, a run goes on where it was interrupted."
+    return f"interrupted in warm-up {where}: no draws exist yet. The same call goes on from {file.path}."
 
 
 class _Display:
