@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 WORKERS ?= auto
 export PYTHONHASHSEED = 0
 
-.PHONY: demo test test-fast test-long check format benchmarks clean
+.PHONY: demo test test-fast test-long check format docs dist benchmarks clean
 
 $(VENV)/installed: setup.cfg constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -50,5 +50,18 @@ benchmarks: $(VENV)/installed
 	$(BIN)/python benchmarks/paper_a_figure2.py
 	$(BIN)/python benchmarks/effective_draws.py
 
+# The site, offline once installed; notebooks are run and cached. MathJax comes from npm where there is one.
+docs: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	-test -d docs/_mathjax || (mkdir docs/_mathjax && cd docs/_mathjax && npm pack --silent mathjax@3 && \
+	tar -xzf mathjax-*.tgz --strip-components=2 package/es5 && rm mathjax-*.tgz) || rm -rf docs/_mathjax
+	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
+
+dist: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet build twine
+	rm -rf dist
+	$(BIN)/python -m build --quiet
+	$(BIN)/python -m twine check --strict dist/*
+
 clean:
-	rm -rf $(VENV) demo-output build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) demo-output build dist docs/_build docs/_mathjax docs/generated *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -18,6 +18,12 @@ def sparse_data(num_data, num_columns, seed=0):
     return generator.normal(size=(num_data, num_columns)), (generator.normal(size=num_data) > 0).astype(float)
 
 
+def class_data(num_data, num_columns, num_classes, seed=0):
+    """Normal inputs, and classes 0, 1, ... that do not depend on them."""
+    generator = np.random.default_rng(seed)
+    return generator.normal(size=(num_data, num_columns)), generator.integers(num_classes, size=num_data).astype(float)
+
+
 def probit_model(num_data, num_columns, ard):
     """A probit GP with paper A's Gamma priors: outputscale (a variance) Gamma(1.2, 0.2), lengthscales Gamma(1, 1 / sqrt(d))."""
     import torch

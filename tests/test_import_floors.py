@@ -9,7 +9,7 @@ import torchgpmc
 
 ROOT = pathlib.Path(torchgpmc.__file__).parent
 FLOORS = [
-    {"types", "checks", "special", "linalg", "random", "threads", "trees", "chain_statistics"},
+    {"types", "checks", "special", "linalg", "random", "threads", "trees", "chain_statistics", "versions"},
     {"quadrature", "scores", "density", "weights", "ascent", "intensity", "point_process", "fitted"},
     {"diagnostics", "likelihoods"},
     {"adapter", "samplers", "importance", "orthant"},
@@ -17,12 +17,13 @@ FLOORS = [
     {"models"},
     {"prediction", "storage"},
     {"posterior", "approximations"},
-    {"evidence", "fitting"},
+    {"evidence", "fitting", "variational"},
     {"runs"},
     {"methods"},
-    {"recommend"},
+    {"recommend", "tuning"},
     {"default_call"},
     {"loop", "plots"},
+    {"density_sampling"},
     {"integrations"},
     {"__init__"},
 ]

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from tests.problems import gp
+import torchgpmc as tg
+from tests.problems import fixed_kernel, gp
 from tests.test_posterior import posterior_of
 from torchgpmc import plots
 
@@ -66,3 +67,37 @@ def test_a_draw_that_carries_all_the_weight_looks_alone():
     assert "effective size 1" in figure.get_suptitle()
     first, second = dots(figure.axes[0])
     assert first.get_sizes().max() < 1e-6 and second.get_sizes().argmax() == 4 and (second.get_sizes() > 1e-6).sum() == 1
+
+
+def intensity_of(x, draws=5):
+    model = tg.GP(x, torch.ones(len(x)), fixed_kernel(), tg.likelihoods.Poisson())
+    return posterior_of(model, draws=draws).predict(x).intensity
+
+
+def test_an_intensity_in_one_dimension_has_bands_around_its_mean(tmp_path):
+    events = torch.rand(30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    binned = tg.bin_events(events, (0, 1), 10)
+    intensity = intensity_of(binned.centres.flip(0))
+    figure = plots.plot_intensity(intensity, binned.centres.flip(0), events=events, binned=binned)
+    figure.savefig(tmp_path / "figure.png")
+    (axis,) = figure.axes
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["counts", "95% band", "50% band", "mean", "events"]
+    mean = next(line for line in axis.lines if line.get_label() == "mean")
+    torch.testing.assert_close(torch.as_tensor(mean.get_ydata()), intensity.mean.flip(0))  # in the order of the inputs
+    wide, narrow = (band.get_paths()[0].get_extents() for band in axis.collections)
+    assert wide.ymax > narrow.ymax and wide.ymin < narrow.ymin
+
+
+def test_an_intensity_in_two_dimensions_is_three_maps_the_right_way_round(tmp_path):
+    x = torch.cartesian_prod(torch.linspace(0, 1, 3), torch.linspace(0, 2, 4)).double().flip(0)
+    intensity = intensity_of(x)
+    figure = plots.plot_intensity(intensity, x, events=torch.rand(5, 2))
+    figure.savefig(tmp_path / "figure.png")
+    assert [axis.get_title() for axis in figure.axes[:3]] == ["0.025 quantile", "mean", "0.975 quantile"]
+    image = torch.as_tensor(figure.axes[1].collections[0].get_array()).view(4, 3)
+    for place, value in zip(x, intensity.mean, strict=True):
+        assert float(image[(place[1] * 1.5).round().long(), (place[0] * 2).round().long()]) == pytest.approx(float(value))
+    with pytest.raises(ValueError, match="Expected all points of a grid"):
+        plots.plot_intensity(intensity_of(x[:5]), x[:5])
+    with pytest.raises(ValueError, match="x has 3 columns"):
+        plots.plot_intensity(intensity, torch.rand(12, 3))

@@ -30,20 +30,22 @@ def test_expectation_of_a_smooth_function(variance):
 
 
 @pytest.mark.parametrize("scale", [0.03, 1.0, 3.0])
-def test_where_the_rule_changes_both_rules_agree(scale):
-    """The value and its derivatives, so that a trajectory sees no step."""
+@pytest.mark.parametrize("step", quadrature._LATTICES)
+def test_where_the_rule_changes_both_rules_agree(scale, step):
+    """The value and its derivatives, so that neither a trajectory nor another choice of chunks sees a step."""
 
     def at(factor):
         mean = scale * torch.linspace(-4, 4, 81, dtype=torch.float64).requires_grad_(True)
-        variance = torch.full_like(mean, factor * 0.15 * scale**2).detach().requires_grad_(True)
+        variance = torch.full_like(mean, factor * quadrature._widest(step) * scale**2).detach().requires_grad_(True)
+        nodes, _ = quadrature.rule_about(mean, variance, 0.0, scale)
         value = quadrature.expectation_about(lambda f: torch.log1p((f / scale).square()), mean, variance, 0.0, scale)
         slopes = torch.autograd.grad(value.sum(), (mean, variance))
-        return value.detach(), slopes[0] * scale, slopes[1] * scale**2
+        return len(nodes), value.detach(), slopes[0] * scale, slopes[1] * scale**2
 
-    assert len(quadrature.rule_about(*torch.tensor([0.0, 0.1499]).double(), 0.0, 1.0)[0]) == 20
-    assert len(quadrature.rule_about(*torch.tensor([0.0, 0.1501]).double(), 0.0, 1.0)[0]) == 64
-    for below, above, limit in zip(at(1 - 1e-9), at(1 + 1e-9), (1e-8, 1e-7, 1e-6), strict=True):
-        torch.testing.assert_close(below, above, rtol=0, atol=limit)
+    below, above = at(1 - 1e-12), at(1 + 1e-9)
+    assert below[0] != above[0]
+    for ours, theirs in zip(below[1:], above[1:], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-9)
 
 
 def test_normal_points_have_normal_moments():

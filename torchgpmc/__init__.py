@@ -3,6 +3,7 @@
 from torchgpmc import approximations, diagnostics, evidence, likelihoods, orthant, samplers, scores
 from torchgpmc.approximations import EP, Laplace
 from torchgpmc.checks import SamplingWarning
+from torchgpmc.density_sampling import sample_density
 from torchgpmc.fitted import Fitted
 from torchgpmc.fitting import fit
 from torchgpmc.integrations.scikit_learn import GPClassifier, GPRegressor
@@ -15,6 +16,7 @@ from torchgpmc.methods import (
     PCN,
     AdaptiveMH,
     AuxiliaryGradient,
+    ChEES,
     EllipticalSlice,
     OrthantGPC,
     PseudoMarginal,
@@ -37,6 +39,9 @@ from torchgpmc.prediction import Prediction
 from torchgpmc.recommend import explain, recommend
 from torchgpmc.samplers import MassMatrix
 from torchgpmc.storage.checkpoint import Checkpoint
+from torchgpmc.tuning import tune_hmc
+from torchgpmc.variational import Start, initialize
+from torchgpmc.versions import show_versions
 
 __version__ = "0.1.0"
 
@@ -51,6 +56,7 @@ __all__ = [
     "PCN",
     "AdaptiveMH",
     "AuxiliaryGradient",
+    "ChEES",
     "Checkpoint",
     "ConditionedGP",
     "EllipticalSlice",
@@ -69,18 +75,23 @@ __all__ = [
     "SamplingWarning",
     "Slice",
     "SparseGP",
+    "Start",
     "approximations",
     "bin_events",
     "diagnostics",
     "evidence",
     "explain",
     "fit",
+    "initialize",
     "joint_log_density",
     "kmeans_inducing_points",
     "likelihoods",
     "orthant",
     "recommend",
     "sample",
+    "sample_density",
     "samplers",
     "scores",
+    "show_versions",
+    "tune_hmc",
 ]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torchgpmc.checks import warn
 from torchgpmc.posterior import Posterior
 from torchgpmc.recommend import Candidate, as_typed, described
-from torchgpmc.runs.base import Settings
+from torchgpmc.storage.checkpoint import CheckpointError
 
 _HOPELESS_SHARE, _HOPELESS = 0.25, 3.0  # after a quarter of its draws, an engine that heads for less than a third of what is wanted
 
@@ -78,16 +78,13 @@ class Trial(NamedTuple):
         }
 
 
-def sample_by_default(
-    engines: Sequence[Candidate], wanted: int, chain_chunk: int | None, run: Callable[[int, Candidate, Settings, Rule], Posterior]
-) -> Posterior:
+def sample_by_default(engines: Sequence[Candidate], wanted: int, run: Callable[[int, Candidate, Rule], Posterior]) -> Posterior:
     """The posterior of the first engine whose draws are good, or of the one that came nearest, after a warning.
 
     Args:
         engines: in order.
         wanted: effective draws.
-        chain_chunk: of all of them.
-        run: engine number, engine, settings and rule to its posterior.
+        run: engine number, engine and rule to its posterior.
 
     Raises:
         ValueError: no engine gave any draws.
@@ -95,10 +92,9 @@ def sample_by_default(
     """
     trials: list[Trial] = []
     for number, engine in enumerate(engines):
-        settings = Settings(engine.most, engine.warmup_steps, engine.num_chains, chain_chunk)
         rule = Rule(wanted, engine.every, engine.most, engine.budget)
         try:
-            trials.append(_tried(engine, wanted, lambda: run(number, engine, settings, rule)))  # noqa: B023  (called at once)
+            trials.append(_tried(engine, wanted, lambda: run(number, engine, rule)))  # noqa: B023  (called at once)
         except KeyboardInterrupt:
             if not any(trial.posterior for trial in trials):
                 raise
@@ -118,6 +114,8 @@ def _tried(engine: Candidate, wanted: int, run: Callable[[], Posterior]) -> Tria
         warnings.simplefilter("always")
         try:
             posterior = run()
+        except CheckpointError:
+            raise  # the call's fault, not the engine's
         except ValueError as error:
             return Trial(engine, None, time.perf_counter() - began, str(error), heard)
     seconds = max(time.perf_counter() - began, posterior.info["seconds"])  # one that was resumed has been at it before

@@ -9,7 +9,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from torchgpmc.adapter.functional import constraint_of, parameters_with_owners
 from torchgpmc.approximations import Approximation, Laplace
 from torchgpmc.approximations.base import check_model
 from torchgpmc.ascent import ascend
@@ -91,7 +90,7 @@ def fit(
             f"other of Laplace() and EP(), or raise the model's jitter (now {model.jitter:g})."
         )
     _warn(best.position, best.converged, max_iterations, model, approximation, not maximum_a_posteriori)
-    return _with_theta(model, best.position)
+    return model.with_theta(best.position)
 
 
 def _warn(theta: Tensor, success: bool, max_iterations: int, model: GPModel, approximation: Approximation, flat: bool) -> None:
@@ -131,18 +130,3 @@ def _log_evidence(model: GPModel, approximation: Approximation, maximum_a_poster
         return torch.where(prior.ok & found.converged, value, torch.nan)
 
     return AutogradDensity(evaluate)
-
-
-def _with_theta(model: Model, theta: Tensor) -> Model:
-    """A copy whose modules hold the hyperparameters ``theta`` ``(P,)``."""
-    fitted = copy.deepcopy(model)
-    values = model.layout.raw_values(theta[None]).by_module
-    sampled = {entry.raw_name for entry in model.layout.entries}
-    for prefix, by_name in values.items():
-        for raw, owner, leaf in parameters_with_owners(getattr(fitted, prefix)):
-            if f"{prefix}.{raw}" in sampled:
-                constraint = constraint_of(owner, leaf)
-                value = by_name[raw][0].detach()
-                getattr(owner, leaf).data = value if constraint is None else constraint.inverse_transform(value)
-    fitted.refresh()
-    return fitted

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,13 +21,16 @@ from torchgpmc.random import make_generator
 from torchgpmc.recommend import WANTED, Candidate, candidates
 from torchgpmc.runs.base import Method, Run, Settings, chain_settings
 from torchgpmc.storage.checkpoint import Checkpoint, CheckpointFile
-from torchgpmc.storage.draws import DrawStore
+from torchgpmc.storage.draws import Draws, DrawStore
 from torchgpmc.storage.fingerprint import Fingerprint, model_fingerprint
 from torchgpmc.threads import num_cores, one_torch_thread
 from torchgpmc.trees import unpack
+from torchgpmc.variational import Start
 
 _SECONDS_BETWEEN_DISPLAYS = 0.2
 _DRAWS = 1000  # kept a chain
+
+Found = tuple[Draws, dict[str, Tensor], dict[str, Any]]  # draws, their statistics ``(C, S)``, and what was run
 
 
 def sample(
@@ -40,6 +44,7 @@ def sample(
     progress: bool = True,
     checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
     chain_chunk: int | None = None,
+    start: Start | None = None,
 ) -> Posterior:
     """Draws hyperparameters and latent function from the exact posterior of a GP model.
 
@@ -62,6 +67,8 @@ def sample(
             returned; one with other settings is an error. Without a method, the second engine's file has ".2" after it, and so on.
         chain_chunk: evaluate at most this many chains at once, to bound memory. The random numbers stay the same; other batches
             round differently, which warm-up amplifies, so that after many steps draws may differ.
+        start: a fit from :func:`torchgpmc.initialize` of this very model (``start.model``): chains of ``NUTS()``, the default then,
+            or ``HMC()`` begin around it, in coordinates that are white under it. The posterior is the same, sooner.
 
     Returns:
         The posterior draws. Warns (:class:`SamplingWarning`) in plain words if they are not to be trusted.
@@ -86,77 +93,51 @@ def sample(
         raise TypeError(
             f"method is {method!r}. Expected a method object, for instance torchgpmc.NUTS() or torchgpmc.HMC(num_steps=20)."
         )
-    if method is None and model.targets.one_a_chain:
-        method = NUTS()  # every chain has a posterior of its own: there is nothing to compare
-    seed = secrets.randbits(62) if seed is None else seed
-    check_count("seed", seed, 0)
+    if method is None and (start is not None or model.targets.one_a_chain):
+        method = NUTS()  # where every chain has a posterior of its own, there is nothing to judge draws by
+    if num_samples is None:
+        num_samples = WANTED if method is None else _DRAWS
     with one_torch_thread():
         model.refresh()
+        settings = check_settings(num_samples, warmup_steps, num_chains, chain_chunk)
+        order = Order(method, settings, checked_seed(seed), model.train_x.device, checkpoint, progress)
         if method is None:
-            wanted = WANTED if num_samples is None else num_samples
-            _check_settings(model, wanted, warmup_steps, num_chains, chain_chunk)
-            return _sample_by_default(model, wanted, warmup_steps, num_chains, chain_chunk, seed, progress, checkpoint)
-        settings = _check_settings(model, _DRAWS if num_samples is None else num_samples, warmup_steps, num_chains, chain_chunk)
-        posterior = _carry_out(model, method, settings, seed, progress, checkpoint)
+            return _sample_by_default(model, order)
+        _check_one_data_set_a_chain(model, settings)
+        if start is not None:
+            _check_start(start, model, method)
+            order = order._replace(settings=settings._replace(start=start))
+        posterior = Posterior(model, *order.on_model(model))
         found = posterior.complaints()
     for complaint in found:
         warn(complaint)
     return posterior
 
 
-def _sample_by_default(
-    model: GPModel,
-    wanted: int,
-    warmup_steps: int | None,
-    num_chains: int | None,
-    chain_chunk: int | None,
-    seed: int,
-    progress: bool,
-    checkpoint: str | os.PathLike[str] | Checkpoint | None,
-) -> Posterior:
+def _sample_by_default(model: GPModel, order: Order) -> Posterior:
+    """Engines in turn; ``order.settings`` are the user's, of whom ``num_samples`` are effective draws."""
+    wanted, warmup_steps, num_chains, chain_chunk, _ = order.settings
     engines = candidates(model, wanted)
     if not (warmup_steps is num_chains is chain_chunk is None):
-        engines = [
-            engine._replace(
-                num_chains=engine.num_chains if num_chains is None else num_chains,
-                warmup_steps=engine.warmup_steps if warmup_steps is None else warmup_steps,
-            )
-            for engine in engines
-            if engine.num_chains is not None
-        ]
+        engines = [engine.with_chains(num_chains, warmup_steps) for engine in engines if engine.num_chains is not None]
 
-    def run(number: int, engine: Candidate, settings: Settings, rule: Rule) -> Posterior:
-        file = checkpoint
-        if checkpoint is not None and number:
-            first = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
-            file = first._replace(path=f"{os.fspath(first.path)}.{number + 1}")
-        return _carry_out(model, engine.method, settings, seed, progress, file, rule)
+    def run(number: int, engine: Candidate, rule: Rule) -> Posterior:
+        settings = Settings(engine.most, engine.warmup_steps, engine.num_chains, chain_chunk, engine.start())
+        trial = order._replace(method=engine.method, settings=settings, wanted=wanted)
+        if order.checkpoint is not None and number:
+            first = order.checkpoint if isinstance(order.checkpoint, Checkpoint) else Checkpoint(order.checkpoint)
+            trial = trial._replace(checkpoint=first._replace(path=f"{os.fspath(first.path)}.{number + 1}"))
 
-    return sample_by_default(engines, wanted, chain_chunk, run)
+        def enough(num_kept: int, num_evaluations: float, so_far: Callable[[], Found]) -> bool:
+            return rule(num_kept, num_evaluations, lambda: Posterior(model, *so_far()))
+
+        return Posterior(model, *trial.on_model(model, enough))
+
+    return sample_by_default(engines, wanted, run)
 
 
-def _carry_out(
-    model: GPModel,
-    method: Method,
-    settings: Settings,
-    seed: int,
-    progress: bool,
-    checkpoint: str | os.PathLike[str] | Checkpoint | None,
-    rule: Rule | None = None,
-) -> Posterior:
-    """One run of one method; complaints are the caller's."""
-    description = _description(method, settings, seed)
-    if rule is not None:
-        description |= {"num_samples": rule.wanted, "ends": f"{rule.wanted} effective draws, or {rule.budget:.0f} evaluations"}
-    run = method.prepare(model, settings)
-    loop = _Loop(run, model, make_generator(seed, model.train_x.device), _checkpoint_file(checkpoint, model, settings, description))
-    loop.run({**description, "target": run.label, "threads": num_cores()}, progress, rule)
-    return loop.posterior()
-
-
-def _check_settings(
-    model: GPModel, num_samples: int, warmup_steps: int | None, num_chains: int | None, chain_chunk: int | None
-) -> Settings:
+def check_settings(num_samples: int, warmup_steps: int | None, num_chains: int | None, chain_chunk: int | None) -> Settings:
+    """Raises a ``ValueError`` for a number out of range."""
     check_count("num_samples", num_samples)
     if warmup_steps is not None:
         check_count("warmup_steps", warmup_steps, 0)
@@ -164,38 +145,92 @@ def _check_settings(
         check_count("num_chains", num_chains)
     if chain_chunk is not None:
         check_count("chain_chunk", chain_chunk)
-    settings = Settings(num_samples, warmup_steps, num_chains, chain_chunk)
+    return Settings(num_samples, warmup_steps, num_chains, chain_chunk)
+
+
+def checked_seed(seed: int | None) -> int:
+    """The seed, drawn where the user gave none."""
+    if seed is None:
+        seed = secrets.randbits(62)
+    check_count("seed", seed, 0)
+    return seed
+
+
+def _check_one_data_set_a_chain(model: GPModel, settings: Settings) -> None:
     if model.targets.one_a_chain and model.targets.num_data_sets != chain_settings(settings)[1]:
         raise ValueError(
-            f"the model has targets for {model.targets.num_data_sets} chains and num_chains is {num_chains}. "
+            f"the model has targets for {model.targets.num_data_sets} chains and num_chains is {settings.num_chains}. "
             f"Expected num_chains={model.targets.num_data_sets}: one data set a chain."
         )
-    return settings
 
 
-def _description(method: Method, settings: Settings, seed: int) -> dict[str, Any]:
-    return {"method": repr(method), "num_samples": settings.num_samples, "seed": seed, "torch": str(torch.__version__)}
+def _check_start(start: Any, model: GPModel, method: Method) -> None:
+    if not isinstance(start, Start):
+        raise TypeError(f"start is {type(start).__name__}. Expected what torchgpmc.initialize(model) returns, or None.")
+    if not getattr(method, "takes_start", False):
+        raise ValueError(
+            f"{type(method).__name__} cannot begin at a start. Expected torchgpmc.NUTS(), HMC() or ChEES(), or start=None."
+        )
+    start.check(model)
 
 
-def _checkpoint_file(
-    checkpoint: str | os.PathLike[str] | Checkpoint | None, model: GPModel, settings: Settings, description: dict[str, Any]
-) -> CheckpointFile | None:
-    if checkpoint is None:
-        return None
-    checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
-    check_count("checkpoint.every", checkpoint.every)
-    identity: Fingerprint = {key: str(value) for key, value in description.items()}
-    identity |= {key: str(value) for key, value in settings._asdict().items()}
-    return CheckpointFile(checkpoint, identity | {"device": str(model.train_x.device)} | model_fingerprint(model), model)
+# Whether a run may end before its full length: of draws kept a chain, evaluations, and the draws so far on demand.
+Enough = Callable[[int, float, Callable[[], Found]], bool]
+
+
+class Order(NamedTuple):
+    """What was asked for, beside what is sampled."""
+
+    method: Any
+    settings: Settings
+    seed: int
+    device: torch.device
+    checkpoint: str | os.PathLike[str] | Checkpoint | None
+    progress: bool
+    wanted: int | None = None  # effective draws, of a run that ends with them
+
+    def on_model(self, model: GPModel, enough: Enough | None = None) -> Found:
+        """All draws of the method's run on ``model``."""
+        run = self.method.prepare(model, self.settings)
+        return self.carry_out(run, (model.layout.size, model.latent_size), lambda: model_fingerprint(model), enough)
+
+    def carry_out(
+        self, run: Run, widths: tuple[int, int], identity: Callable[[], Fingerprint], enough: Enough | None = None
+    ) -> Found:
+        """All draws of ``run``, their statistics ``(C, S)``, and what was run.
+
+        Args:
+            run: from its start, or from the checkpoint.
+            widths: numbers of hyperparameters and of latents in a draw.
+            identity: what is sampled, for checkpoints.
+            enough: whether the run may end before its full length.
+        """
+        loop = _Loop(run, self.device, make_generator(self.seed, self.device), self._file(widths, identity))
+        loop.run({**self._description(), "target": run.label, "threads": num_cores()}, self.progress, enough)
+        return loop.found()
+
+    def _description(self) -> dict[str, Any]:
+        number = self.settings.num_samples if self.wanted is None else self.wanted
+        described = {"method": repr(self.method), "num_samples": number, "seed": self.seed, "torch": str(torch.__version__)}
+        return described if self.settings.start is None else {**described, "start": repr(self.settings.start)}
+
+    def _file(self, widths: tuple[int, int], identity: Callable[[], Fingerprint]) -> CheckpointFile | None:
+        if self.checkpoint is None:
+            return None
+        checkpoint = self.checkpoint if isinstance(self.checkpoint, Checkpoint) else Checkpoint(self.checkpoint)
+        check_count("checkpoint.every", checkpoint.every)
+        settings: Fingerprint = {key: str(value) for key, value in self._description().items()}
+        settings |= {key: str(value) for key, value in self.settings._asdict().items() if key != "start"}
+        settings["effective draws wanted"] = str(self.wanted)
+        return CheckpointFile(checkpoint, settings | {"device": str(self.device)} | identity(), widths)
 
 
 class _Loop:
     """Advances a run to its end, or to an interruption; what is kept is in ``store``."""
 
-    def __init__(self, run: Run, model: GPModel, generator: torch.Generator, file: CheckpointFile | None):
+    def __init__(self, run: Run, device: torch.device, generator: torch.Generator, file: CheckpointFile | None):
         self.run_ = run
-        self.model = model
-        self.device = model.train_x.device
+        self.device = device
         self.generator = generator
         self.file = file
         self.store = DrawStore()
@@ -203,14 +238,14 @@ class _Loop:
         self.info: dict[str, Any] = {}
         self.totals: dict[str, Any] = {"seconds": 0.0, "warmup_seconds": 0.0, "num_evaluations": 0.0, "interrupted": False}
 
-    def posterior(self) -> Posterior:
-        """Of the draws made so far."""
+    def found(self) -> Found:
+        """The draws made so far."""
         draw, stats = self.store.joined()
         draws = self.run_.finish(self.state, draw)
         stats = {name: value[:, : draws.theta.shape[1]] for name, value in stats.items()}
-        return Posterior(self.model, draws, stats, {**self.info, **self.totals, **draws.info})
+        return draws, stats, {**self.info, **self.totals, **draws.info}
 
-    def run(self, info: dict[str, Any], progress: bool, enough: Rule | None = None) -> None:
+    def run(self, info: dict[str, Any], progress: bool, enough: Enough | None = None) -> None:
         """Runs to the end, or until ``enough`` says so.
 
         Raises:
@@ -255,10 +290,10 @@ class _Loop:
             bar.close()
         self._check_for_draws()
 
-    def _has_ended(self, state: Any, enough: Rule | None) -> bool:
+    def _has_ended(self, state: Any, enough: Enough | None) -> bool:
         if self.run_.is_finished(state):
             return True
-        return enough is not None and enough(len(self.store), self.totals["num_evaluations"], self.posterior)
+        return enough is not None and enough(len(self.store), self.totals["num_evaluations"], self.found)
 
     def _check_for_draws(self) -> None:
         if not len(self.store):

@@ -1,4 +1,4 @@
-"""Pictures of a posterior: traces, pairs of hyperparameters, calibration. Needs the extra ``plots`` (matplotlib)."""
+"""Pictures of a posterior: traces, pairs of hyperparameters, calibration, intensities. Needs the extra ``plots`` (matplotlib)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from sklearn.calibration import calibration_curve
 from torch import Tensor
 
 from torchgpmc.diagnostics import scalar_columns
+from torchgpmc.intensity import Intensity
+from torchgpmc.point_process import BinnedEvents
 from torchgpmc.posterior import Posterior
 from torchgpmc.scores import AbstentionCurves
 from torchgpmc.weights import kish_effective_size
@@ -167,4 +169,83 @@ def plot_abstention(curves: dict[str, AbstentionCurves]) -> Any:
         axis.set_xlabel("degree of abstention")
         axis.set_ylabel(score)
     axes[0, 0].legend()
+    return figure
+
+
+def plot_intensity(
+    intensity: Intensity,
+    x: Tensor,
+    *,
+    events: Tensor | None = None,
+    binned: BinnedEvents | None = None,
+    levels: tuple[float, ...] = (0.5, 0.95),
+) -> Any:
+    """An intensity with its bands in one dimension; in two, maps of its mean and of both ends of its widest band.
+
+    Args:
+        intensity: ``prediction.intensity``.
+        x: the test inputs it was predicted at, ``(T,)``, ``(T, 1)`` or ``(T, 2)``; in two dimensions all points of a grid.
+        events: of the point pattern, ``(N,)`` or ``(N, d)``: ticks below the curve, dots on the maps.
+        binned: what :func:`torchgpmc.bin_events` made of them, shown as counts per unit length; in one dimension.
+        levels: probabilities of the bands.
+
+    Returns:
+        A matplotlib ``Figure``.
+
+    Raises:
+        ValueError: more than two dimensions, or points in two that are not a grid.
+    """
+    x = x.unsqueeze(-1) if x.dim() == 1 else x
+    if x.shape[-1] > 2:
+        raise ValueError(f"x has {x.shape[-1]} columns. Expected one or two: an intensity over more has no picture.")
+    draw = _plot_curve if x.shape[-1] == 1 else _plot_maps
+    return draw(intensity, x.detach().cpu(), None if events is None else events.detach().cpu(), binned, sorted(levels))
+
+
+def _plot_curve(intensity: Intensity, x: Tensor, events: Tensor | None, binned: BinnedEvents | None, levels: list[float]) -> Any:
+    figure, axes = _figure(1, 1, 4.0)
+    figure.set_size_inches(8, 3.6)
+    axis = axes[0, 0]
+    order = x.squeeze(-1).argsort()
+    at = x.squeeze(-1)[order].numpy()
+    if binned is not None:
+        rate = (binned.counts / binned.area).cpu().numpy()
+        axis.step(binned.centres.squeeze(-1).cpu().numpy(), rate, where="mid", color="0.75", linewidth=0.8, label="counts")
+    for level in reversed(levels):
+        lower, upper = (end.cpu()[order].numpy() for end in intensity.interval(level))
+        shade = 0.15 + 0.3 * (1 - level)  # narrower bands are darker, also where they lie on wider ones
+        axis.fill_between(at, lower, upper, color="C0", alpha=shade, linewidth=0, label=f"{level:.0%} band")
+    axis.plot(at, intensity.mean.cpu()[order].numpy(), color="C0", label="mean")
+    if events is not None:
+        axis.plot(events.reshape(-1).numpy(), np.zeros(events.numel()), "|", color="black", markersize=7, alpha=0.6, label="events")
+    axis.set_ylim(bottom=0)
+    axis.set_xlim(at[0], at[-1])
+    axis.set_ylabel("intensity")
+    axis.legend(fontsize=8)
+    return figure
+
+
+def _plot_maps(intensity: Intensity, x: Tensor, events: Tensor | None, binned: BinnedEvents | None, levels: list[float]) -> Any:
+    columns, rows = (column.unique() for column in x.unbind(-1))
+    grid = torch.stack([torch.searchsorted(rows, x[:, 1].contiguous()), torch.searchsorted(columns, x[:, 0].contiguous())], -1)
+    if len(x) != len(rows) * len(columns) or len(grid.unique(dim=0)) != len(x):
+        raise ValueError(
+            f"x has {len(x)} points, of {len(columns)} first and {len(rows)} second coordinates. Expected all points of a grid, "
+            f"for instance torch.cartesian_prod(a, b), or the centres that bin_events gives."
+        )
+    lower, upper = intensity.interval(levels[-1])
+    tail = 0.5 * (1 - levels[-1])
+    shown = {f"{tail:.3g} quantile": lower, "mean": intensity.mean, f"{1 - tail:.3g} quantile": upper}
+    figure, axes = _figure(1, 3, 3.6)
+    figure.set_size_inches(11, 3.6)
+    for axis, (title, values) in zip(axes[0], shown.items(), strict=True):
+        image = torch.empty(len(rows), len(columns), dtype=values.dtype)
+        image[grid[:, 0], grid[:, 1]] = values.cpu()
+        # A colour scale of its own: the ends of a band may lie decades apart.
+        mesh = axis.pcolormesh(columns.numpy(), rows.numpy(), image.numpy(), shading="nearest", cmap="viridis")
+        figure.colorbar(mesh, ax=axis, shrink=0.8)
+        if events is not None:
+            axis.plot(*events.numpy().T, "o", color="white", markersize=3, markeredgecolor="black", markeredgewidth=0.5)
+        axis.set_title(title, fontsize=10)
+        axis.set_aspect("equal")
     return figure

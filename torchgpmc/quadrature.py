@@ -26,7 +26,10 @@ _PARTS = 4  # into which a panel is split
 _SPLITS = 2  # panels of each integral that are split in a round
 _MAX_DOUBLINGS = 10
 _MAX_ROUNDS = 40
-_NARROW = 0.15  # variance over squared distance of singularities up to which 20 nodes err by 1e-8
+_LATTICES = (0.7, 0.58, 0.48, 0.4, 0.34, 0.29, 0.25)  # steps, in standard deviations
+_LATTICE_REACH = 8.0  # standard deviations
+_LATTICE_DIGITS = 26.0  # minus the log of a lattice's error
+_BLOCK_ELEMENTS = 2**16  # of temporaries that stay in a core's cache
 _TOLERANCE = 1e-8  # of the estimated error, which at a kink is less than the true one
 
 
@@ -281,9 +284,10 @@ def rule_about(
 ) -> tuple[Tensor, Tensor]:
     r"""Nodes x and weights w such that E g(f) = sum w g(mean + sd x) where g is smooth but turns at ``center``, however narrowly.
 
-    ``scale`` is how far from the real line g has its nearest singularity, which is what rules converge by. Where all variances are
-    small beside its square these are 20 Gauss-Hermite nodes, else Gauss-Legendre nodes in t, f = center + scale sinh(t), over
-    mean +- 8 standard deviations. About the largest variance that 20 nodes serve, both err by about 1e-8.
+    ``scale`` is how far from the real line g has its nearest singularity, which is what rules converge by. Where all standard
+    deviations are below it these are 25 to 65 evenly spaced nodes, the fewer the narrower the normals; else Gauss-Legendre nodes in
+    t, f = center + scale sinh(t), over mean +- 8 standard deviations. Rules err by about 1e-11 and less, so that which of them a
+    batch gets is not seen.
 
     Args:
         mean: any shape ``...``.
@@ -295,12 +299,18 @@ def rule_about(
     Returns:
         Both ``(num_nodes, ...)``, or to be broadcast to it; constants to autograd. E g' and E x g' / (2 sd), which they give too,
         are the derivatives of E g in mean and variance.
+
+    Source:
+        The trapezoidal rule on the real line is the best for integrands that are analytic in a strip (Trefethen & Weideman 2014,
+        section 5); Gauss-Hermite nodes lie where the normal is negligible.
     """
     with torch.no_grad():
         shape = (-1,) + (1,) * mean.dim()
-        if bool((variance <= _NARROW * scale**2).all()):
-            nodes, weights = gauss_hermite(DEFAULT_NODES, mean.dtype, mean.device)
-            return nodes.view(shape), weights.view(shape)
+        widest = float((variance / scale**2).max()) if variance.numel() else 0.0
+        for step in _LATTICES:
+            if widest <= _widest(step):
+                nodes, weights = _lattice(step, mean.dtype, mean.device)
+                return nodes.view(shape), weights.view(shape)
         nodes, weights = _legendre(num_nodes, mean.dtype, mean.device)
         deviation, offset = variance.sqrt() / scale, (mean - center) / scale
         low, high = torch.asinh(offset - 8 * deviation), torch.asinh(offset + 8 * deviation)
@@ -308,6 +318,36 @@ def rule_about(
         x = (torch.sinh(t) - offset) / deviation
         density = weights.view(shape) * torch.cosh(t) * torch.exp(-0.5 * x.square())
         return x, density / density.sum(0)
+
+
+def _widest(step: float) -> float:
+    """Variance over squared distance of singularities that a lattice serves.
+
+    A singularity y standard deviations from the real line costs it exp(y^2 / 2 - 2 pi y / step).
+    """
+    frequency = 2 * math.pi / step
+    return (frequency - math.sqrt(frequency**2 - 2 * _LATTICE_DIGITS)) ** -2
+
+
+@lru_cache(maxsize=32)
+def _lattice(step: float, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    half = math.ceil(_LATTICE_REACH / step)
+    nodes = step * torch.arange(-half, half + 1, dtype=torch.float64)
+    return nodes.to(device, dtype), torch.softmax(-0.5 * nodes.square(), 0).to(device, dtype)
+
+
+def add_up(sums: Callable[[slice], tuple[Tensor, ...]], nodes: Tensor, like: Tensor) -> tuple[Tensor, ...]:
+    """Totals of sums over blocks of nodes, so few at once that functions of them at every element of ``like`` stay in the cache."""
+    size = max(1, _BLOCK_ELEMENTS // max(1, like.numel())) if like.device.type == "cpu" else len(nodes)
+    parts = [sums(slice(start, start + size)) for start in range(0, len(nodes), size)]
+    return parts[0] if len(parts) == 1 else tuple(torch.stack(column).sum(0) for column in zip(*parts, strict=True))
+
+
+def weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
+    """sum w g over the nodes of :func:`rule_about`: values ``(num_nodes, ...)`` to ``(...)``."""
+    if weights.numel() == len(weights):
+        return (weights.view(1, -1) @ values.reshape(len(values), -1)).view(values.shape[1:])
+    return (weights * values).sum(0)
 
 
 def expectation_about(
@@ -320,7 +360,7 @@ def expectation_about(
 ) -> Tensor:
     """E function(f), f ~ N(mean, variance), by :func:`rule_about`; ``function`` maps ``(num_nodes, ...)`` to the same shape."""
     nodes, weights = rule_about(mean, variance, center, scale, num_nodes)
-    return (weights * function(mean + variance.sqrt() * nodes)).sum(0)
+    return weighted_sum(weights, function(mean + variance.sqrt() * nodes))
 
 
 @lru_cache(maxsize=8)

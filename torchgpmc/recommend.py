@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from torchgpmc.approximations import EP, Laplace
 from torchgpmc.density import SharedDensity
-from torchgpmc.methods import AMIS, NUTS, AuxiliaryGradient, Method
+from torchgpmc.methods import AMIS, NUTS, AuxiliaryGradient, Method, Slice
 from torchgpmc.models import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.random import make_generator
 from torchgpmc.runs.chain_targets import estimator_for, suited_approximation
 from torchgpmc.threads import one_torch_thread
+from torchgpmc.variational import Start, initialize
 
 WANTED = 400  # effective draws (Vehtari et al. 2021, section 4)
 # Importance weights collapse as hyperparameters multiply; `docs/results/theta_engines.md` has the table behind this limit.
@@ -43,6 +45,7 @@ class Candidate(NamedTuple):
         budget: evaluations, at most.
         evaluate: one evaluation for all chains, or of a batch of thetas, for timing.
         typical: as many of those a run that goes well takes.
+        start: makes what the chains begin around.
     """
 
     method: Method
@@ -54,6 +57,14 @@ class Candidate(NamedTuple):
     budget: float
     evaluate: Callable[[], Any]
     typical: float
+    start: Callable[[], Start | None] = lambda: None
+
+    def with_chains(self, num_chains: int | None, warmup_steps: int | None) -> Candidate:
+        """The same with the user's numbers, where there are any."""
+        return self._replace(
+            num_chains=self.num_chains if num_chains is None else num_chains,
+            warmup_steps=self.warmup_steps if warmup_steps is None else warmup_steps,
+        )
 
 
 def recommend(model: GPModel) -> Method:
@@ -119,11 +130,12 @@ def candidates(model: GPModel, wanted: int = WANTED) -> list[Candidate]:
     if size == 0:
         why = "every hyperparameter is fixed, and one factorisation serves all draws of the latents."
         return [_chains(model, AuxiliaryGradient(), why, 16, 200)]
+    if not model.is_smooth:
+        why = "the likelihood is a step in f, which has no slopes to follow; a SparseGP would be sampled much faster."
+        return [_chains(model, Slice(), why, 16, 150)]
     one_latent = model.factorises and model.num_latents == 1
     if not (model.has_latents_at_data and one_latent):
-        why = "the latents cannot be integrated out one site a datum, so hyperparameters and latents are sampled together."
-        method = NUTS(whitening=Laplace(), max_tree_depth=8) if one_latent else NUTS(max_tree_depth=8)
-        return [_chains(model, method, why, 8, 200)]
+        return _together(model, one_latent)
     if model.is_conjugate:
         weighted = _weighted(
             model, AMIS(), "the evidence is exact and the hyperparameters are few: weighted draws, no warm-up.", wanted
@@ -144,6 +156,18 @@ def candidates(model: GPModel, wanted: int = WANTED) -> list[Candidate]:
         return [chains]
     closer = "EP follows the latents more closely where Laplace's estimates are noisy."
     return [_weighted(model, AMIS(), few, wanted), _weighted(model, AMIS(approximation=EP()), closer, wanted), chains]
+
+
+def _together(model: GPModel, one_latent: bool) -> list[Candidate]:
+    """Of models whose latents cannot be integrated out one site a datum."""
+    why = "hyperparameters and latents are sampled together, as the latents cannot be integrated out one site a datum."
+    white = NUTS(whitening=Laplace(), max_tree_depth=8) if one_latent else NUTS(max_tree_depth=8)
+    found = [_chains(model, white, why, 8, 200)]
+    if model.factorises and not model.is_conjugate:
+        around = "chains begin around a variational fit, in coordinates white under it."
+        fit = partial(initialize, model, optimize_inducing_points=False, progress=False)
+        found.insert(0, _chains(model, NUTS(max_tree_depth=8), around, 8, 100)._replace(start=fit))
+    return found
 
 
 def _chains(model: GPModel, method: Method, why: str, num_chains: int, warmup_steps: int) -> Candidate:

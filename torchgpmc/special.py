@@ -79,7 +79,7 @@ def log_ndtr_and_hazard(x: Tensor) -> tuple[Tensor, Tensor]:
         return value, normal_hazard(x, value)
     scaled = x * -SQRT_HALF
     log_erfc = torch.special.erfc(scaled).log_()
-    hazard = torch.addcmul(log_erfc + LOG_SQRT_HALF_PI, scaled, scaled).neg_().exp_()
+    hazard = torch.rsub(torch.addcmul(log_erfc, scaled, scaled), -LOG_SQRT_HALF_PI).exp_()
     return log_erfc.sub_(LOG_2), hazard
 
 

@@ -136,6 +136,52 @@ def poisson():
     )
 
 
+def negative_binomial(drawing):
+    module = tg.likelihoods.NegativeBinomial(exposure=0.5)
+    parameter = drawing.parameter(module, "raw_dispersion", 0.0, 0.1, 2.0)
+
+    def size_and_share(f, v):
+        size = 1 / column(v, "raw_dispersion")
+        return size, size / (size + 0.5 * np.exp(f))
+
+    def log_density(f, y, v):
+        size, log_odds = 1 / column(v, "raw_dispersion"), f + np.log(0.5 * column(v, "raw_dispersion"))
+        choices = scipy.special.gammaln(y + size) - scipy.special.gammaln(size) - scipy.special.gammaln(y + 1)
+        return choices - y * np.logaddexp(0, -log_odds) - size * np.logaddexp(0, log_odds)
+
+    return Likelihood(
+        "negative binomial",
+        module,
+        [parameter],
+        log_density,
+        lambda rng, f, v: rng.negative_binomial(*size_and_share(f, v)).clip(0, 400).astype(float),
+        lambda y: np.log(2 * y + 1.0),
+    )
+
+
+def ordinal(drawing):
+    levels = int(drawing.rng.integers(3, 5))
+    module = tg.likelihoods.Ordinal(num_levels=levels)
+    parameters = [drawing.parameter(module, "first_cut", -np.inf, -1.0, 0.5), drawing.parameter(module, "raw_gaps", 0.0, 0.3, 1.5)]
+
+    def cuts(v):
+        inner = column(v, "first_cut") + np.cumsum(v["raw_gaps"].reshape(len(v["raw_gaps"]), -1), -1)
+        return np.concatenate([column(v, "first_cut"), inner], -1)
+
+    def log_density(f, y, v):
+        ends = np.pad(cuts(v), ((0, 0), (1, 1)), constant_values=((0, 0), (-np.inf, np.inf)))
+        level = np.broadcast_to(y.astype(int), (len(ends), len(y)))
+        low, high = (np.take_along_axis(ends, level + side, -1) - f for side in (0, 1))
+        above = low + high > 0  # the probability as a difference of small numbers
+        low, high = np.where(above, -high, low), np.where(above, -low, high)
+        return scipy.special.log_ndtr(high) + np.log1p(-np.exp(scipy.special.log_ndtr(low) - scipy.special.log_ndtr(high)))
+
+    def draw(rng, f, v):
+        return ((f + rng.standard_normal(f.shape))[..., None] > cuts(v)[:, None]).sum(-1).astype(float)
+
+    return Likelihood("ordinal", module, parameters, log_density, draw, lambda y: np.zeros_like(y))
+
+
 def random_likelihood(drawing, gaussian_only):
     """Gaussian noise alone, or any."""
     kinds = {
@@ -149,8 +195,10 @@ def random_likelihood(drawing, gaussian_only):
         "beta": lambda: beta(drawing),
         "poisson": poisson,
         "softmax": lambda: softmax(drawing.rng),
+        "negative binomial": lambda: negative_binomial(drawing),
+        "ordinal": lambda: ordinal(drawing),
     }
-    shares = np.array([1, 1, 4, 2, 1, 1, 1, 1, 2, 1], float)
+    shares = np.array([1, 1, 4, 2, 1, 1, 1, 1, 2, 1, 1, 1], float)
     return kinds[
         drawing.rng.choice(list(kinds)[:2] if gaussian_only else list(kinds), p=None if gaussian_only else shares / shares.sum())
     ]()

@@ -8,6 +8,7 @@ from gpytorch.priors import GammaPrior
 import torchgpmc as tg
 from tests.problems import fixed_kernel, inputs, kernel
 from tests.test_posterior import posterior_of
+from torchgpmc.special import log_standard_normal
 
 X, Y = inputs(4), torch.tensor([0.0, 3.0, 1.0, 2.0])
 KINDS = {
@@ -111,3 +112,20 @@ def test_the_poisson_limit_of_the_negative_binomial():
     torch.testing.assert_close(
         likelihood.pointwise_log_prob(f, Y).detach(), tg.likelihoods.Poisson().pointwise_log_prob(f, Y), rtol=0, atol=1e-3
     )
+
+
+def test_every_datum_keeps_its_exposure_however_the_sparse_model_cuts_the_data():
+    exposure = torch.tensor([0.5, 1.0, 2.0, 30.0], dtype=torch.float64)
+    values = []
+    for chunk in (None, 3, 1):
+        likelihood = tg.likelihoods.Poisson(exposure=exposure)
+        model = tg.SparseGP(X, Y, kernel(), likelihood, inducing_points=X[:2], data_chunk=chunk)
+        position = torch.full((1, model.layout.size + 2), 0.3, dtype=torch.float64)
+        values.append(tg.joint_log_density(model).value_and_grad(position))
+        at = model.at(model.prior(position[:, : model.layout.size]))
+        mean, variance = (moment.squeeze(1) for moment in model.marginals(at, position[:, model.layout.size :]))
+        expected = Y * (mean + exposure.log()) - exposure * (mean + variance / 2).exp() - torch.lgamma(Y + 1)
+        prior = model.layout.log_prior(position[:, : model.layout.size]) + log_standard_normal(position[:, model.layout.size :])
+        torch.testing.assert_close(values[-1][0], expected.sum(-1) + prior)
+    for other in values[1:]:
+        torch.testing.assert_close(other, values[0])

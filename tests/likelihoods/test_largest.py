@@ -138,3 +138,18 @@ def test_epsilon_is_sampled_where_it_has_a_prior():
 def test_settings_of_robust_max_are_checked(options):
     with pytest.raises(ValueError, match=r"num_classes is 1|epsilon is"):
         tg.likelihoods.RobustMax(**options)
+
+
+def test_the_sparse_models_gradient_of_robust_max_equals_differences():
+    x, y = inputs(9), torch.tensor([0.0, 1.0, 2.0] * 3)
+    likelihood = tg.likelihoods.RobustMax(num_classes=3, epsilon=0.02, epsilon_prior=UniformPrior(0.0, 1.0))
+    for made in (likelihood, tg.likelihoods.RobustMax(num_classes=3)):
+        model = tg.SparseGP(x, y, kernel(), made, inducing_points=inputs(3, seed=7), data_chunk=4)
+        density = tg.joint_log_density(model)
+        size = model.layout.size + model.latent_size
+        position = 0.5 * torch.randn(1, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        value, gradient = density.value_and_grad(position)
+        torch.testing.assert_close(density(position), value, rtol=0, atol=1e-6)
+        step = 1e-4 * torch.eye(size, dtype=torch.float64)
+        differences = (density.value_and_grad(position + step)[0] - density.value_and_grad(position - step)[0]) / 2e-4
+        torch.testing.assert_close(gradient[0], differences, rtol=1e-5, atol=1e-5)

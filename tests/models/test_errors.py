@@ -7,7 +7,7 @@ from gpytorch.kernels import LCMKernel, Matern52KernelGrad, MultitaskKernel, RBF
 from gpytorch.priors import GammaPrior
 
 import torchgpmc as tg
-from tests.problems import LIKELIHOODS, fixed_kernel, inputs, kernel
+from tests.problems import LIKELIHOODS, NOT_SMOOTH, fixed_kernel, inputs, kernel
 
 X, Y = inputs(6), torch.tensor([0.0, 1.0, 1.0, 0.0, 1.0, 0.0])
 BERNOULLI = LIKELIHOODS["probit"]
@@ -44,6 +44,16 @@ def build(x=X, y=Y, k=None, likelihood=None, **options):
             ValueError,
             r"(?s)3 parameters have no prior.*kernel.outputscale: .*GammaPrior\(2.0, 1.0\).*kernel.base_kernel.lengthscale: .*or "
             r"model.kernel.base_kernel.raw_lengthscale.requires_grad_\(False\).*mean.constant: constant_prior=.*NormalPrior",
+        ),
+        (
+            lambda: build(y=Y + 2, likelihood=NOT_SMOOTH["robust_max"]()),
+            ValueError,
+            r"train_y holds \[3.0\]. Expected classes 0 to 2",
+        ),
+        (
+            lambda: build(likelihood=tg.likelihoods.Beta()),
+            ValueError,
+            r"train_y holds \[0.0, 1.0\]. Expected shares between 0 and 1, both excluded. Move shares of exactly 0 or 1",
         ),
         (lambda: build(k=kernel(5)), ValueError, "ard_num_dims=5 but its inputs have 2 columns"),
         (lambda: build(k="rbf"), TypeError, "Expected a gpytorch kernel"),

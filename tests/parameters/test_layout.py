@@ -270,6 +270,11 @@ def test_a_parameter_with_neither_prior_nor_fixing_is_an_error_with_both_remedie
         )
 
 
+def test_all_parameters_without_a_prior_are_named_at_once():
+    with pytest.raises(ValueError, match=r"(?s)2 parameters have no prior.*kernel.outputscale: .*kernel.base_kernel.lengthscale: "):
+        build_layout({"kernel": ScaleKernel(RBFKernel())}, torch.float64, torch.device("cpu"))
+
+
 def two_at_once():
     return MultivariateNormalPrior(torch.zeros(2), covariance_matrix=torch.eye(2))
 

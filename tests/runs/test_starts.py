@@ -146,3 +146,40 @@ def test_a_search_that_finds_nothing_goes_on_from_other_starts(monkeypatch):
     marginal = ApproximateMarginal(regression(), Conjugate())
     assert starts.posterior_modes(marginal, 1, torch.Generator().manual_seed(0))
     assert len(torch.cat(seen).unique(dim=0)) == 3
+
+
+def around(density, chains=4000):
+    covariance = torch.tensor([[4.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.25]], dtype=torch.float64)
+    center = torch.tensor([1.0, -1.0, 2.0], dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    return starts.positions_around(center, covariance, 2, density, chains, generator), center, covariance
+
+
+@pytest.mark.statistical
+def test_starts_around_a_fit_are_twice_as_wide_in_theta():
+    position, center, covariance = around(lambda x: torch.zeros(len(x)))
+    wide = covariance.clone()
+    wide[:2, :2] *= 4
+    centred = position - center
+    products = (centred.unsqueeze(-1) * centred.unsqueeze(-2)).flatten(1)
+    assert worst_excess(torch.cat([centred, products], -1), torch.cat([torch.zeros(3), wide.flatten()])) < 1
+    assert worst_excess(products, covariance.flatten()) > 1
+
+
+def test_starts_come_nearer_until_they_are_possible():
+    position, center, _ = around(lambda x: torch.where((x[:, 0] - 1).abs() < 0.1, 0.0, -torch.inf))
+    assert float((position[:, 0] - center[0]).abs().max()) < 0.1 and len(position.unique(dim=0)) == len(position)
+    with pytest.raises(ValueError, match=r"zero at the start.*fit again"):
+        around(lambda x: torch.full((len(x),), -torch.inf))
+
+
+def test_a_variational_start_is_where_the_mass_matrix_begins_and_not_where_it_stays():
+    start = tg.initialize(gp("probit", num_data=10), progress=False)
+    run = tg.NUTS().prepare(start.model, SETTINGS._replace(start=start))
+    generator = torch.Generator().manual_seed(0)
+    state = run.init(generator)
+    expected = torch.block_diag(start.theta_covariance, torch.eye(10))
+    torch.testing.assert_close(covariance_of(state.tuning.preconditioner), expected.double())
+    for _ in range(20):
+        state, _, _ = run.advance(state, generator)
+    assert not torch.equal(covariance_of(state.tuning.preconditioner), expected.double())

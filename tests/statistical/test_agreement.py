@@ -10,6 +10,7 @@ from tests.calibration import z_limit
 from tests.problems import inputs, kernel
 from torchgpmc import chain_statistics
 from torchgpmc.evidence import gaussian_draws
+from torchgpmc.models.affine import AffineJointLogDensity
 
 ENGINES = {
     "Laplace, 16": tg.PseudoMarginal(),
@@ -24,6 +25,7 @@ ENGINES = {
     "slice on [theta, v]": tg.Slice(),
     "NUTS, white under Laplace's sites": tg.NUTS(whitening=tg.Laplace()),
     "HMC, white under EP's sites": tg.HMC(num_steps=6, whitening=tg.EP()),
+    "ChEES": tg.ChEES(),
     "AMIS": tg.AMIS(),
     "white noise out": tg.PseudoMarginal(evidence=tg.evidence.SmoothProbit(num_importance=4)),
     "orthant integrals, pseudo-marginal": tg.PseudoMarginal(evidence=tg.evidence.Orthant(num_points=16)),
@@ -86,6 +88,37 @@ def run(name):
 @pytest.mark.parametrize("name", ENGINES)
 def test_engines_agree_with_nuts(name, reference):
     assert alarm(mean_and_error(run(name)), reference) < 1
+
+
+def from_a_start(method):
+    start = tg.initialize(model(), progress=False)
+    return mean_and_error(
+        tg.sample(start.model, method, start=start, num_samples=200, warmup_steps=100, seed=2, progress=False, **CHAINS)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+@pytest.mark.parametrize("method", [tg.NUTS(), tg.HMC(num_steps=6)], ids=lambda method: type(method).__name__)
+def test_chains_from_a_variational_start_agree_with_nuts(method, reference):
+    assert alarm(from_a_start(method), reference) < 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+def test_a_density_at_other_latents_than_are_read_does_not_agree(reference, monkeypatch):
+    """v in the density does not follow theta, that of the draws does."""
+
+    def shifted(self, position):
+        return self.coordinates._replace(slope=0 * self.coordinates.slope).latents(*position.tensor_split([self._size], -1))
+
+    monkeypatch.setattr(
+        AffineJointLogDensity,
+        "_original",
+        lambda self, position: torch.cat([position[:, : self._size], shifted(self, position)], -1),
+    )
+    assert alarm(from_a_start(tg.HMC(num_steps=6)), reference) > 1
 
 
 SEVERAL = {

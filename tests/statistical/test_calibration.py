@@ -29,6 +29,7 @@ def simulate(model, seed, chains):
 
 
 def quantities(theta, v, f):
+    f = f.flatten(theta.dim() - 1)  # several latents a datum
     return torch.cat([theta, v[..., :2], f[..., :2], f.sum(-1, keepdim=True)], -1)
 
 
@@ -48,6 +49,9 @@ def calibration(model, method, *, warmup_steps, seed=5, chains=CHAINS):
 METHODS = {name: row.calibrated for name, row in SAMPLERS.items() if row.calibrated is not None}
 # Between two likelihoods the samplers differ in nothing; NUTS, the quickest to mix, tries both, the others the one that is skewed.
 CASES = [("nuts", "probit"), *((name, "poisson") for name in METHODS)]
+CASES += [
+    pytest.param("nuts", name, marks=pytest.mark.long) for name in ("negative_binomial", "ordinal", "beta", "heteroskedastic")
+]
 CASES += [pytest.param(name, "probit", marks=pytest.mark.long) for name in METHODS if name != "nuts"]
 
 

@@ -54,8 +54,9 @@ def rows_of(inputs: Inputs, rows: slice) -> Inputs:
 
 def _imprecise_rows(weights: Tensor, inputs: Inputs) -> Tensor | None:
     """Settings ``(R,)`` with lengthscales so short that products of inputs would cancel to noise; ``None`` if there are none."""
-    lost = (weights.detach() * inputs.greatest_square).sum(-1) * torch.finfo(weights.dtype).eps > _LOSS[weights.dtype]
-    return lost.nonzero().squeeze(-1) if bool(lost.any()) else None
+    limit = _LOSS[weights.dtype] / torch.finfo(weights.dtype).eps
+    size = weights.detach().expand(-1, len(inputs.greatest_square)) @ inputs.greatest_square
+    return (size > limit).nonzero().squeeze(-1) if len(size) and float(size.max()) > limit else None
 
 
 def _precise_square(weights: Tensor, inputs: Inputs) -> Tensor:

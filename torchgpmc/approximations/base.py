@@ -82,6 +82,11 @@ def check_model(model: GPModel, method: str, approximation: Approximation | None
             f"{method} needs a likelihood that factorises over data, and {type(model.likelihood).__name__} has only log_prob. "
             f"Expected a subclass of torchgpmc.likelihoods.Factorised; or sample with NUTS()."
         )
+    if not model.is_smooth:
+        raise ValueError(
+            f"{method} follows slopes of log p(y | f) in f, and {type(model.likelihood).__name__} is a step in f. Expected a "
+            f"smooth likelihood such as Softmax; or a SparseGP with NUTS(), or this model with Slice() or AdaptiveMH()."
+        )
     if model.num_latents != 1 and not getattr(approximation, "serves_several_latents", False):
         remedy = "sample with NUTS()" if approximation is None else "use torchgpmc.Laplace(), or sample with NUTS()"
         raise ValueError(

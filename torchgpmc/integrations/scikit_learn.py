@@ -150,7 +150,7 @@ class GPClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         if len(self.classes_) == 2:
             self.posterior_: Posterior | list[Posterior] = self._posterior(self._model(x, codes, Bernoulli(), seed), seed)
         elif self.multi_class == "softmax":
-            likelihood = Softmax(num_classes=len(self.classes_), mixing_weights=False)
+            likelihood = Softmax(num_classes=len(self.classes_))
             self.posterior_ = self._posterior(self._model(x, codes, likelihood, seed), seed)
         else:
             models = (self._model(x, codes == code, Bernoulli(), seed) for code in range(len(self.classes_)))

@@ -86,7 +86,10 @@ class LogLikelihood:
         return targets
 
     def for_data(self, rows: slice) -> Any:
-        """The likelihood of some of the data: itself, unless it holds a number for every datum (exposures, known noise)."""
+        """The likelihood of some of the data: itself, unless it holds a number for every datum (exposures, known noise).
+
+        Such a likelihood has to override this: the sparse model takes data in chunks.
+        """
         return self
 
     def at_test_points(self, exposure: Tensor | None = None) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from gpytorch.likelihoods import Likelihood
@@ -14,33 +15,53 @@ from torch.nn.functional import logsigmoid
 
 from torchgpmc import quadrature
 from torchgpmc.likelihoods.base import Derivatives, Factorised, Moments, TiltedMoments, require_targets
+from torchgpmc.likelihoods.slopes import ExpectedSlopes
 from torchgpmc.random import uniform
 from torchgpmc.special import log_ndtr, log_ndtr_and_hazard, ndtr
 
-# How far from the real line log Phi and log sigmoid have their nearest singularities.
-_SINGULAR = {"probit": 2.82, "logit": math.pi}
+
+def _log_logistic_and_slope(x: Tensor) -> tuple[Tensor, Tensor]:
+    return logsigmoid(x), torch.sigmoid(-x)
 
 
-class _ExpectedLogNdtr(torch.autograd.Function):
-    """E log Phi(s f), f ~ N(mean, variance), with both derivatives from the same evaluations.
+class _Link(NamedTuple):
+    log_probability_and_slope: Callable[[Tensor], tuple[Tensor, Tensor]]
+    singular: float  # how far from the real line the logarithm has its nearest singularity
+
+
+_LINKS = {"probit": _Link(log_ndtr_and_hazard, 2.816), "logit": _Link(_log_logistic_and_slope, math.pi)}
+
+
+def _expectation(link: _Link, mean: Tensor, variance: Tensor, sign: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """E log p(s f), f ~ N(mean, variance), elementwise, with both derivatives from the same evaluations.
 
     d/dmean E g(f) = E g'(f) and d/dvariance E g(mean + sd x) = E[g'(f) x] / (2 sd), under the quadrature rule itself.
     """
+    nodes, weights = quadrature.rule_about(mean, variance, 0.0, link.singular)
+    center, deviation = sign * mean, sign * variance.sqrt()
+    first = weights * nodes
 
+    def sums(block: slice) -> tuple[Tensor, Tensor, Tensor]:
+        value, slope = link.log_probability_and_slope(torch.addcmul(center, deviation, nodes[block]))
+        pairs = (weights, value), (weights, slope), (first, slope)
+        return tuple(quadrature.weighted_sum(weight[block], function) for weight, function in pairs)  # type: ignore[return-value]
+
+    totals = quadrature.add_up(sums, nodes, center)
+    return totals[0], sign * totals[1], totals[2] / (2 * deviation)
+
+
+class _ExpectedLogLink(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, mean: Tensor, variance: Tensor, sign: Tensor) -> Tensor:
-        nodes, weights = quadrature.rule_about(mean, variance, 0.0, _SINGULAR["probit"])
-        deviation = variance.sqrt()
-        value, hazard = log_ndtr_and_hazard(torch.addcmul(sign * mean, sign * deviation, nodes))
-        slope = hazard.mul_(weights)
-        ctx.save_for_backward(sign * slope.sum(0), sign * (slope * nodes).sum(0) / (2 * deviation))
-        return value.mul_(weights).sum(0)
+    def forward(ctx: Any, mean: Tensor, variance: Tensor, sign: Tensor, link: _Link) -> Tensor:
+        value, *slopes = _expectation(link, mean, variance, sign)
+        ctx.save_for_backward(*slopes)
+        return value
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
         mean_slope, variance_slope = ctx.saved_tensors
-        return gradient * mean_slope, gradient * variance_slope, None
+        return gradient * mean_slope, gradient * variance_slope, None, None
 
 
 class Bernoulli(Factorised, Likelihood):
@@ -128,10 +149,13 @@ class Bernoulli(Factorised, Likelihood):
         return TiltedMoments(value, mean + sign * shift * hazard, variance - shift.square() * hazard * (z + hazard))
 
     def expected_log_likelihood(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
-        if self.is_probit:
-            return _ExpectedLogNdtr.apply(mean, variance, 2 * targets - 1)
-        sign = 2 * targets - 1
-        return quadrature.expectation_about(lambda f: logsigmoid(sign * f), mean, variance, 0.0, _SINGULAR["logit"])
+        return _ExpectedLogLink.apply(mean, variance, 2 * targets - 1, _LINKS[self.link])
+
+    def expected_and_slopes(
+        self, mean: Tensor, variance: Tensor, targets: Tensor, parameters: Sequence[Tensor] = ()
+    ) -> ExpectedSlopes:
+        value, mean_slope, variance_slope = _expectation(_LINKS[self.link], mean, variance, 2 * targets - 1)
+        return ExpectedSlopes(value.sum(-1), mean_slope, variance_slope)
 
     def predictive_log_prob(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         if self.is_probit:

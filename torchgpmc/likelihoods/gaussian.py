@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 from torch.distributions import Normal
 
 from torchgpmc.likelihoods.base import Derivatives, Factorised, Moments, TiltedMoments
+from torchgpmc.likelihoods.slopes import ExpectedSlopes, through_parameters
 from torchgpmc.random import normal_like
 from torchgpmc.special import LOG_SQRT_2PI
 
@@ -48,6 +51,18 @@ class Gaussian(Factorised, GaussianLikelihood):
 
     def expected_log_likelihood(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         return _log_normal(targets - mean, self.noise) - 0.5 * variance / self.noise
+
+    def expected_and_slopes(
+        self, mean: Tensor, variance: Tensor, targets: Tensor, parameters: Sequence[Tensor] = ()
+    ) -> ExpectedSlopes:
+        noise = self.noise
+        precision = 1 / noise.detach()
+        residual = targets - mean
+        square = (residual.square() + variance) * precision
+        value = (-0.5 * (square - precision.log()) - LOG_SQRT_2PI).sum(-1)
+        noise_slope = 0.5 * (square - 1) * precision
+        slopes = through_parameters([noise], [noise_slope], parameters)
+        return ExpectedSlopes(value, residual * precision, (-0.5 * precision).expand_as(mean), slopes)
 
     def predictive_log_prob(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         return _log_normal(targets - mean, variance + self.noise)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.distributions import Poisson as PoissonDistribution
 
 from torchgpmc.likelihoods.base import Derivatives, Moments
 from torchgpmc.likelihoods.counts import Counts
+from torchgpmc.likelihoods.slopes import ExpectedSlopes
 
 
 class Poisson(Counts):
@@ -48,6 +51,14 @@ class Poisson(Counts):
     def expected_log_likelihood(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         log_mean = self.log_mean(mean)
         return targets * log_mean - torch.exp(log_mean + 0.5 * variance) - torch.lgamma(targets + 1)
+
+    def expected_and_slopes(
+        self, mean: Tensor, variance: Tensor, targets: Tensor, parameters: Sequence[Tensor] = ()
+    ) -> ExpectedSlopes:
+        log_mean = self.log_mean(mean)
+        rate = torch.exp(log_mean + 0.5 * variance)
+        value = (targets * log_mean - rate - torch.lgamma(targets + 1)).sum(-1)
+        return ExpectedSlopes(value, targets - rate, -0.5 * rate)
 
     def response_moments(self, mean: Tensor, variance: Tensor) -> Moments:
         rate = torch.exp(self.log_mean(mean) + 0.5 * variance)

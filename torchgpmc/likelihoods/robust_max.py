@@ -15,7 +15,7 @@ from torch.distributions import Categorical
 
 from torchgpmc.checks import check_count, check_positive
 from torchgpmc.likelihoods.base import Factorised, Moments, require_classes
-from torchgpmc.likelihoods.largest import probabilities_of_largest, probability_and_slopes, probability_of_largest
+from torchgpmc.likelihoods.largest import QUICK, probabilities_of_largest, probability_and_slopes, probability_of_largest
 from torchgpmc.likelihoods.slopes import ExpectedSlopes
 from torchgpmc.random import uniform
 
@@ -114,7 +114,7 @@ class RobustMax(Factorised, Likelihood):
             return super().expected_and_slopes(mean, variance, targets, parameters)
         others = self._log_others()
         gap = torch.log1p(-self.epsilon) - others
-        found, factor = probability_and_slopes(mean, variance, targets), gap.unsqueeze(-1)
+        found, factor = probability_and_slopes(mean, variance, targets, QUICK), gap.unsqueeze(-1)
         return ExpectedSlopes((others + gap * found.value).sum(-1), factor * found.mean, factor * found.variance)
 
     def predictive_log_prob(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:

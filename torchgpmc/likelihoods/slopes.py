@@ -30,6 +30,22 @@ def slopes_by_autograd(
     return ExpectedSlopes(value.detach(), slopes[0], slopes[1], tuple(slopes[2:]))
 
 
+def through_parameters(own: Sequence[Tensor], slopes: Sequence[Tensor], parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Derivatives in ``parameters``, of which the likelihood's ``own`` parameters are made, from those in the latter.
+
+    Args:
+        own: with a graph, ``(C, 1)``.
+        slopes: one for each of ``own``, still to be summed over the data, ``(C, N)``.
+        parameters: leaves.
+    """
+    pairs = [(value, slope.sum_to_size(value.shape)) for value, slope in zip(own, slopes, strict=True) if value.requires_grad]
+    if not pairs:
+        return tuple(map(torch.zeros_like, parameters))
+    values, gradients = zip(*pairs, strict=True)
+    found = torch.autograd.grad(values, list(parameters), gradients, allow_unused=True)
+    return tuple(torch.zeros_like(leaf) if slope is None else slope for leaf, slope in zip(parameters, found, strict=True))
+
+
 def slopes_function(likelihood: Any) -> Any:
     """``expected_and_slopes`` where it is of the very density that ``expected_log_likelihood`` gives, not of a parent class's."""
     kind = type(likelihood)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from gpytorch.likelihoods import StudentTLikelihood
 from torch import Tensor
@@ -9,6 +11,9 @@ from torch.distributions import StudentT as StudentTDistribution
 
 from torchgpmc import quadrature
 from torchgpmc.likelihoods.base import Derivatives, Factorised, Moments
+from torchgpmc.likelihoods.slopes import ExpectedSlopes, through_parameters
+
+_NODES = 100  # where normals are wider than the likelihood
 
 
 class StudentT(Factorised, StudentTLikelihood):
@@ -35,7 +40,39 @@ class StudentT(Factorised, StudentTLikelihood):
     def expected_log_likelihood(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         """To 1e-6: the logarithm has branch points at a distance of sqrt(deg_free * noise) from the datum."""
         scale = (self.deg_free * self.noise).sqrt().detach()
-        return quadrature.expectation_about(lambda f: self.pointwise_log_prob(f, targets), mean, variance, targets, scale, 100)
+        return quadrature.expectation_about(lambda f: self.pointwise_log_prob(f, targets), mean, variance, targets, scale, _NODES)
+
+    def expected_and_slopes(
+        self, mean: Tensor, variance: Tensor, targets: Tensor, parameters: Sequence[Tensor] = ()
+    ) -> ExpectedSlopes:
+        degrees, squared_scale = self.deg_free.detach(), self.noise.detach()
+        half, spread = 0.5 * (degrees + 1), degrees * squared_scale
+        nodes, weights = quadrature.rule_about(mean, variance, targets, spread.sqrt(), _NODES)
+        deviation = variance.sqrt()
+        center, first = mean - targets, weights * nodes
+
+        def sums(block: slice) -> tuple[Tensor, ...]:
+            residual = torch.addcmul(center, deviation, nodes[block])
+            square = residual.square().div_(spread)  # q; the slope of log(1 + q) in q is 1 / (1 + q)
+            weight, share = weights[block], torch.reciprocal(1 + square)
+            slope = residual * share
+            pairs = (weight, square.log1p()), (weight, slope), (first[block], slope), (weight, square * share)
+            return tuple(quadrature.weighted_sum(*pair) for pair in pairs)
+
+        logs, slope, first_slope, share = quadrature.add_up(sums, nodes, mean)
+        constant = torch.lgamma(half) - torch.lgamma(0.5 * degrees) - 0.5 * torch.log(torch.pi * spread)
+        constant_slope = 0.5 * (torch.digamma(half) - torch.digamma(0.5 * degrees)) - 0.5 / degrees
+        own = (
+            constant_slope - 0.5 * logs + half * share / degrees,
+            (half * share - 0.5) / squared_scale,
+        )
+        scaled = -2 * half / spread
+        return ExpectedSlopes(
+            (constant - half * logs).sum(-1),
+            scaled * slope,
+            scaled * first_slope / (2 * deviation),
+            through_parameters([self.deg_free, self.noise], own, parameters),
+        )
 
     def _peak(self, targets: Tensor) -> tuple[Tensor, Tensor]:
         return targets, self.noise.sqrt()

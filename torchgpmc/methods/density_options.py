@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from torchgpmc.approximations import Approximation, Conjugate
 from torchgpmc.approximations.base import check_approximation
@@ -25,16 +25,31 @@ class DensityOptions:
     A method on them has a ``_kernel`` and a ``_warm_up``, and ``check_options`` where it has options of its own.
     """
 
+    takes_start: ClassVar[bool] = False  # whether ``tg.sample(..., start=)`` has a meaning
+
     mass_matrix: MassMatrix = MassMatrix.BLOCK
     thinning: int = 1
     marginal: Approximation | None = None
     importance_weights: int = 0
     from_mode: bool = False
+    needs_gradients: ClassVar[bool] = False
 
     def prepare(self, model: GPModel, settings: Settings) -> ChainRun:
         """A run on [theta, v], or on theta alone."""
         self.check_options()
         return self.run_on(self._target(model, settings), settings)
+
+    def prepare_density(self, target: ChainTarget, settings: Settings) -> ChainRun:
+        """A run on a density that is no model's.
+
+        Raises:
+            ValueError: an option out of range, or one that has a meaning for models alone.
+        """
+        self.check_options()
+        for option in ("marginal", "whitening", "importance_weights", "from_mode"):
+            if value := getattr(self, option, None):
+                raise ValueError(f"{option} is {value!r}, and a density has no latents to treat so. Expected a method without it.")
+        return self.run_on(target, settings)
 
     def check_options(self) -> None:
         """Raises a ``ValueError`` or ``TypeError`` for options that suit no target."""
@@ -64,7 +79,8 @@ class DensityOptions:
     ) -> WindowedAdaptation:
         """The warm-up of most: adapted in windows towards ``target_acceptance``."""
         dense_size = self.mass_matrix.dense_size(target.num_hyperparameters, target.dimension)
-        return WindowedAdaptation(steps, self.mass_matrix, dense_size, step_size, target_acceptance, search_on)
+        warm_up = WindowedAdaptation(steps, self.mass_matrix, dense_size, step_size, target_acceptance, search_on)
+        return warm_up._replace(relearns=target.is_guess)
 
     def _target(self, model: GPModel, settings: Settings) -> ChainTarget:
         """What these options sample: [theta, v], or theta under a marginal.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torchgpmc.approximations import Approximation
 from torchgpmc.approximations.base import check_approximation
@@ -10,8 +11,9 @@ from torchgpmc.checks import check_positive
 from torchgpmc.methods.density_options import DensityOptions
 from torchgpmc.models.base import GPModel
 from torchgpmc.runs.base import Settings
-from torchgpmc.runs.chain_targets import ChainTarget, joint_target
+from torchgpmc.runs.chain_targets import ChainTarget, check_smooth, joint_target
 from torchgpmc.runs.sites import posterior_sites
+from torchgpmc.samplers.adaptation import WindowedAdaptation
 from torchgpmc.types import WarmUp
 
 
@@ -19,10 +21,13 @@ from torchgpmc.types import WarmUp
 class GradientOptions(DensityOptions):
     """Options of every method that follows gradients; each method's docstring explains them."""
 
+    takes_start: ClassVar[bool] = True
+
     target_accept_prob: float = 0.8
     step_size: float = 0.1
     adapt_step_size: bool = True
     whitening: Approximation | None = None
+    needs_gradients: ClassVar[bool] = True
 
     def check_options(self) -> None:
         super().check_options()
@@ -30,6 +35,9 @@ class GradientOptions(DensityOptions):
         check_positive("step_size", self.step_size)
 
     def _warm_up(self, target: ChainTarget, steps: int) -> WarmUp:
+        return self._windows_on_gradients(target, steps)
+
+    def _windows_on_gradients(self, target: ChainTarget, steps: int) -> WindowedAdaptation:
         return self._windows(
             target,
             steps,
@@ -46,8 +54,23 @@ class GradientOptions(DensityOptions):
                     f"whitening is {self.whitening!r}, and this samples theta alone, which has no latents to whiten. Expected "
                     f"whitening=None, or a GP without marginal."
                 )
+        if settings.start is not None:
+            self._check_start(model)
         return super()._target(model, settings)
 
+    def _check_start(self, model: GPModel) -> None:
+        if self.marginal is not None or model.is_conjugate:
+            raise ValueError(
+                "start= begins chains of [theta, v], and this samples theta alone. Expected a GP or SparseGP without marginal, or "
+                "start=None."
+            )
+        if self.whitening is not None:
+            raise ValueError(
+                f"whitening is {self.whitening!r} and a start is given, which brings white coordinates of its own. Expected one of "
+                f"them."
+            )
+
     def _joint_target(self, model: GPModel, settings: Settings) -> ChainTarget:
+        check_smooth(model, type(self).__name__)
         sites = None if self.whitening is None else posterior_sites(model, self.whitening)
         return joint_target(model, settings, sites)

@@ -12,10 +12,11 @@ from gpytorch.kernels import Kernel
 from gpytorch.means import Mean, ZeroMean
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from torchgpmc.adapter.conversion import as_likelihood, check_forward, convert_likelihood, count_latents
 from torchgpmc.adapter.covariance import BoundClosedForm, CovarianceFunction, covariance_function
-from torchgpmc.adapter.functional import PureModule
+from torchgpmc.adapter.functional import PureModule, constraint_of, parameters_with_owners
 from torchgpmc.adapter.mean_function import MeanFunction
 from torchgpmc.likelihoods.base import Factorised
 from torchgpmc.linalg import apply_factor, cholesky, factor_with_gradient, solve_lower, whiten
@@ -219,6 +220,31 @@ class GPModel(nn.Module):
         """A copy of the model with other targets: ``(N,)``, or ``(C, N)`` for one data set a chain (calibration tests)."""
         model = copy.deepcopy(self)
         model.train_y = check_targets(targets, model.train_x, as_likelihood(model.likelihood), model.train_x.dtype).values
+        return model
+
+    def with_theta(self, theta: Tensor) -> Self:
+        """A copy whose modules hold the hyperparameters ``theta`` ``(P,)`` as their present values."""
+        model = copy.deepcopy(self)
+        values = self.layout.raw_values(theta[None]).by_module
+        for prefix in self.layout.prefixes:
+            sampled = self.layout.sampled_names(prefix)
+            for raw, owner, leaf in parameters_with_owners(getattr(model, prefix)):
+                if raw in sampled:
+                    constraint = constraint_of(owner, leaf)
+                    value = values[prefix][raw][0].detach()
+                    getattr(owner, leaf).data = value if constraint is None else constraint.inverse_transform(value)
+        model.refresh()
+        return model
+
+    def with_buffers(self, **buffers: Tensor) -> Self:
+        """The model with other data or inducing points: everything else is shared with this one, and nothing copied or checked.
+
+        Differentiable in what it is given.
+        """
+        model = object.__new__(type(self))
+        model.__dict__.update(self.__dict__)
+        model._buffers = {**self._buffers, **buffers}
+        model._bound = model._bind()
         return model
 
     def prior(self, theta: Tensor) -> LatentPrior:

@@ -15,6 +15,7 @@ from torchgpmc.checks import check_count
 from torchgpmc.models.base import Cross, GPModel, LatentsAt, likelihood_values
 from torchgpmc.models.sparse_gradient import DataBindings, SparseDensity, automatic_chunk
 from torchgpmc.models.targets import Targets
+from torchgpmc.models.validation import check_inducing_points
 from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.parameters.layout import Hyperparameters
 
@@ -40,12 +41,12 @@ class SparseGP(GPModel):
         dtype: floating type of all computation.
         data_chunk: data at once in the joint density and its gradient, whose memory is a few times C M ``data_chunk`` numbers; the
             density is the same for any. ``None`` takes as many as fit the processor's cache.
-        data_dtype: floating type of the products with the data; ``dtype`` by default. torch.float32 about halves their time, at
-            relative errors near 1e-5 in the gradient (more where variances are small beside the prior's); factorisation and
-            likelihood stay in ``dtype``.
+        data_dtype: floating type of the products with the data; ``dtype`` by default. With torch.float32, factorisation and
+            likelihood stay in ``dtype``, and the gradient has relative errors from 1e-7 (18 columns) to 4e-5 (two columns, where
+            K(Z, Z) is nearly singular).
 
     Raises:
-        ValueError: as :class:`GP`; no inducing points, or of the wrong width; a likelihood without expectations; a
+        ValueError: as :class:`GP`; no inducing points, more than data, or of the wrong width; a likelihood without expectations; a
             ``data_chunk`` that is not a whole number above 0.
 
     Example:
@@ -85,6 +86,7 @@ class SparseGP(GPModel):
         self.data_dtype = data_dtype
         extra_inputs = {"inducing_points": inducing_points}
         super().__init__(train_x, train_y, kernel, likelihood, mean=mean, jitter=jitter, dtype=dtype, extra_inputs=extra_inputs)
+        check_inducing_points(self.inducing_points, len(self.train_x))
         if not hasattr(self.likelihood, "forward") or (
             hasattr(self.likelihood, "log_prob") and not hasattr(self.likelihood, "expected_log_likelihood")
         ):

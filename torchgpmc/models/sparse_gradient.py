@@ -6,7 +6,7 @@ slopes of E log p(y | f) in these two,
 .. math:: \bar a = g v - 2 h a, \quad \bar k = L^{-T} \bar a, \quad
     \bar K = -L^{-T} \Phi\Big(\sum_n \bar a_n a_n^T\Big) L^{-1}
 
-(Phi: the lower triangle with half its diagonal; Murray 2016, eq. 10). What is kept are sums over data, so that chunks of them come and
+(Phi: the lower triangle with half its diagonal; Murray 2016, eq. 10). What is kept are sums over data: chunks of them come and
 go, and the (C, N, M) covariances are never held at once.
 """
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from torchgpmc.adapter.covariance import ClosedForm, Covariance, CovarianceFunction
 from torchgpmc.likelihoods.slopes import ExpectedSlopes, slopes_function
 from torchgpmc.linalg import cholesky, factor_adjoint
-from torchgpmc.models.base import GPModel, conditional_variance, likelihood_parameters
+from torchgpmc.models.base import GPModel, likelihood_parameters
 from torchgpmc.models.reverse import Part, by_autograd, covariance_part, mean_part
 from torchgpmc.models.targets import Targets
 from torchgpmc.special import log_standard_normal
@@ -57,15 +57,14 @@ class _Expected(NamedTuple):
     parameters: dict[str, Tensor]
 
 
-# Elements of a (C, n, M) tensor: what stays in a core's cache from one operation to the next, and what fills a GPU.
-_CHUNK_ELEMENTS = {"cpu": 2**18}
-_CHUNK_ELEMENTS_ELSEWHERE = 2**25
+# Elements of a (C, n, M) tensor: what stays in a core's cache from one operation to the next, and what keeps a GPU busy.
+_CPU_ELEMENTS, _GPU_ELEMENTS = 2**18, 2**25
 _LEAST_CHUNK = 128  # below which matrix products slow down
 
 
 def automatic_chunk(elements_a_datum: int, device: torch.device) -> int:
     """How many data to take at once; a power of two, so that it seldom changes with the number of chains."""
-    budget = _CHUNK_ELEMENTS.get(device.type, _CHUNK_ELEMENTS_ELSEWHERE)
+    budget = _CPU_ELEMENTS if device.type == "cpu" else _GPU_ELEMENTS
     return max(_LEAST_CHUNK, 2 ** (budget // elements_a_datum).bit_length())
 
 
@@ -119,9 +118,7 @@ class SparseDensity:
         self.values: dict[str, Any] = self.at.hyperparameters.by_module
         self.data_values = {name: value.to(bound.dtype) for name, value in self.values["kernel"].items()}
         self.inner = covariance_part(bound.inner, self.values["kernel"], self.sampled["kernel"])
-        factor, self.ok = cholesky((self.inner.value + bound.jitter).expand(len(theta), -1, -1))
-        # What a failed factor leaves behind would be seen by rules that are chosen for all chains together.
-        self.factor = torch.where(self.ok[:, None, None], factor, torch.eye(factor.shape[-1]).to(factor))
+        self.factor, self.ok = cholesky((self.inner.value + bound.jitter).expand(len(theta), -1, -1))
         self.data_factor = self.factor.to(bound.dtype)
 
     def value(self) -> Tensor:
@@ -163,15 +160,14 @@ class SparseDensity:
         right = covariance.value.expand(count, -1, -1).mT
         projection = torch.linalg.solve_triangular(self.data_factor, right, upper=False).mT
         explained = torch.linalg.vector_norm(projection, dim=-1).square()
-        prior_variance = variance.value.to(projection.dtype)
-        found = conditional_variance(prior_variance, explained).to(model.train_x.dtype)
-        floored = found <= torch.finfo(projection.dtype).eps * variance.value
-        return _Chunk(rows, covariance, variance, mean, projection, torch.where(self.ok[:, None], found, 1.0), floored)
+        residual, floor = variance.value - explained, torch.finfo(projection.dtype).eps * variance.value
+        return _Chunk(rows, covariance, variance, mean, projection, torch.maximum(residual, floor), residual < floor)
 
     def _moments(self, chunk: _Chunk) -> tuple[Tensor, Tensor, Tensor]:
         """Mean and variance of f as likelihoods have them, and the targets."""
         mean = (self.v.to(chunk.projection.dtype) @ chunk.projection.mT).to(self.v.dtype)
-        mean = torch.where(self.ok[:, None, None], mean + chunk.prior_mean.value.unsqueeze(1), 0.0)
+        if not self.model.mean_function.is_zero:
+            mean = mean + chunk.prior_mean.value.unsqueeze(1)
         values, rows = self.targets.values, chunk.rows
         y = values[:, rows] if self.targets.one_a_chain else values[rows]
         if self.model.num_latents == 1:
@@ -200,10 +196,10 @@ class SparseDensity:
         mean = found.mean if several else found.mean.unsqueeze(-1)
         variance = (found.variance.sum(-1) if several else found.variance).masked_fill(chunk.is_floored, 0.0)
         v = (mean.mT.to(chunk.projection.dtype) @ chunk.projection).to(mean.dtype)
-        return _Expected(found.value, mean, variance, v, dict(zip(leaves, found.parameters, strict=True)))
+        return _Expected(found.value, mean, variance, v, dict(zip(leaves, found.parameters, strict=False)))
 
     def _a_slope(self, chunk: _Chunk, part: _Expected) -> Tensor:
-        """``(C, n, M)``."""
+        """The slope in the rows a, ``(C, n, M)``."""
         dtype = chunk.projection.dtype
         slope = chunk.projection * (-2 * part.variance).to(dtype).unsqueeze(-1)
         return slope.baddbmm_(part.mean.to(dtype), self.v.to(dtype))

@@ -120,6 +120,27 @@ def check_targets(y: Any, x: Tensor, likelihood: Any, dtype: torch.dtype) -> Tar
     return Targets(likelihood.validate_targets(y.detach().to(dtype, copy=True)), one_a_chain)
 
 
+def check_inducing_points(inducing_points: Tensor, num_data: int) -> None:
+    """Warns of inducing points ``(M, D)`` that coincide.
+
+    Raises:
+        ValueError: more of them than data.
+    """
+    count = len(inducing_points)
+    if count > num_data:
+        raise ValueError(
+            f"inducing_points has {count} rows and train_x has {num_data}. Expected at most as many as data; take fewer, or "
+            f"torchgpmc.GP, which is exact and no dearer then."
+        )
+    distinct = len(torch.unique(inducing_points, dim=0))
+    if distinct < count:
+        warn(
+            f"{count - distinct} of {count} inducing points coincide with others: they add cost and no information, and jitter "
+            f"alone keeps their covariance from being singular. torchgpmc.kmeans_inducing_points gives distinct ones.",
+            UserWarning,
+        )
+
+
 def _check_finite(name: str, tensor: Tensor) -> None:
     if tensor.is_complex():
         raise ValueError(f"{name} is complex. Expected real numbers.")

@@ -11,6 +11,7 @@ from torchgpmc.density import ChunkedDensity
 from torchgpmc.models.base import GPModel
 from torchgpmc.samplers.preconditioner import MassMatrix
 from torchgpmc.storage.draws import Draw, Draws
+from torchgpmc.variational import Start
 
 
 class Settings(NamedTuple):
@@ -20,6 +21,7 @@ class Settings(NamedTuple):
     warmup_steps: int | None
     num_chains: int | None
     chain_chunk: int | None
+    start: Start | None = None
 
 
 class Run(Protocol):

@@ -12,13 +12,14 @@ from torchgpmc.approximations import ApproximateMarginal, Approximation, Conjuga
 from torchgpmc.checks import check_count
 from torchgpmc.density import SharedDensity
 from torchgpmc.evidence import Evidence, LatentEstimate, LatentEstimator, importance
+from torchgpmc.models.affine import AffineJointLogDensity
 from torchgpmc.models.base import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.random import normal_like
 from torchgpmc.runs.base import Settings, chain_settings, in_chunks
 from torchgpmc.runs.blocks import KeptPrior, LatentsGivenTheta
-from torchgpmc.runs.starts import check_one_data_set, start_at_mode, starting_positions, starting_thetas
+from torchgpmc.runs.starts import check_one_data_set, positions_around, start_at_mode, starting_positions, starting_thetas
 from torchgpmc.special import log_standard_normal
 from torchgpmc.storage.draws import Draw
 from torchgpmc.types import LogDensity, NoisyDensity
@@ -35,32 +36,42 @@ class ChainTarget(NamedTuple):
     start: Callable[[torch.Generator], tuple[Tensor, Tensor | None]]  # positions, and the covariance there if it is known
     read: Callable[[Any, torch.Generator], tuple[Draw, dict[str, Tensor]]]  # from a kernel's state; statistics with "lp"
     label: str  # what the draws are draws of
+    is_guess: bool = False  # whether the covariance at the start is only where learning begins
 
 
-def _shared(density: JointLogDensity | ApproximateMarginal) -> SharedDensity:
-    return SharedDensity(density, density.model.operations, density.model.train_x.device)
+def _shared(density: Any, model: GPModel) -> SharedDensity:
+    return SharedDensity(density, model.operations, model.train_x.device)
 
 
 def joint_target(model: GPModel, settings: Settings, sites: GaussianSites | None = None) -> ChainTarget:
-    """The exact posterior of [theta, v]; with ``sites``, in coordinates that are white under the posterior that they give."""
+    """The exact posterior of [theta, v]; with ``sites``, in coordinates that are white under the posterior that they give.
+
+    With ``settings.start``, in coordinates that are white under its q(v), from positions around it.
+    """
     _, chains = chain_settings(settings)
-    joint = JointLogDensity(model, sites=sites)
-    density = in_chunks(_shared(joint), chains, settings.chain_chunk)
+    fit = settings.start
+    plain = JointLogDensity(model, sites=sites)
+    joint = plain if fit is None else AffineJointLogDensity(plain, fit.white_coordinates())
+    density = in_chunks(_shared(joint, model), chains, settings.chain_chunk)
     size = model.layout.size
     parts = torch.arange(chains).split(settings.chain_chunk or chains)
 
     def read(state: Any, generator: torch.Generator) -> tuple[Draw, dict[str, Tensor]]:
         position, log_density = state.position, state.log_density
-        if sites is None:
+        if joint is plain and sites is None:
             return Draw(position[:, None, :size], position[:, None, size:]), {"lp": log_density}
         found = [joint.select(rows).whitened(position[rows]) for rows in parts]
         v, log_volume = (torch.cat(part) for part in zip(*found, strict=True))
         return Draw(position[:, None, :size], v[:, None]), {"lp": log_density - log_volume}
 
-    def start(generator: torch.Generator) -> tuple[Tensor, None]:
-        return starting_positions(model, density, chains, generator), None
+    def start(generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
+        if fit is None:
+            return starting_positions(model, density, chains, generator), None
+        center = torch.cat([fit.theta, torch.zeros_like(fit.mean).flatten()]).to(model.train_x)
+        covariance = torch.block_diag(fit.theta_covariance, torch.eye(model.latent_size)).to(center)
+        return positions_around(center, covariance, size, density, chains, generator), covariance
 
-    return ChainTarget(density, size, size + model.latent_size, start, read, _EXACT)
+    return ChainTarget(density, size, size + model.latent_size, start, read, _EXACT, is_guess=fit is not None)
 
 
 def latent_target(model: GPModel, settings: Settings, *, with_prior: bool) -> ChainTarget:
@@ -108,7 +119,7 @@ def marginal_target(
     check_has_hyperparameters(model, "marginal=" + type(approximation).__name__)
     check_one_data_set(model, from_mode)
     _, chains = chain_settings(settings)
-    density = in_chunks(_shared(ApproximateMarginal(model, approximation)), chains, settings.chain_chunk)
+    density = in_chunks(_shared(ApproximateMarginal(model, approximation), model), chains, settings.chain_chunk)
     estimator = importance(model, approximation, num_importance=max(1, num_importance))
 
     def read(state: Any, generator: torch.Generator) -> tuple[Draw, dict[str, Tensor]]:
@@ -167,6 +178,16 @@ def estimated_target(
     return ChainTarget(density, model.layout.size, model.layout.size, start, read, _EXACT)
 
 
+def density_target(density: LogDensity, start: Tensor) -> ChainTarget:
+    """Any density of positions, from ``start`` ``(C, D)`` on; the draws are positions alone."""
+
+    def read(state: Any, generator: torch.Generator) -> tuple[Draw, dict[str, Tensor]]:
+        position = state.position[:, None]
+        return Draw(position, position[..., :0]), {"lp": state.log_density}
+
+    return ChainTarget(density, 0, start.shape[1], lambda _: (start, None), read, "the given density")
+
+
 def suited_approximation(model: GPModel, approximation: Approximation) -> Approximation:
     """The exact conditional where the model has one, else the given approximation."""
     return Conjugate() if model.is_conjugate else approximation
@@ -193,4 +214,14 @@ def check_has_hyperparameters(model: GPModel, method: str) -> None:
         raise ValueError(
             f"{method} samples hyperparameters, and all of this model's are fixed. Expected at least one with a prior; "
             f"sample the latents alone with EllipticalSlice() or NUTS()."
+        )
+
+
+def check_smooth(model: GPModel, method: str) -> None:
+    """Raises a ``ValueError`` where the density of [theta, v] has no slopes that a method by gradients could follow."""
+    if not model.is_smooth:
+        raise ValueError(
+            f"{method} follows gradients, and {type(model.likelihood).__name__} is a step in f, which a {type(model).__name__} has "
+            f"among its latents. Expected a SparseGP, whose expectations are smooth; or sample with Slice() or AdaptiveMH(), or "
+            f"with EllipticalSlice() at fixed hyperparameters."
         )

@@ -21,7 +21,9 @@ _CANDIDATES_A_START = 8
 _SEARCHES = 3  # from as many starts each, until a mode is found
 _CHUNK_ELEMENTS = 400_000  # of covariance matrices
 _MAX_ATTEMPTS = 100
+_NUM_HALVINGS = 30
 _LATENT_SPREAD = 0.1
+_OVERDISPERSION = 2.0  # of starts around a fit, in its deviations of theta
 
 
 def posterior_modes(
@@ -94,6 +96,37 @@ def starting_positions(model: GPModel, density: LogDensity, num_chains: int, gen
         f"{int(bad.sum())} of {num_chains} chains found no starting point of finite log density in {_MAX_ATTEMPTS} draws "
         f"from the prior. Expected the prior to give the data some probability; check the scale of train_x and train_y, "
         f"the priors, and raise jitter (now {model.jitter:g}) if factorisations fail."
+    )
+
+
+def positions_around(
+    center: Tensor, covariance: Tensor, num_hyperparameters: int, density: LogDensity, num_chains: int, generator: torch.Generator
+) -> Tensor:
+    """Positions [theta, w] of finite log density ``(C, P + V)`` around a Gaussian fit.
+
+    Theta is spread twice as wide as the fit has it, for R-hat to tell; w, and with it v given theta, as wide. What is impossible so
+    far out comes half as near.
+
+    Args:
+        center: ``(P + V,)``.
+        covariance: of the fit, ``(P + V, P + V)``.
+        num_hyperparameters: P.
+        density: of [theta, w].
+        num_chains: C.
+        generator: of the draws.
+
+    Raises:
+        ValueError: the density is zero at the centre too.
+    """
+    offset = normal_like(center.expand(num_chains, -1), generator) @ cholesky(covariance).factor.mT
+    offset[:, :num_hyperparameters] *= _OVERDISPERSION
+    for _ in range(_NUM_HALVINGS):
+        bad = torch.isinf(density(center + offset))
+        if not bool(bad.any()):
+            return center + offset
+        offset = torch.where(bad.unsqueeze(-1), 0.5 * offset, offset)
+    raise ValueError(
+        "the posterior density is zero at the start. Expected a start fitted to this model; fit again, or sample without start."
     )
 
 

@@ -165,6 +165,7 @@ class WindowedAdaptation(NamedTuple):
         search_on: of kernels on gradients, whose state has ``position``, ``log_density`` and ``gradient``: the density on which
             single leapfrog steps look for the step size's scale, at the start and with each new preconditioner.
         averages_anew: whether dual averaging forgets what it has seen with each new preconditioner.
+        relearns: whether a covariance that is known at the start is only where learning begins.
     """
 
     steps: int
@@ -174,9 +175,10 @@ class WindowedAdaptation(NamedTuple):
     target_acceptance: float | None
     search_on: LogDensity | None = None
     averages_anew: bool = True
+    relearns: bool = False
 
     def start(self, position: Tensor, covariance: Tensor | None, generator: torch.Generator) -> Tuning:
-        """The given step size, and a unit mass matrix to be learned or the inverse of ``covariance`` to be kept."""
+        """The given step size, and a unit mass matrix to be learned or the inverse of ``covariance`` to be kept or learned."""
         dimension = position.shape[-1]
         step = torch.tensor(self.step_size or 1.0, dtype=position.dtype, device=position.device)
         moments = start_moments(self.dense_size, dimension, position)
@@ -185,7 +187,7 @@ class WindowedAdaptation(NamedTuple):
         if covariance is not None and not identity:
             head, tail = covariance[: self.dense_size, : self.dense_size], covariance.diagonal()[self.dense_size :]
             preconditioner = Preconditioner(cholesky(head).factor, tail.sqrt())
-        mean, learns = position.mean(0), covariance is None and not identity
+        mean, learns = position.mean(0), (covariance is None or self.relearns) and not identity
         tuning = Tuning(step, preconditioner, mean, start_dual_averaging(step), moments, learns)
         if self.search_on is None or self.target_acceptance is None or not self.steps:
             return tuning

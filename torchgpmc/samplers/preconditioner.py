@@ -28,7 +28,7 @@ class Preconditioner(NamedTuple):
     """S = blockdiag(factor, diag(deviation)), with S S' the inverse mass matrix; momenta are S'^-1 times standard normals.
 
     Working with the standard normal rho = S' p throughout, Hamilton's equations are x' = S rho, rho' = S' grad log p(x), and the
-    kinetic energy is |rho|^2 / 2.
+    kinetic energy is ``|rho|^2 / 2``.
 
     Example:
         >>> import torch

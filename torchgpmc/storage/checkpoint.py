@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from torchgpmc.checks import warn
-from torchgpmc.models.base import GPModel
 from torchgpmc.storage.draws import DrawStore, check_draws
 from torchgpmc.storage.files import read_tensors, write_atomically
 from torchgpmc.storage.fingerprint import Fingerprint, differences
@@ -45,6 +44,10 @@ class Checkpoint(NamedTuple):
     every: int = 100
 
 
+class CheckpointError(ValueError):
+    """A checkpoint file that is damaged, or belongs to another run."""
+
+
 class Saved(NamedTuple):
     """What a checkpoint file gives back."""
 
@@ -61,14 +64,14 @@ class CheckpointFile:
     Args:
         checkpoint: where, and how often.
         settings: everything that determines the draws; a file made with other settings is refused.
-        model: what is sampled, for the shapes of its draws.
+        widths: numbers of hyperparameters and of latents in a draw.
     """
 
-    def __init__(self, checkpoint: Checkpoint, settings: Fingerprint, model: GPModel):
+    def __init__(self, checkpoint: Checkpoint, settings: Fingerprint, widths: tuple[int, int]):
         self.path = Path(checkpoint.path)
         self.every = checkpoint.every
         self.settings = settings
-        self._widths = model.layout.size, model.latent_size
+        self._widths = widths
         self._segments = 0
         self._pieces_saved = 0
 
@@ -79,11 +82,15 @@ class CheckpointFile:
         """What was saved, or ``None`` if there is no file yet.
 
         Raises:
-            ValueError: the file is damaged, holds draws of the wrong shapes, or belongs to a run with other settings; the message
-                lists the differences.
+            CheckpointError: the file is damaged, holds draws of the wrong shapes, or belongs to a run with other settings; the
+                message lists the differences.
         """
-        if not self.path.exists():
-            return None
+        try:
+            return self._read() if self.path.exists() else None
+        except ValueError as error:
+            raise CheckpointError(str(error)) from error
+
+    def _read(self) -> Saved:
         content = read_tensors(self.path, _FORMAT, ["settings", "state", "generator", "num_done", "segments", "info"])
         different = differences(content["settings"], self.settings)
         if different:

@@ -1,0 +1,78 @@
+"""The posterior in coordinates that a fixed affine map makes white: those of a Gaussian approximation, whatever made it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgpmc.models.joint_density import JointLogDensity
+
+
+class AffineMap(NamedTuple):
+    r"""v = centre + slope (theta - origin) + scale w, for every latent function.
+
+    The map does not depend on what is sampled, so its volume is a constant and [theta, w] has exactly the density of [theta, v],
+    however good the approximation: that decides the speed alone.
+
+    Example:
+        >>> import torch
+        >>> zero, two = torch.zeros(1), 2 * torch.eye(3)[None]
+        >>> white = AffineMap(zero, torch.ones(1, 3), torch.zeros(3, 1), two)
+        >>> white.latents(torch.zeros(1, 1), torch.ones(1, 3))
+        tensor([[3., 3., 3.]])
+    """
+
+    origin: Tensor  # (P,), a theta
+    centre: Tensor  # (K, M), the mean of v there
+    slope: Tensor  # (V, P), the derivative of that mean in theta
+    scale: Tensor  # (K, M, M), lower triangular roots of the covariances of v given theta
+
+    @property
+    def log_volume(self) -> Tensor:
+        """log |dv / dw| ``()``."""
+        return self.scale.diagonal(dim1=-2, dim2=-1).log().sum()
+
+    def latents(self, theta: Tensor, white: Tensor) -> Tensor:
+        """v ``(C, V)`` from theta ``(C, P)`` and w ``(C, V)``."""
+        turned = self.scale @ white.view(len(white), *self.centre.shape, 1)
+        return self.centre.flatten() + (theta - self.origin) @ self.slope.mT + turned.flatten(1)
+
+    def white_slopes(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """Derivatives in theta ``(C, P)`` and w ``(C, V)`` of what has ``gradient`` ``(C, V)`` in v."""
+        white = self.scale.mT @ gradient.view(len(gradient), *self.centre.shape, 1)
+        return gradient @ self.slope, white.flatten(1)
+
+
+class AffineJointLogDensity:
+    r"""The joint log density as one of position = [theta, w]: :math:`\log p(\theta, v(\theta, w), y) + \log |dv / dw|`.
+
+    Args:
+        joint: of [theta, v].
+        coordinates: the map from w to v.
+    """
+
+    def __init__(self, joint: JointLogDensity, coordinates: AffineMap):
+        self.joint = joint
+        self.coordinates = coordinates
+        self._size = joint.model.layout.size
+
+    def whitened(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        """v ``(C, V)`` at ``position``, and log |dv / dw| ``(C,)``."""
+        v = self.coordinates.latents(*position.tensor_split([self._size], -1))
+        return v, self.coordinates.log_volume.expand(len(position))
+
+    def _original(self, position: Tensor) -> Tensor:
+        return torch.cat([position[:, : self._size], self.whitened(position)[0]], -1)
+
+    def __call__(self, position: Tensor) -> Tensor:
+        return self.joint(self._original(position)) + self.coordinates.log_volume
+
+    def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        value, gradient = self.joint.value_and_grad(self._original(position))
+        theta_slope, white_slope = self.coordinates.white_slopes(gradient[:, self._size :])
+        return value + self.coordinates.log_volume, torch.cat([gradient[:, : self._size] + theta_slope, white_slope], -1)
+
+    def select(self, rows: Tensor) -> AffineJointLogDensity:
+        return AffineJointLogDensity(self.joint.select(rows), self.coordinates)

@@ -1,0 +1,6 @@
+"""Gaussian variational approximations: rivals of the exact posterior, and where its chains start."""
+
+from torchgpmc.variational.initialize import initialize
+from torchgpmc.variational.start import Start
+
+__all__ = ["Start", "initialize"]

@@ -1,0 +1,121 @@
+"""The variational bound as a density of hyperparameters, and of inducing points: q(v) is at its best everywhere."""
+
+from __future__ import annotations
+
+import copy
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgpmc.density import AutogradDensity, mask_failures
+from torchgpmc.models.base import GPModel, LatentsAt
+from torchgpmc.variational.gaussian import LatentSites, Optimum, expected_log_likelihood, optimal_latents
+
+
+class Positions(NamedTuple):
+    """Positions [theta, zeta]: inducing points are Z + unit * zeta; without a unit they stay where they are."""
+
+    inducing_points: Tensor | None  # (M, D)
+    unit: Tensor | None  # (D,)
+
+    @property
+    def moving_size(self) -> int:
+        """How many numbers of a position move inducing points."""
+        return 0 if self.inducing_points is None else self.inducing_points.numel()
+
+    def model_at(self, model: GPModel, zeta: Tensor) -> GPModel:
+        """The model with its inducing points at ``zeta`` ``(M D,)``; differentiable."""
+        if self.inducing_points is None or self.unit is None:
+            return model
+        return model.with_buffers(inducing_points=self.inducing_points + self.unit * zeta.view(self.inducing_points.shape))
+
+
+def inducing_positions(model: GPModel, moves: bool) -> Positions:
+    """Positions whose inducing points, if they are to move, do so on the scale of the inputs' columns."""
+    if not moves:
+        return Positions(None, None)
+    spread = model.train_x.std(0, correction=0)
+    return Positions(model.latent_inputs, torch.where(spread > 0, spread, 1.0))
+
+
+class VariationalMarginal(AutogradDensity):
+    r"""The density :math:`p(\theta) |dx / d\theta| \exp(\max_q ELBO(q, \theta, Z))` of theta, with Z too if it moves.
+
+    The gradient is that at a fixed q, since the bound is stationary there. A search starts from the sites that the last one ended
+    with.
+
+    Args:
+        model: with a factorised likelihood and one data set.
+        positions: whether, and on which scale, inducing points are part of a position.
+        tolerance: of q's squared distance from its optimum, in its deviations; the gradient's error is near its root.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+        >>> value, gradient = VariationalMarginal(model).value_and_grad(torch.zeros(5, 1).double())
+        >>> value.shape, gradient.shape
+        (torch.Size([5]), torch.Size([5, 1]))
+    """
+
+    def __init__(self, model: GPModel, positions: Positions | None = None, tolerance: float = 1e-10):
+        self.model = model
+        self.tolerance = tolerance
+        self.positions = Positions(None, None) if positions is None else positions
+        self.sites: LatentSites | None = None  # of one theta, to start from
+        self.values: list[float] = []  # of single positions, as a search sees them
+        super().__init__(lambda position: self._evaluate(position)[0])
+
+    def split(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        """Theta and zeta of positions ``(C, D)``."""
+        size = position.shape[-1] - self.positions.moving_size
+        return position[..., :size], position[..., size:]
+
+    def optimum(self, theta: Tensor) -> Optimum:
+        """The best q(v) at C thetas ``(C, P)``, Z where it is."""
+        with torch.no_grad():
+            return self._optimum(self.model, self.model.at_data(self.model.layout.raw_values(theta)))
+
+    def _optimum(self, model: GPModel, at: LatentsAt) -> Optimum:
+        count, sites = len(at.prior.ok), self.sites
+        if sites is not None:
+            sites = LatentSites(*(part.expand(count, -1, -1) for part in sites))
+        found = optimal_latents(model, at, model.targets, sites, self.tolerance)
+        if sites is not None and not bool(found.converged.all()):
+            again = optimal_latents(model, at, model.targets, None, self.tolerance)  # sites of elsewhere may be worse than none
+            if bool((again.bound > found.bound).all()):
+                found = again
+        return found
+
+    def _evaluate(self, position: Tensor) -> tuple[Tensor, Optimum]:
+        if self.positions.moving_size and len(position) > 1:
+            raise ValueError("inducing points move one position at a time")
+        theta, zeta = self.split(position)
+        model = self.positions.model_at(self.model, zeta)
+        hyperparameters, log_prior = model.layout.raw_values_and_log_prior(theta)
+        at = model.at_data(hyperparameters)
+        found = self._optimum(model, at)
+        expected = expected_log_likelihood(model, at, *found.latents.marginals(at), model.targets).sum(-1)
+        value = log_prior + expected - found.latents.divergence()
+        return torch.where(torch.isfinite(found.bound), value, torch.nan), found
+
+    def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        value, gradient, found = self.value_grad_and_optimum(position)
+        if len(position) == 1 and bool(torch.isfinite(value)):
+            self.sites = found.sites
+            self.values.append(float(value))
+        return value, gradient
+
+    def value_grad_and_optimum(self, position: Tensor) -> tuple[Tensor, Tensor, Optimum]:
+        """Value ``(C,)``, gradient ``(C, D)``, and the best q(v) at C positions."""
+        leaf = position.detach().requires_grad_(True)
+        with torch.enable_grad():
+            value, found = self._evaluate(leaf)
+            (gradient,) = torch.autograd.grad(value.sum(), leaf)
+        return *mask_failures(value.detach(), gradient), found
+
+    def select(self, rows: Tensor) -> VariationalMarginal:
+        return copy.copy(self)

@@ -1,0 +1,113 @@
+"""The variational fit on minibatches: natural gradients for q(v), Adam for theta and the inducing points."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from torchgpmc.models.base import GPModel, LatentsAt
+from torchgpmc.random import make_generator
+from torchgpmc.variational.bound import Positions
+from torchgpmc.variational.gaussian import GaussianLatents, expected_log_likelihood, from_natural
+
+_LEARNING_RATE = 0.03  # of Adam, on logs of scales and on inducing points in deviations of the inputs
+_NATURAL_SHARE = 0.1  # of the way to the natural gradient's goal
+_PATIENCE = 3, 100  # passes and steps without a better bound, after which inducing points begin to move, and then all steps shrink
+_SHRINKAGE = 0.3
+_LAST = 0.02  # share of the first step size below which the search has ended
+
+
+class MinibatchFit(NamedTuple):
+    """Where the search ended."""
+
+    model: GPModel  # at its theta and inducing points
+    latents: GaussianLatents  # of one theta
+    converged: bool
+    rise: float  # of the bound's mean over a pass, from the last pass but one to the last
+
+
+def ascend_by_minibatches(
+    model: GPModel, positions: Positions, batch_size: int, max_passes: int, seed: int, bar: tqdm
+) -> MinibatchFit:
+    """Steps for q, theta and the inducing points together, until a pass over the data no longer raises the bound.
+
+    A step takes q's natural parameters a tenth of the way to where the minibatch, counted N / batch_size fold, would have them,
+    with negative precisions of sites cut off, so that q's precision is always above the prior's. When the bound, averaged over a
+    pass, has not risen for a while, or after a third of the passes, inducing points begin to move; when it has not again, all step
+    sizes shrink.
+
+    Args:
+        model: a sparse model with a factorised likelihood and one data set.
+        positions: whether, and on which scale, inducing points move.
+        batch_size: data a step.
+        max_passes: over the data.
+        seed: of the minibatches.
+        bar: shows the bound.
+    """
+    generator = make_generator(seed, model.train_x.device)
+    count, (latents, size) = len(model.train_x), model.latent_shape
+    theta = model.layout.present(model).detach().requires_grad_(True)
+    zeta = theta.new_zeros(positions.moving_size).requires_grad_(True)
+    adam = torch.optim.Adam([theta, zeta], lr=_LEARNING_RATE)
+    natural = _Natural(torch.eye(size).to(theta).expand(1, latents, size, size), theta.new_zeros(1, latents, size))
+    means: list[float] = []
+    shrinkage, num_worse, moves = 1.0, 0, False
+    patience = max(_PATIENCE[0], math.ceil(_PATIENCE[1] * batch_size / count))
+    for number in range(max_passes):
+        bounds = []
+        for rows in torch.randperm(count, generator=generator, device=theta.device).split(batch_size):
+            scale = count / len(rows)
+            with torch.enable_grad():
+                part = positions.model_at(model, zeta).with_buffers(train_x=model.train_x[rows], train_y=model.train_y[rows])
+                hyperparameters, log_prior = model.layout.raw_values_and_log_prior(theta)
+                at = part.at_data(hyperparameters)
+                q, _ = from_natural(*natural)
+                mean, variance = q.marginals(at)
+                expected = scale * expected_log_likelihood(part, at, mean, variance, part.targets, rows).sum()
+                objective = expected + log_prior.sum()
+                leaves = [leaf for leaf in (theta, zeta) if leaf.requires_grad and leaf.numel()]
+                slopes = torch.autograd.grad(objective, [mean, variance, *leaves], allow_unused=True)
+            natural = natural.towards(_goal(at, q, slopes[0], slopes[1]), _NATURAL_SHARE * shrinkage)
+            for leaf, slope in zip(leaves, slopes[2:], strict=True):
+                leaf.grad = None if slope is None or (leaf is zeta and not moves) else -slope
+            adam.step()
+            bounds.append(float(objective.detach() - q.divergence()))
+            bar.update()
+            bar.set_postfix(bound=f"{bounds[-1]:.2f}", passes=number, refresh=False)
+        means.append(sum(bounds) / len(bounds))
+        num_worse = 0 if means[-1] == max(means) else num_worse + 1
+        if num_worse == patience:
+            shrinkage, num_worse, moves = shrinkage * (_SHRINKAGE if moves or not zeta.numel() else 1.0), 0, True
+            adam.param_groups[0]["lr"] = _LEARNING_RATE * shrinkage
+        if shrinkage < _LAST:
+            break
+        moves = moves or number + 1 >= max_passes / 3
+    with torch.no_grad():
+        found = positions.model_at(model, zeta.detach()).with_theta(theta.detach()[0])
+    rise = means[-1] - means[-2] if len(means) > 1 else math.inf
+    return MinibatchFit(found, from_natural(*natural)[0], shrinkage < _LAST, rise)
+
+
+class _Natural(NamedTuple):
+    """q's natural parameters."""
+
+    precision: Tensor  # (1, K, M, M)
+    linear: Tensor  # (1, K, M), precision times mean
+
+    def towards(self, goal: _Natural, share: float) -> _Natural:
+        """A share of the way."""
+        return _Natural(*(torch.lerp(old, new, share) for old, new in zip(self, goal, strict=True)))
+
+
+def _goal(at: LatentsAt, q: GaussianLatents, mean_slope: Tensor, variance_slope: Tensor) -> _Natural:
+    """Natural parameters at which the bound of this minibatch would be stationary, were its slopes those."""
+    projection = at.projection.detach()
+    precision = (-2 * variance_slope).clamp_min(0.0)
+    inner = (projection.unsqueeze(1) * precision.unsqueeze(-2)) @ projection.mT.unsqueeze(1)
+    inner.diagonal(dim1=-2, dim2=-1).add_(1.0)
+    linear = (mean_slope + precision * (q.mean @ projection)) @ projection.mT
+    return _Natural(inner, linear)

@@ -1,0 +1,200 @@
+"""What a variational fit knows: a rival's predictions, and where chains start, how they scale and in which coordinates."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from gpytorch.models import ApproximateGP
+from torch import Tensor
+
+from torchgpmc.checks import warn
+from torchgpmc.models.affine import AffineMap
+from torchgpmc.models.base import GPModel, likelihood_values
+from torchgpmc.models.sparse import SparseGP
+from torchgpmc.models.validation import check_inputs
+from torchgpmc.prediction import Prediction
+from torchgpmc.storage.fingerprint import differences, model_fingerprint
+from torchgpmc.variational.bound import VariationalMarginal
+from torchgpmc.variational.conversion import convert_variational
+from torchgpmc.variational.curvature import curvature
+from torchgpmc.variational.gaussian import GaussianLatents, expected_log_likelihood
+
+_DATA_CHUNK_ELEMENTS = 20_000_000  # of projections
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    r"""A Gaussian fit of a model, from :func:`torchgpmc.initialize` or a trained gpytorch model.
+
+    :math:`q(v) = \prod_k N(mean_k, scale_k scale_k^T)` at one theta. ``tg.sample(start.model, tg.NUTS(), start=start)`` begins its
+    chains there and moves in coordinates w with v = mean + slope (theta' - theta) + scale w, which are white under q; the posterior
+    that is sampled stays the exact one.
+
+    Attributes:
+        model: a copy with theta as its present values, and the inducing points of the fit.
+        theta: unconstrained, ``(P,)``.
+        mean: of q(v), ``(K, M)``.
+        scale: lower triangular, ``(K, M, M)``.
+        theta_covariance: of theta around ``theta``, ``(P, P)``: the inverse curvature of the bound.
+        slope: how the mean of q(v) moves with theta, ``(V, P)``.
+        elbo: lower bound of log p(y | theta); the prior of theta is not in it.
+        converged: whether the fit ended where nothing rises any more.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> x, kernel = torch.linspace(0, 1, 12), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> model = tg.SparseGP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli(), inducing_points=x[::4])
+        >>> start = tg.initialize(model, progress=False)
+        >>> start.predict(torch.tensor([0.0, 1.0])).probs > 0.5
+        tensor([False,  True])
+        >>> posterior = tg.sample(start.model, tg.NUTS(), start=start, num_samples=400, progress=False)
+        >>> posterior.samples["kernel.lengthscale"].shape
+        torch.Size([4, 400, 1, 1])
+    """
+
+    model: GPModel
+    theta: Tensor
+    mean: Tensor
+    scale: Tensor
+    theta_covariance: Tensor
+    slope: Tensor
+    elbo: float
+    converged: bool
+
+    def __repr__(self) -> str:
+        return f"Start(elbo={self.elbo:.6g}, converged={self.converged}, {self.digest()})"
+
+    @classmethod
+    def from_gpytorch(
+        cls, svgp: ApproximateGP, likelihood: Any, train_x: Tensor, train_y: Tensor, *, jitter: float | None = None
+    ) -> Start:
+        """A trained gpytorch ``ApproximateGP`` as it is: kernel, mean, likelihood, inducing points and q(u), nothing fitted anew.
+
+        The mean and kernel are ``svgp.mean_module`` and ``svgp.covar_module``, without batch dimensions; q(u) may be whitened or
+        not, of one latent function or of several independent ones; any normal distribution of gpytorch's. Every parameter needs a
+        prior, or ``requires_grad=False``: register priors before or after training.
+
+        Args:
+            svgp: the trained model; not changed.
+            likelihood: its likelihood.
+            train_x: all inputs ``(N, D)``.
+            train_y: all targets ``(N,)``.
+            jitter: of the new model; gpytorch's own by default, with which predictions are the same. gpytorch adds it to the
+                variance of f too, :class:`SparseGP` does not.
+
+        Raises:
+            TypeError: not an ``ApproximateGP``.
+            ValueError: a model that has no counterpart here, or parameters without priors.
+
+        Example:
+            >>> import gpytorch, torch, torchgpmc as tg
+            >>> class SVGP(gpytorch.models.ApproximateGP):
+            ...     def __init__(self, z):
+            ...         q = gpytorch.variational.CholeskyVariationalDistribution(len(z))
+            ...         super().__init__(gpytorch.variational.VariationalStrategy(self, z, q))
+            ...         self.mean_module = gpytorch.means.ZeroMean()
+            ...         prior = gpytorch.priors.GammaPrior(2.0, 4.0)
+            ...         self.covar_module = gpytorch.kernels.RBFKernel(lengthscale_prior=prior)
+            ...     def forward(self, x):
+            ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+            >>> x = torch.linspace(0, 1, 12).unsqueeze(-1)
+            >>> svgp = SVGP(x[::4])  # and training, as ever
+            >>> start = tg.Start.from_gpytorch(svgp, tg.likelihoods.Bernoulli(), x, (x[:, 0] > 0.5).float())
+            >>> start.model.latent_shape
+            (1, 3)
+        """
+        parts = convert_variational(svgp)
+        model = SparseGP(
+            train_x,
+            train_y,
+            parts.kernel,
+            likelihood,
+            inducing_points=parts.inducing_points,
+            mean=parts.mean,
+            jitter=parts.jitter if jitter is None else jitter,
+        )
+        return fitted(model, parts.latents(model), converged=True)
+
+    def predict(self, x: Tensor) -> Prediction:
+        """The Gaussian rival's predictive distribution at test inputs ``(T, D)``: theta fixed, v integrated out under q.
+
+        Raises:
+            ValueError: inputs of the wrong shape, NaN or infinite values.
+        """
+        model = self.model
+        x = check_inputs("x", x, model.train_x.dtype, model.train_x.shape[1]).to(model.train_x.device)
+        latents = self._latents()
+        with torch.no_grad():
+            prior = model.prior(self._on_device(self.theta)[None])
+
+        def moments(points: slice) -> tuple[Tensor, Tensor]:
+            with torch.no_grad():
+                return latents.marginals(model.at(prior, x[points]))
+
+        chunk = max(1, _DATA_CHUNK_ELEMENTS // model.latent_size)
+        return Prediction(model, lambda _: moments, len(x), min(chunk, len(x)), 1, likelihood_values(prior), x.new_zeros(1))
+
+    def white_coordinates(self) -> AffineMap:
+        """The map from w to v, on the model's device."""
+        return AffineMap(*map(self._on_device, (self.theta, self.mean, self.slope, self.scale)))
+
+    def digest(self) -> str:
+        """What tells this start from any other, for files."""
+        tensors = [getattr(self, field.name) for field in fields(self) if isinstance(getattr(self, field.name), Tensor)]
+        content = b"".join(tensor.detach().cpu().contiguous().numpy().tobytes() for tensor in tensors)
+        return hashlib.sha256(content).hexdigest()[:16]
+
+    def check(self, model: GPModel) -> None:
+        """Raises a ``ValueError`` unless this is a start for ``model``: the one it was fitted to, and finite."""
+        changed = differences(model_fingerprint(self.model), model_fingerprint(model))
+        if model.latent_shape != tuple(self.mean.shape) or model.layout.names != self.model.layout.names or changed:
+            raise ValueError(
+                f"start belongs to another model than the one to be sampled: {changed or 'its latents have another shape'}. "
+                f"Expected tg.sample(start.model, ..., start=start), or a start fitted to this model."
+            )
+        sizes = [entry.shape.numel() for entry in model.layout.entries]
+        for entry, part in zip(model.layout.entries, self.theta.split(sizes), strict=True):
+            if not bool(torch.isfinite(part).all()):
+                raise ValueError(
+                    f"start has a non-finite value of parameter '{entry.name}'. Expected finite numbers; fit again, from other "
+                    f"values of the model's parameters."
+                )
+        for name in ("mean", "scale", "theta_covariance", "slope"):
+            if not bool(torch.isfinite(getattr(self, name)).all()):
+                raise ValueError(f"start.{name} has NaN or infinite values. Expected finite numbers; fit again.")
+
+    def _on_device(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.model.train_x)
+
+    def _latents(self) -> GaussianLatents:
+        return GaussianLatents(self._on_device(self.mean)[None], self._on_device(self.scale)[None])
+
+
+def fitted(model: GPModel, latents: GaussianLatents, *, converged: bool, marginal: VariationalMarginal | None = None) -> Start:
+    """The start of q(v) (one theta) at the present values of ``model``; curvature and bound are worked out here."""
+    theta = model.layout.present(model)[0].detach()
+    found = curvature(VariationalMarginal(model) if marginal is None else marginal, theta)
+    elbo = variational_bound(model, theta, latents)
+    if not math.isfinite(elbo):
+        warn("the variational bound is not finite where the fit ended: its starts and coordinates may be of no use.")
+    return Start(model, theta, latents.mean[0], latents.scale[0], found.covariance, found.slope, elbo, converged)
+
+
+def variational_bound(model: GPModel, theta: Tensor, latents: GaussianLatents) -> float:
+    """The ELBO of q(v) at theta ``(P,)``, over the data in pieces."""
+    chunk = max(1, _DATA_CHUNK_ELEMENTS // model.latent_size)
+    hyperparameters = model.layout.raw_values(theta[None])
+    total = -float(latents.divergence())
+    whole = model.has_latents_at_data or chunk >= len(model.train_x)
+    with torch.no_grad():
+        for rows in [torch.arange(len(model.train_x))] if whole else torch.arange(len(model.train_x)).split(chunk):
+            part = model if whole else model.with_buffers(train_x=model.train_x[rows], train_y=model.train_y[rows])
+            at = part.at_data(hyperparameters)
+            total += float(expected_log_likelihood(part, at, *latents.marginals(at), part.targets, None if whole else rows).sum())
+    return total
