@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import time
@@ -62,7 +63,7 @@ def sample(
         warmup_steps: steps before the first kept draw, in which the method tunes itself; ``num_samples`` by default.
         num_chains: chains run together as one batch; 4 by default.
         seed: of all randomness; ``None`` draws one and records it in ``posterior.info["seed"]``.
-        progress: whether to show a bar with acceptance, step size and divergences.
+        progress: whether to show a bar with acceptance, step size, tree depth, gradients a second and divergences.
         checkpoint: a path (or :class:`Checkpoint`): a run killed half-way resumes from it to the same bits; a finished one is
             returned; one with other settings is an error. Without a method, the second engine's file has ".2" after it, and so on.
         chain_chunk: evaluate at most this many chains at once, to bound memory. The random numbers stay the same; other batches
@@ -333,7 +334,8 @@ class _Display:
     def __init__(self, bar: Any):
         self.bar = bar
         self.divergences: Tensor | None = None
-        self.shown = 0.0
+        self.gradients: Tensor | None = None  # since the last display
+        self.shown = time.monotonic()
         self.pending = 0
 
     def show(self, stats: dict[str, Tensor], warming_up: bool) -> None:
@@ -344,11 +346,19 @@ class _Display:
         if "diverging" in stats and not warming_up:
             now = stats["diverging"].sum()
             self.divergences = now if self.divergences is None else self.divergences + now
-        if time.monotonic() - self.shown < _SECONDS_BETWEEN_DISPLAYS and self.bar.n + self.pending < self.bar.total:
+        if "n_steps" in stats:
+            now = stats["n_steps"].sum()
+            self.gradients = now if self.gradients is None else self.gradients + now
+        waited = time.monotonic() - self.shown
+        if waited < _SECONDS_BETWEEN_DISPLAYS and self.bar.n + self.pending < self.bar.total:
             return
         numbers = {"accept": f"{float(stats['acceptance_rate'].mean()):.2f}"} if "acceptance_rate" in stats else {}
         if "step_size" in stats:
             numbers["step"] = f"{float(stats['step_size'].mean()):.2g}"
+        if self.gradients is not None:
+            numbers["depth"] = f"{math.log2(float(stats['n_steps'].mean()) + 1):.1f}"
+            numbers["gradients/s"] = f"{float(self.gradients) / waited:.3g}"
+            self.gradients = None
         if self.divergences is not None:
             numbers["divergences"] = str(int(self.divergences))
         if "n_failures" in stats and float(stats["n_failures"].sum()):
