@@ -28,6 +28,8 @@ _DRAWS_AN_EFFECTIVE_ONE = 10  # weights worth less than a tenth of their number 
 # What chains may cost, in seconds of two idle cores of 2020s make; counted in evaluations, so that seeds reproduce.
 _BUDGET = 100.0
 _SECONDS_A_BATCH, _OPERATIONS_A_SECOND = 3e-3, 2e9
+# Chains of which R-hat and effective sizes are content at about the same time: each halves to some fifty effective draws.
+_CHAINS = 4
 _TIMING, _MAX_TIMED = 0.1, 20  # seconds, evaluations
 _TIMED_OPERATIONS, _MOST_TIMED_THETAS = 3e8, 100  # of a batch of estimates; small ones are all overhead
 
@@ -129,29 +131,21 @@ def candidates(model: GPModel, wanted: int = WANTED) -> list[Candidate]:
     size = model.layout.size
     if size == 0:
         why = "every hyperparameter is fixed, and one factorisation serves all draws of the latents."
-        return [_chains(model, AuxiliaryGradient(), why, 16, 200)]
+        return [_chains(model, AuxiliaryGradient(), why, 200)]
     if not model.is_smooth:
         why = "the likelihood is a step in f, which has no slopes to follow; a SparseGP would be sampled much faster."
-        return [_chains(model, Slice(), why, 16, 150)]
+        return [_chains(model, Slice(), why, 150)]
     one_latent = model.factorises and model.num_latents == 1
     if not (model.has_latents_at_data and one_latent):
         return _together(model, one_latent)
     if model.is_conjugate:
-        weighted = _weighted(
-            model, AMIS(), "the evidence is exact and the hyperparameters are few: weighted draws, no warm-up.", wanted
-        )
-        chains = _chains(
-            model, NUTS(max_tree_depth=8), f"{size} hyperparameters may be more than importance weights survive.", 16, 150
-        )
-        return [weighted, chains] if size <= MANY_WITH_EXACT_EVIDENCE else [chains]
+        exact = "the evidence is exact and the hyperparameters are few: weighted draws, no warm-up."
+        many = f"{size} hyperparameters may be more than importance weights survive."
+        chains = _chains(model, NUTS(max_tree_depth=8), many, 150)
+        return [_weighted(model, AMIS(), exact, wanted), chains] if size <= MANY_WITH_EXACT_EVIDENCE else [chains]
     few = "the latents integrate out well and the hyperparameters are few: weighted draws, no warm-up."
-    chains = _chains(
-        model,
-        NUTS(whitening=Laplace(), max_tree_depth=8),
-        f"chains of {size} hyperparameters and the latents together, in white coordinates, need no evidence.",
-        16,
-        150,
-    )
+    white = f"chains of {size} hyperparameters and the latents together, in white coordinates, need no evidence."
+    chains = _chains(model, NUTS(whitening=Laplace(), max_tree_depth=8), white, 150)
     if size > MANY_HYPERPARAMETERS:
         return [chains]
     closer = "EP follows the latents more closely where Laplace's estimates are noisy."
@@ -162,15 +156,15 @@ def _together(model: GPModel, one_latent: bool) -> list[Candidate]:
     """Of models whose latents cannot be integrated out one site a datum."""
     why = "hyperparameters and latents are sampled together, as the latents cannot be integrated out one site a datum."
     white = NUTS(whitening=Laplace(), max_tree_depth=8) if one_latent else NUTS(max_tree_depth=8)
-    found = [_chains(model, white, why, 8, 200)]
+    found = [_chains(model, white, why, 200)]
     if model.factorises and not model.is_conjugate:
         around = "chains begin around a variational fit, in coordinates white under it."
         fit = partial(initialize, model, optimize_inducing_points=False, progress=False)
-        found.insert(0, _chains(model, NUTS(max_tree_depth=8), around, 8, 100)._replace(start=fit))
+        found.insert(0, _chains(model, NUTS(max_tree_depth=8), around, 100)._replace(start=fit))
     return found
 
 
-def _chains(model: GPModel, method: Method, why: str, num_chains: int, warmup_steps: int) -> Candidate:
+def _chains(model: GPModel, method: Method, why: str, warmup_steps: int, num_chains: int = _CHAINS) -> Candidate:
     density = SharedDensity(JointLogDensity(model), model.operations, model.train_x.device)
 
     def evaluate() -> Any:
