@@ -1,4 +1,4 @@
-"""``tg.sample(model)`` with no options on real data, beside a longer run of another engine: docs/results/default_call.md.
+"""``tg.sample(model)`` with no options on real data, beside a run of another engine: docs/results/default_call.md.
 
     python benchmarks/default_call.py --data ../shared/data --cases thyroid mcycle [--size 100] [--reference-draws 500]
 
@@ -63,11 +63,10 @@ def means(posterior):
 
 
 def reference(model, engine, draws):
-    """A longer run of an engine of another kind than the one that served."""
-    if not engine.startswith("AMIS"):
-        return tg.sample(model, tg.PseudoMarginal(approximation=tg.EP()), num_samples=draws, num_chains=8, progress=False, seed=9)
+    """A run of an engine of another kind than the one that served."""
     if model.is_conjugate:
-        return tg.sample(model, tg.NUTS(), num_samples=draws, num_chains=4, progress=False, seed=9)
+        method = tg.NUTS() if engine.startswith("AMIS") else tg.PseudoMarginal()
+        return tg.sample(model, method, num_samples=draws, num_chains=4, progress=False, seed=9)
     method = tg.PseudoMarginal(approximation=tg.EP(), num_importance=64)
     return tg.sample(model, method, num_samples=draws, num_chains=16, progress=False, seed=9)
 

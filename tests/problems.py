@@ -109,7 +109,7 @@ def fitc(likelihood="probit", num_data=6, num_inducing=3, num_columns=2, device=
     return _approximate_prior(tg.FITC, likelihood, num_data, num_inducing, num_columns, device, options)
 
 
-def projected_process(likelihood="probit", num_data=12, num_inducing=4, num_columns=2, device="cpu", **options):
+def projected_process(likelihood="probit", num_data=6, num_inducing=3, num_columns=2, device="cpu", **options):
     return _approximate_prior(tg.ProjectedProcess, likelihood, num_data, num_inducing, num_columns, device, options)
 
 

@@ -38,14 +38,19 @@ METHODS = {
     "EllipticalSlice": tg.EllipticalSlice(),
     "PCN": tg.PCN(),
     "AuxiliaryGradient": tg.AuxiliaryGradient(),
+    "GibbsLike": tg.GibbsLike(),
+    "LocalRegions": tg.LocalRegions(),
+    "ControlVariables": tg.ControlVariables(),
+    "Gibbs": tg.Gibbs(latent_steps=2),
     "PseudoMarginal": tg.PseudoMarginal(num_importance=4),
     "PseudoMarginalSlice": tg.PseudoMarginalSlice(num_importance=4),
     "AMIS": tg.AMIS(num_importance=4),
     "MAMIS": tg.MAMIS(num_importance=4),
     "OrthantGPC": tg.OrthantGPC(num_points=16),
 }
-NEED_LATENTS_AT_DATA = ("PseudoMarginal", "PseudoMarginalSlice", "AMIS", "MAMIS", "OrthantGPC")  # which some models have not
-OF_LATENTS = ("EllipticalSlice", "PCN", "AuxiliaryGradient")  # alone at fixed hyperparameters
+NEED_LATENTS_AT_DATA = ("GibbsLike", "PseudoMarginal", "PseudoMarginalSlice", "AMIS", "MAMIS", "OrthantGPC")  # which some have not
+# Alone at fixed hyperparameters.
+OF_LATENTS = ("EllipticalSlice", "PCN", "AuxiliaryGradient", "GibbsLike", "LocalRegions", "ControlVariables")
 WEIGHTED = ("AMIS", "MAMIS", "OrthantGPC")
 MODELS = {
     "GP": gp,

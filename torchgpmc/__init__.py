@@ -6,6 +6,7 @@ from torchgpmc.checks import SamplingWarning
 from torchgpmc.density_sampling import sample_density
 from torchgpmc.fitted import Fitted
 from torchgpmc.fitting import fit
+from torchgpmc.integrations.gpytorch_models import from_gpytorch
 from torchgpmc.integrations.scikit_learn import GPClassifier, GPRegressor
 from torchgpmc.loop import sample
 from torchgpmc.methods import (
@@ -17,7 +18,11 @@ from torchgpmc.methods import (
     AdaptiveMH,
     AuxiliaryGradient,
     ChEES,
+    ControlVariables,
     EllipticalSlice,
+    Gibbs,
+    GibbsLike,
+    LocalRegions,
     OrthantGPC,
     PseudoMarginal,
     PseudoMarginalSlice,
@@ -37,6 +42,7 @@ from torchgpmc.point_process import bin_events
 from torchgpmc.posterior import Posterior
 from torchgpmc.prediction import Prediction
 from torchgpmc.recommend import explain, recommend
+from torchgpmc.runs.parameterizations import Ancillary, Interwoven, Sufficient, Surrogate
 from torchgpmc.samplers import MassMatrix
 from torchgpmc.storage.checkpoint import Checkpoint
 from torchgpmc.tuning import tune_hmc
@@ -55,16 +61,22 @@ __all__ = [
     "NUTS",
     "PCN",
     "AdaptiveMH",
+    "Ancillary",
     "AuxiliaryGradient",
     "ChEES",
     "Checkpoint",
     "ConditionedGP",
+    "ControlVariables",
     "EllipticalSlice",
     "Fitted",
     "GPClassifier",
     "GPRegression",
     "GPRegressor",
+    "Gibbs",
+    "GibbsLike",
+    "Interwoven",
     "Laplace",
+    "LocalRegions",
     "MassMatrix",
     "OrthantGPC",
     "Posterior",
@@ -76,12 +88,15 @@ __all__ = [
     "Slice",
     "SparseGP",
     "Start",
+    "Sufficient",
+    "Surrogate",
     "approximations",
     "bin_events",
     "diagnostics",
     "evidence",
     "explain",
     "fit",
+    "from_gpytorch",
     "initialize",
     "joint_log_density",
     "kmeans_inducing_points",

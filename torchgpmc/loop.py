@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import gpytorch.models
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -89,7 +90,8 @@ def sample(
         torch.Size([1, 1000, 1, 1])
     """
     if not isinstance(model, GPModel):
-        raise TypeError(f"model is {type(model).__name__}. Expected a torchgpmc.GP or torchgpmc.SparseGP.")
+        remedy = " Convert it: torchgpmc.from_gpytorch(model, likelihood, x, y)." if isinstance(model, gpytorch.models.GP) else ""
+        raise TypeError(f"model is {type(model).__name__}. Expected a torchgpmc.GP, SparseGP or GPRegression.{remedy}")
     if isinstance(method, type) or not (method is None or hasattr(method, "prepare")):
         raise TypeError(
             f"method is {method!r}. Expected a method object, for instance torchgpmc.NUTS() or torchgpmc.HMC(num_steps=20)."

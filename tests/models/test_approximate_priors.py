@@ -51,6 +51,31 @@ def test_the_covariance_of_f_is_the_formula(name):
         torch.testing.assert_close(found[row], expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", PRIORS)
+def test_new_values_are_together_as_each_prior_says(name):
+    """Under FITC independent given u; else as the full GP has them."""
+    model = regression(PRIORS[name], inducing_points=Z)
+    theta = torch.tensor([[0.1, -0.3, 0.2]], dtype=F64)
+    prior = model.prior(theta)
+    expected = model.covariance.bind(TEST, TEST)(prior.values["kernel"])[0]
+    if name == "FITC":
+        inner = model.covariance.bind(Z, Z)(prior.values["kernel"])[0] + model.jitter * torch.eye(3, dtype=F64)
+        outer = model.covariance.bind(Z, TEST)(prior.values["kernel"])[0]
+        expected = torch.where(torch.eye(4, dtype=torch.bool), expected, outer.T @ torch.linalg.solve(inner, outer))
+    torch.testing.assert_close(model.prior_covariance(prior, TEST)[0], expected)
+    jointly = model.predict_jointly(prior, torch.zeros(1, model.latent_size, dtype=F64), TEST)
+    variance = model.at(prior, TEST).variance
+    torch.testing.assert_close(jointly.covariance.diagonal(dim1=-2, dim2=-1), variance + model.jitter)
+
+
+def test_steps_in_f_are_steps_of_the_projected_process():
+    """Unlike the sparse model it takes no expectations that would smooth them."""
+    steps = tg.likelihoods.RobustMax(num_classes=3)
+    y = targets("softmax", 7)
+    made = {kind: kind(X, y, fixed_kernel(), steps, inducing_points=Z) for kind in (tg.ProjectedProcess, tg.FITC, tg.SparseGP)}
+    assert [model.is_smooth for model in made.values()] == [False, False, True]
+
+
 def closed_form(name, model):
     """Predictive mean and variance of f at the tests: f = A u + e, and under both priors f* given u is the kernel's."""
     low_rank, across, diagonal, _ = formulas(model, torch.zeros(1, 0, dtype=F64))

@@ -25,13 +25,16 @@ SETTINGS = Settings(20, 0, CHAINS, None)
 def counted(monkeypatch):
     """Matrices factorised so far, as a list of batch sizes."""
     sizes = []
-    original = torch.linalg.cholesky_ex
 
-    def factorised(matrix, **options):
-        sizes.append(matrix[..., 0, 0].numel())
-        return original(matrix, **options)
+    def counting(original):
+        def factorised(matrix, **options):
+            sizes.append(matrix[..., 0, 0].numel())
+            return original(matrix, **options)
 
-    monkeypatch.setattr(torch.linalg, "cholesky_ex", factorised)
+        return factorised
+
+    for name in ("cholesky_ex", "eigh"):
+        monkeypatch.setattr(torch.linalg, name, counting(getattr(torch.linalg, name)))
     return sizes
 
 
@@ -121,12 +124,41 @@ def check_sweeps(counted, generator):
     assert float(info.blocks[1].info.n_steps.min()) >= 1
 
 
+PARAMETERIZATIONS = (tg.Ancillary(), tg.Sufficient(), tg.Surrogate(), tg.Interwoven())
+HYPER = (tg.AdaptiveMH(), tg.Slice(), tg.HMC(num_steps=2, random_length=False), tg.NUTS(max_tree_depth=3))
+
+
+@pytest.mark.parametrize("latent", [tg.AuxiliaryGradient(), tg.EllipticalSlice(), tg.PCN()])
+@pytest.mark.parametrize("hyper", HYPER, ids=lambda hyper: type(hyper).__name__)
+@pytest.mark.parametrize("parameterization", PARAMETERIZATIONS, ids=lambda given: type(given).__name__)
+def test_gibbs_states_what_it_factorises(parameterization, hyper, latent, counted):
+    method = tg.Gibbs(hyper=hyper, latent=latent, parameterization=parameterization, hyper_steps=2, latent_steps=3)
+    before = None
+    for stats in advances(method, gp("probit")):
+        if before is not None:
+            assert sum(counted) - before == float(stats["n_factorizations"].sum())
+        before = sum(counted)
+
+
+@pytest.mark.parametrize(
+    ("parameterization", "expected"), [(tg.Ancillary(), 1), (tg.Sufficient(), 1), (tg.Surrogate(), 3), (tg.Interwoven(), 2)]
+)
+@pytest.mark.parametrize("latent_steps", [1, 7])
+def test_metropolis_factorises_once_a_theta_and_parameterization(parameterization, expected, latent_steps):
+    """Paper A, table 2: one for AA and SA, three for SURR (here one of them of the present theta); none for the latents."""
+    method = tg.Gibbs(latent=tg.EllipticalSlice(), parameterization=parameterization, latent_steps=latent_steps)
+    for stats in advances(method, gp("probit")):
+        assert bool((stats["n_factorizations"] == expected).all())
+
+
 FIXED = {
     **WHOLE,
     "Slice": tg.Slice(),
     "EllipticalSlice": tg.EllipticalSlice(thinning=3),
     "PCN": tg.PCN(thinning=3),
     "AuxiliaryGradient": tg.AuxiliaryGradient(),
+    "GibbsLike": tg.GibbsLike(),
+    "LocalRegions": tg.LocalRegions(num_regions=2),
 }
 
 
@@ -134,7 +166,7 @@ FIXED = {
 def test_methods_on_v_factorise_nothing_after_the_start(name, counted):
     model = tg.GP(inputs(6), targets("probit", 6), fixed_kernel(), LIKELIHOODS["probit"]())
     counts = [sum(counted) for _ in advances(FIXED[name], model)]
-    assert counts[0] == counts[-1] <= 2  # the start's; some check theirs with a density of their own
+    assert counts[0] == counts[-1] <= 2  # the start's (K, and its axes); some check theirs with a density of their own
 
 
 @pytest.mark.parametrize("name", WHOLE)

@@ -12,22 +12,29 @@ import torch
 import torchgpmc as tg
 from torchgpmc.approximations import Laplace
 from torchgpmc.models import JointLogDensity
+from torchgpmc.models.base import likelihood_values
 from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.runs.blocks import JointWithPrior, LatentsGivenTheta
+from torchgpmc.runs.control_inputs import prior_of_controls
+from torchgpmc.runs.parameterizations import ThetaBlock
 from torchgpmc.samplers import (
     Block,
     Preconditioner,
     auxiliary_gradient,
     chees,
+    control_variables,
     elliptical_slice,
+    gibbs_like,
     given_the_rest,
     hmc,
+    local_regions,
     metropolis,
     nuts,
     pcn,
     slice_sampler,
     sweep,
 )
+from torchgpmc.samplers.gibbs_like import by_slices
 from torchgpmc.types import Sampler
 
 
@@ -96,6 +103,33 @@ def _auxiliary_gradient(density):
     return auxiliary_gradient(density, step_size=torch.tensor(1.5).to(projection), gram=lambda: projection @ projection.mT)
 
 
+def _gibbs_like(density):
+    model, prior = density.joint.model, density.kept.at.prior
+    # A scaled model has its factor in log_likelihood alone, which this sampler does not ask.
+    scale = getattr(model, "scale", 1.0)
+
+    def pointwise(f):
+        y = density.joint.targets.values
+        call = lambda likelihood: likelihood.pointwise_log_prob(f.squeeze(1), y)  # noqa: E731
+        return scale * model.likelihood_function(likelihood_values(prior), call).detach()
+
+    return gibbs_like(density, factor=prior.factor, mean=prior.mean, updates=by_slices(pointwise))
+
+
+def _local_regions(density):
+    factor = density.kept.at.prior.factor
+    return local_regions(density, factor=factor, labels=torch.arange(factor.shape[-1]) % 2)
+
+
+def _control_variables(**options):
+    def kernel(density):
+        inputs = torch.tensor([[0.2, 0.4], [0.8, 0.5]]).double()
+        prior = prior_of_controls(density.joint.model, density.kept.at.prior, inputs)
+        return control_variables(density, prior=prior, **options)
+
+    return kernel
+
+
 class _WhiteState(NamedTuple):
     position: torch.Tensor  # [theta, v]
     inner: object
@@ -143,12 +177,33 @@ def _sweep(model, density, like):
     return sweep(joint, [theta, Block(range(size, total), joint.latents_likelihood, elliptical_slice)])
 
 
+def gibbs(parameterization, hyper=None):
+    """Metropolis (or ``hyper``) on theta in a parameterisation, then elliptical slice sampling of v given theta."""
+
+    def make(model, density, like):
+        size, total = model.layout.size, model.layout.size + model.latent_size
+        tuning = preconditioner(model, like)._replace(deviation=like.new_zeros(0))
+        joint = JointLogDensity(_scaled(model, getattr(density, "scale", 1.0)), density.targets)
+
+        def of_theta(part):
+            if hyper is not None:
+                return hyper(part, step_size=torch.tensor(0.4).to(like), preconditioner=tuning)
+            return metropolis(part, step_size=torch.tensor(0.9).to(like), preconditioner=tuning)
+
+        block = ThetaBlock(joint, of_theta, 1, len(like), None)
+        latents = Block(range(size, total), JointWithPrior(joint).latents_likelihood, elliptical_slice)
+        return sweep(JointWithPrior(joint), [*(part.update(block) for part in parameterization.parts), latents])
+
+    return make
+
+
 def _scaled(model, scale):
     """The model with its log likelihood multiplied by ``scale``."""
     if scale == 1:
         return model
     scaled = copy.copy(model)
     scaled.log_likelihood = lambda *arguments: scale * model.log_likelihood(*arguments)
+    scaled.scale = scale
     return scaled
 
 
@@ -170,7 +225,14 @@ SAMPLERS = {
     "elliptical slice": Row("elliptical_slice", _latents_alone(elliptical_slice)),
     "auxiliary gradient": Row("auxiliary_gradient", _latents_alone(_auxiliary_gradient)),
     "pcn": Row("pcn", _latents_alone(_pcn)),
+    "gibbs like": Row("gibbs_like", _latents_alone(_gibbs_like)),
+    "local regions": Row("local_regions", _latents_alone(_local_regions)),
+    "control variables": Row("control_variables", _latents_alone(_control_variables())),
+    "control variables, underrelaxed": Row("control_variables", _latents_alone(_control_variables(underrelaxation=0.5))),
+    "control variables, walking": Row("control_variables", _latents_alone(_control_variables(walk=torch.tensor(0.8).double()))),
     "sweep": Row("sweep", _sweep),
+    "interwoven": Row("sweep", gibbs(tg.Interwoven())),
+    "surrogate": Row("sweep", gibbs(tg.Surrogate())),
 }
 
 

@@ -10,6 +10,7 @@ from gpytorch.priors import GammaPrior
 import torchgpmc as tg
 from tests.calibration import without_jacobian, worst_excess
 from tests.problems import fixed_kernel, inputs
+from torchgpmc.likelihoods.base import Derivatives
 from torchgpmc.methods import adaptive_metropolis
 from torchgpmc.types import Sampler
 
@@ -23,6 +24,13 @@ METHODS = {
     "EllipticalSlice": (tg.EllipticalSlice(thinning=5), 75, 100),
     "AuxiliaryGradient": (tg.AuxiliaryGradient(thinning=3), 75, 100),
     "PCN": (tg.PCN(thinning=5), 75, 150),
+    "GibbsLike": (tg.GibbsLike(), 75, 100),
+    "LocalRegions": (tg.LocalRegions(), 75, 100),
+    "ControlVariables": (tg.ControlVariables(), 75, 100),
+}
+OF_THETA = {
+    "Gibbs, interwoven": (tg.Gibbs(hyper_steps=3, latent_steps=3), 75, 100),
+    "Gibbs, surrogate": (tg.Gibbs(parameterization=tg.Surrogate(), hyper_steps=3, latent_steps=3), 75, 100),
 }
 
 
@@ -38,7 +46,7 @@ def data(count):
 
 
 def run(model, name, num_chains=256):
-    method, num_samples, warmup_steps = METHODS[name]
+    method, num_samples, warmup_steps = {**METHODS, **OF_THETA}[name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return tg.sample(
@@ -116,7 +124,9 @@ def one_hyperparameter():
 
 @pytest.mark.slow
 @pytest.mark.statistical
-@pytest.mark.parametrize("name", ["NUTS", "HMC", "AdaptiveMH", "Slice"])
+@pytest.mark.parametrize(
+    "name", ["NUTS", "HMC", "AdaptiveMH", "Slice", "Gibbs, interwoven", pytest.param("Gibbs, surrogate", marks=pytest.mark.long)]
+)
 def test_hyperparameters_follow_the_evidence(name):
     model, grid, weights = one_hyperparameter()
     expected = torch.stack([(weights * grid.exp()).sum(), (weights * grid).sum(), (weights * grid.square()).sum()])
@@ -162,11 +172,20 @@ def f_excess(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "GibbsLike"])
 def test_a_halved_likelihood_is_caught(name, monkeypatch):
     original = tg.GP.log_likelihood
     monkeypatch.setattr(tg.GP, "log_likelihood", lambda self, *args: 0.5 * original(self, *args))
     assert f_excess(name) > 1
+
+
+@pytest.mark.slow
+def test_a_halved_site_is_caught(monkeypatch):
+    """Gibbs sampling of normal sites does not ask the model for its likelihood."""
+    original = tg.likelihoods.Gaussian.derivatives
+    halved = lambda *args: Derivatives(*(0.5 * part for part in original(*args)))  # noqa: E731
+    monkeypatch.setattr(tg.likelihoods.Gaussian, "derivatives", halved)
+    assert f_excess("GibbsLike") > 1
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ where a chain forgets its start, so that 15,000 chains of NUTS see as much as 20
 """
 
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -19,9 +20,12 @@ import torch
 import torchgpmc as tg
 from tests.calibration import without_jacobian, worst_excess
 from tests.problems import gp
-from tests.statistical.kernels import SAMPLERS, HalvedLogDensity, NoLikelihood, NoVolume, position_of
+from tests.statistical.kernels import SAMPLERS, HalvedLogDensity, NoLikelihood, NoVolume, Row, gibbs, position_of
 from torchgpmc.models import JointLogDensity
 from torchgpmc.models.base import likelihood_values
+from torchgpmc.models.whitening import GaussianSites, whiten_under_sites
+from torchgpmc.runs.parameterizations import _single_site_precision
+from torchgpmc.samplers import hmc
 from torchgpmc.samplers.metropolis import accept
 
 CHAINS, FURTHER, ROUNDS = 20_000, 4, 7
@@ -131,11 +135,15 @@ def test_a_missing_jacobian_is_caught(sampler, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize(
+    "sampler", [pytest.param(name, marks=pytest.mark.long if name == "surrogate" else ()) for name in SAMPLERS]
+)
 def test_a_halved_log_ratio_is_caught(sampler):
-    # Elliptical slices, which keep the prior of v, drift from the joint distribution more slowly than the others.
-    rounds = {"elliptical slice": 40, "sweep": 40, "slice": 8, "nuts": 10, "nuts, white under sites": 6}.get(sampler, 20)
-    chains = None if rounds == 40 else PLANTED
+    # Kernels that keep the prior of v drift from the joint distribution more slowly than the others.
+    slower = dict.fromkeys(("elliptical slice", "gibbs like", "sweep", "interwoven", "surrogate"), 40)
+    rounds = {**slower, "slice": 8, "nuts": 10, "nuts, white under sites": 6}.get(sampler, 20)
+    of_conditional_priors = sampler.startswith(("local regions", "control variables"))
+    chains = None if rounds == 40 or of_conditional_priors else PLANTED
     assert geweke(MODELS["poisson"](), sampler, seed=15, density_class=HalvedLogDensity, rounds=rounds, chains=chains) > 1
 
 
@@ -148,6 +156,44 @@ def test_a_missing_likelihood_is_caught(sampler):
 @pytest.mark.slow
 def test_a_missing_volume_of_the_white_coordinates_is_caught():
     assert geweke(MODELS["poisson"](), "nuts, white under sites", seed=17, density_class=NoVolume, chains=PLANTED) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+def test_gradients_that_leave_out_how_the_noise_changes_with_theta_are_exact(monkeypatch):
+    row = Row("sweep", gibbs(tg.Surrogate(), partial(hmc, num_steps=2)))
+    monkeypatch.setitem(SAMPLERS, "surrogate", row)
+    assert geweke(MODELS["probit"](), "surrogate", seed=20) < 1
+
+
+class NoDeterminant(tg.Sufficient):
+    """Planted error: the density of [theta, f] without log |dv / df|."""
+
+    def _log_volume(self, model, at):
+        return 0 * at.mean[:, 0]
+
+
+class NoNoise(tg.Surrogate):
+    """Planted error: the density of [theta, eta] without the density of g, which is held."""
+
+    def latents(self, model, at, held, targets):
+        v = super().latents(model, at, held, targets)[0]
+        sites = GaussianSites(*[_single_site_precision(model, at, targets)] * 2)
+        return v, whiten_under_sites(at.projection.mT, at.mean, sites, v)[1]
+
+
+class LatentsStayBehind(tg.Sufficient):
+    """Planted error: theta is moved given f, and v is left where it was."""
+
+    def latents(self, model, at, held, targets):
+        return super().latents(model, at, held + 0.2, targets)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parameterization", [NoDeterminant(), NoNoise(), LatentsStayBehind()])
+def test_errors_in_parameterizations_are_caught(parameterization, monkeypatch):
+    monkeypatch.setitem(SAMPLERS, "planted", Row("sweep", gibbs(parameterization)))
+    assert geweke(MODELS["probit"](), "planted", seed=21, rounds=10) > 1
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from gpytorch.kernels import RBFKernel
 from gpytorch.priors import GammaPrior
 
 import torchgpmc as tg
-from tests.test_conformance import METHODS, quiet_sample
+from tests.test_conformance import METHODS, OF_LATENTS, quiet_sample
 from torchgpmc.likelihoods.base import LogLikelihood
 
 REPLICAS, TIMES, GRID = 2, 3, 7
@@ -47,21 +47,21 @@ def model_of(targets=None, **options):
     return tg.GP(torch.linspace(0, 1, GRID), y, kernel, Integrals(), **options)
 
 
-TAKEN = {name: METHODS[name] for name in ("NUTS", "HMC", "AdaptiveMH", "Slice", "EllipticalSlice")}
+TAKEN = {name: METHODS[name] for name in ("NUTS", "HMC", "AdaptiveMH", "Slice", *OF_LATENTS) if name != "GibbsLike"}
 
 
 @pytest.mark.parametrize("method", TAKEN)
 def test_methods_that_need_a_density_alone_take_it(method):
     model = model_of()
-    if method == "EllipticalSlice":
+    if method in OF_LATENTS:
         model.requires_grad_(False)
     posterior = quiet_sample(model, TAKEN[method])
     assert posterior.latents.shape == (2, 6, GRID)
-    assert method == "EllipticalSlice" or posterior.samples["likelihood.gain"].shape == (2, 6, 1)
+    assert method in OF_LATENTS or posterior.samples["likelihood.gain"].shape == (2, 6, 1)
     assert posterior.predict(torch.rand(4)).latent_mean.shape == (4,)
 
 
-REFUSED = {name: METHODS[name] for name in METHODS if name not in TAKEN}
+REFUSED = {name: METHODS[name] for name in METHODS if name not in TAKEN and name not in OF_LATENTS}
 REFUSED |= {"whitening": tg.NUTS(whitening=tg.Laplace()), "marginal": tg.NUTS(marginal=tg.Laplace())}
 
 
@@ -69,6 +69,11 @@ REFUSED |= {"whitening": tg.NUTS(whitening=tg.Laplace()), "marginal": tg.NUTS(ma
 def test_methods_that_need_a_product_over_data_say_so(method):
     with pytest.raises(ValueError, match="factorises over data"):
         tg.sample(model_of(), REFUSED[method], num_samples=10, progress=False)
+
+
+def test_draws_of_one_latent_after_another_need_one_too():
+    with pytest.raises(ValueError, match=r"Integrals of GP is not a product over its latents"):
+        tg.sample(model_of().requires_grad_(False), METHODS["GibbsLike"], num_samples=10, progress=False)
 
 
 def test_the_density_is_its_formula_and_every_chain_may_have_its_own_targets():

@@ -6,7 +6,7 @@ from gpytorch.kernels import RBFKernel
 from gpytorch.priors import GammaPrior
 
 import torchgpmc as tg
-from tests.test_conformance import METHODS, NEED_LATENTS_AT_DATA, quiet_sample
+from tests.test_conformance import METHODS, OF_LATENTS, WEIGHTED, quiet_sample
 from torchgpmc.linalg import cholesky, solve_lower
 from torchgpmc.models import GPModel
 from torchgpmc.models.base import Cross
@@ -51,9 +51,9 @@ def model_of(kind, **options):
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_takes_it(method):
     model = model_of(FITC, inducing_points=torch.tensor([[0.2], [0.8]]))
-    if method == "EllipticalSlice":
+    if method in OF_LATENTS:
         model.kernel.requires_grad_(False)
-    options = {} if method not in NEED_LATENTS_AT_DATA[2:] else {"warmup_steps": None, "num_chains": None, "num_samples": 100}
+    options = {} if method not in WEIGHTED else {"warmup_steps": None, "num_chains": None, "num_samples": 100}
     posterior = quiet_sample(model, METHODS[method], **options)
     assert posterior.latents.shape[-1] == 6
     assert bool(torch.isfinite(posterior.predict(torch.rand(3, 1)).log_prob(torch.ones(3))).all())

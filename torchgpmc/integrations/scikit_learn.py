@@ -161,7 +161,7 @@ class GPClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         kernel, inducing = self.kernel or default_kernel(x.shape[1]), self._inducing(x, seed)
         if inducing is None:
             return GP(x, codes, kernel, likelihood)
-        return SparseGP(torch.as_tensor(x), torch.as_tensor(codes), kernel, likelihood, inducing_points=inducing)
+        return SparseGP(x, codes, kernel, likelihood, inducing_points=inducing)
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Class probabilities ``(T, classes)``, in the order of ``classes_``."""
@@ -239,7 +239,7 @@ class GPRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         if inducing is None:
             model: GPModel = GPRegression(x, targets, kernel, likelihood)
         else:
-            model = SparseGP(torch.as_tensor(x), torch.as_tensor(targets), kernel, likelihood, inducing_points=inducing)
+            model = SparseGP(x, targets, kernel, likelihood, inducing_points=inducing)
         self.posterior_ = self._posterior(model, seed)
         return self
 

@@ -63,12 +63,14 @@ class LogLikelihood:
     ``is_log_concave``: whether log p(y | f) is concave in f for all parameters and targets. p(f | y, theta) then has one mode, and
     a Gaussian density there is all that f is drawn from; else other modes are searched for. Nothing is taken on trust: say so.
 
+    ``has_normal_sites``: whether p(y_n | f_n) is a normal density of f_n up to a factor, for all parameters and targets.
     ``is_smooth``: whether log p(y | f) is differentiable in f, and its slopes tell where it rises. Methods that follow gradients in
     f refuse one that is not. Its expectations, which the sparse model has in its place, are smooth all the same.
     """
 
     num_latents = 1
     is_log_concave = False
+    has_normal_sites = False
     is_smooth = True
     has_intensity = False  # whether exp(f) is a rate per unit of exposure
     needs_exposure = False  # whether test points need to be given theirs

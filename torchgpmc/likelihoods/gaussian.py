@@ -33,6 +33,7 @@ class Gaussian(Factorised, GaussianLikelihood):
     """
 
     is_log_concave = True
+    has_normal_sites = True
 
     def forward(self, function_samples: Tensor) -> Normal:  # type: ignore[override]  # gpytorch's has unused extra arguments
         return Normal(function_samples, self.noise.sqrt())

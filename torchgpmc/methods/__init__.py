@@ -4,10 +4,14 @@ from torchgpmc.methods.adaptive_metropolis import AdaptiveMH
 from torchgpmc.methods.amis import AMIS
 from torchgpmc.methods.auxiliary_gradient import AuxiliaryGradient
 from torchgpmc.methods.chees import ChEES
+from torchgpmc.methods.control_variables import ControlVariables
 from torchgpmc.methods.coordinate_slice import Slice
 from torchgpmc.methods.crank_nicolson import PCN
+from torchgpmc.methods.gibbs import Gibbs
+from torchgpmc.methods.gibbs_like import GibbsLike
 from torchgpmc.methods.hamiltonian import HMC
 from torchgpmc.methods.latent_slice import EllipticalSlice
+from torchgpmc.methods.local_regions import LocalRegions
 from torchgpmc.methods.mamis import MAMIS
 from torchgpmc.methods.marginal_chains import PseudoMarginal
 from torchgpmc.methods.marginal_slices import PseudoMarginalSlice
@@ -24,7 +28,11 @@ __all__ = [
     "AdaptiveMH",
     "AuxiliaryGradient",
     "ChEES",
+    "ControlVariables",
     "EllipticalSlice",
+    "Gibbs",
+    "GibbsLike",
+    "LocalRegions",
     "Method",
     "OrthantGPC",
     "PseudoMarginal",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from torchgpmc.checks import check_positive
-from torchgpmc.methods.density_options import DensityOptions
+from torchgpmc.methods.density_options import DensityOptions, Scope
 from torchgpmc.runs.chain_targets import ChainTarget
 from torchgpmc.samplers.adaptation import Tuning
 from torchgpmc.samplers.metropolis import metropolis
@@ -48,7 +48,7 @@ class AdaptiveMH(DensityOptions):
     def _kernel(self, density: LogDensity, tuning: Tuning) -> Sampler:
         return metropolis(density, step_size=tuning.step_size, preconditioner=tuning.preconditioner)
 
-    def _warm_up(self, target: ChainTarget, steps: int) -> WarmUp:
+    def _warm_up(self, target: ChainTarget | Scope, steps: int) -> WarmUp:
         # A tenth of Roberts, Gelman & Gilks's optimum, for a unit start.
         first = 0.238 / max(1, target.dimension) ** 0.5
         return self._windows(target, steps, step_size=first, target_acceptance=self.target_accept_prob)

@@ -23,9 +23,9 @@ class AuxiliaryGradient:
     """The marginal auxiliary gradient sampler of the latents, "mGrad" (Titsias & Papaspiliopoulos 2018), step size tuned.
 
     Metropolis with a gradient, whose proposals know the prior: steps are small along the directions in which f at the data
-    varies and free along those that only the prior knows. One eigendecomposition a theta, in the size of the latents of one function,
-    beside the factorisation of K. Any likelihood with a gradient will do, of several latents too; of a SparseGP it moves the
-    inducing values, along the directions in which the mean of f at the data varies with them.
+    varies and free along those that only the prior knows. A theta takes one eigendecomposition beside the factorisation of K. Any
+    likelihood with a gradient will do, of several latents too; of a SparseGP it moves the inducing values, along the directions
+    in which the mean of f at the data varies with them.
 
     Alone it needs every hyperparameter fixed with ``requires_grad_(False)``.
 
@@ -67,4 +67,4 @@ class AuxiliaryGradient:
             return auxiliary_gradient(density, step_size=tuning.step_size, gram=gram)
 
         warm_up = WindowedAdaptation(warmup_steps, MassMatrix.IDENTITY, 0, step_size=0.1, target_acceptance=self.target_accept_prob)
-        return Move(kernel, warm_up)
+        return Move(kernel, warm_up, num_factorizations=1)

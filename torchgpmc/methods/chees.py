@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from torchgpmc.checks import check_count, warn
+from torchgpmc.methods.density_options import Scope
 from torchgpmc.methods.gradient_options import GradientOptions
 from torchgpmc.models.base import GPModel
 from torchgpmc.runs.base import Settings, chain_settings
@@ -82,5 +83,5 @@ class ChEES(GradientOptions):
             max_steps=tuning.max_steps,
         )
 
-    def _warm_up(self, target: ChainTarget, steps: int) -> WarmUp:
+    def _warm_up(self, target: ChainTarget | Scope, steps: int) -> WarmUp:
         return ChEESAdaptation(self._windows_on_gradients(target, steps), self.max_steps)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchgpmc.checks import check_count
-from torchgpmc.methods.density_options import DensityOptions
+from torchgpmc.methods.density_options import DensityOptions, Scope
 from torchgpmc.models.base import GPModel
 from torchgpmc.models.joint_density import joint_log_density
 from torchgpmc.runs.base import Settings, chain_settings, in_chunks
@@ -66,8 +66,9 @@ class Slice(DensityOptions):
         conditionals = given_the_rest(density, columns[0]), parts.latents
 
         def kernel(tunings: tuple[Tuning, Tuning]) -> Sampler:
-            kernels = [lambda part, own=own: self._kernel(part, own) for own in tunings]
-            return sweep(density, [Block(*block) for block in zip(columns, conditionals, kernels, strict=True)])
+            of_theta, of_v = (lambda part, own=own: self._kernel(part, own) for own in tunings)
+            first = Block(columns[0], conditionals[0], of_theta, work=1)
+            return sweep(density, [first, Block(columns[1], conditionals[1], of_v)])
 
         return whole._replace(kernel=kernel, warm_up=SweepWarmUp(columns, (whole.warm_up, whole.warm_up)))
 
@@ -75,5 +76,5 @@ class Slice(DensityOptions):
         # Two standard deviations each way: a bracket that rarely needs to grow or to shrink far.
         return slice_sampler(density, width=4 * tuning.preconditioner.standard_deviation(), max_steps_out=self.max_steps_out)
 
-    def _warm_up(self, target: ChainTarget, steps: int) -> WarmUp:
+    def _warm_up(self, target: ChainTarget | Scope, steps: int) -> WarmUp:
         return self._windows(target, steps, step_size=None, target_acceptance=None)

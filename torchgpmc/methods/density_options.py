@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from torchgpmc.approximations import Approximation, Conjugate
 from torchgpmc.approximations.base import check_approximation
@@ -13,9 +13,19 @@ from torchgpmc.models.base import GPModel
 from torchgpmc.runs.base import Settings, chain_settings, check_mass_matrix
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.chain_targets import ChainTarget, joint_target, marginal_target
+from torchgpmc.runs.latent_moves import Move
 from torchgpmc.samplers.adaptation import WindowedAdaptation
 from torchgpmc.samplers.preconditioner import MassMatrix
 from torchgpmc.types import LogDensity, Sampler, WarmUp
+
+
+class Scope(NamedTuple):
+    """What a warm-up asks of a :class:`ChainTarget`, for a block of a sweep, whose density changes from sweep to sweep."""
+
+    num_hyperparameters: int
+    dimension: int
+    density: None = None
+    is_guess: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,15 +72,35 @@ class DensityOptions:
         kernel = partial(self._kernel, target.density)
         return ChainRun(target, kernel, self._warm_up(target, warmup), warmup, settings.num_samples, self.thinning)
 
-    def _kernel(self, density: Any, tuning: Any) -> Sampler:
-        raise NotImplementedError
+    def hyper_move(self, num_hyperparameters: int, warmup_steps: int) -> Move:
+        """This sampler as a block of theta alone, given the rest.
 
-    def _warm_up(self, target: ChainTarget, steps: int) -> WarmUp:
-        raise NotImplementedError
+        Raises:
+            ValueError: options out of range, or that only a run of its own has.
+            TypeError: an option of the wrong kind.
+        """
+        self.check_options()
+        of_a_run = {"marginal": None, "whitening": None, "importance_weights": 0, "from_mode": False, "thinning": 1}
+        for option, default in of_a_run.items():
+            value = getattr(self, option, default)
+            if value != default:
+                raise ValueError(
+                    f"{option} is {value!r} in {type(self).__name__}(), which here moves theta alone, given the latents. "
+                    f"Expected {default}: that option belongs to a run of its own."
+                )
+        return Move(self._kernel, self._warm_up(Scope(num_hyperparameters, num_hyperparameters), warmup_steps))
+
+    def _kernel(self, density: Any, tuning: Any) -> Sampler:
+        """The sampler of a density."""
+        raise NotImplementedError(f"{type(self).__name__} must define _kernel(density, tuning)")
+
+    def _warm_up(self, target: ChainTarget | Scope, steps: int) -> WarmUp:
+        """Its warm-up."""
+        raise NotImplementedError(f"{type(self).__name__} must define _warm_up(target, steps)")
 
     def _windows(
         self,
-        target: ChainTarget,
+        target: ChainTarget | Scope,
         steps: int,
         *,
         step_size: float | None,

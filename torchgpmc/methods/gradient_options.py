@@ -8,7 +8,7 @@ from typing import ClassVar
 from torchgpmc.approximations import Approximation
 from torchgpmc.approximations.base import check_approximation
 from torchgpmc.checks import check_positive
-from torchgpmc.methods.density_options import DensityOptions
+from torchgpmc.methods.density_options import DensityOptions, Scope
 from torchgpmc.models.base import GPModel
 from torchgpmc.runs.base import Settings
 from torchgpmc.runs.chain_targets import ChainTarget, check_smooth, joint_target
@@ -34,10 +34,10 @@ class GradientOptions(DensityOptions):
         check_positive("target_accept_prob", self.target_accept_prob, 0.0, 1.0)
         check_positive("step_size", self.step_size)
 
-    def _warm_up(self, target: ChainTarget, steps: int) -> WarmUp:
+    def _warm_up(self, target: ChainTarget | Scope, steps: int) -> WarmUp:
         return self._windows_on_gradients(target, steps)
 
-    def _windows_on_gradients(self, target: ChainTarget, steps: int) -> WindowedAdaptation:
+    def _windows_on_gradients(self, target: ChainTarget | Scope, steps: int) -> WindowedAdaptation:
         return self._windows(
             target,
             steps,

@@ -19,7 +19,7 @@ from torchgpmc.adapter.covariance import BoundClosedForm, CovarianceFunction, co
 from torchgpmc.adapter.functional import PureModule, constraint_of, parameters_with_owners
 from torchgpmc.adapter.mean_function import MeanFunction
 from torchgpmc.likelihoods.base import Factorised
-from torchgpmc.linalg import apply_factor, cholesky, factor_with_gradient, solve_lower, whiten
+from torchgpmc.linalg import apply_factor, cholesky, factor_with_gradient, whiten
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.validation import as_tensor, check_devices, check_inputs, check_targets, warn_of_scales
 from torchgpmc.models.whitening import GaussianSites
@@ -297,7 +297,7 @@ class GPModel(nn.Module):
     def whiten(self, prior: LatentPrior, u: Tensor) -> Tensor:
         """v = L^-1 (u - m) ``(C, V)`` of latents as :meth:`latents` gives them; nothing is factorised."""
         centred = (u.unsqueeze(1) if self.num_latents == 1 else u.mT) - prior.mean.unsqueeze(1)
-        return solve_lower(prior.factor, centred.mT).mT.flatten(1)
+        return whiten(prior.covariance, prior.factor, centred.mT)[0].mT.flatten(1)
 
     def latents(self, prior: LatentPrior, v: Tensor) -> Tensor:
         """u, function values at the latent inputs: ``(C, M)``, ``(C, M, K)`` for several latents."""

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.means import Mean
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from torchgpmc.linalg import cholesky, whiten
@@ -56,12 +57,12 @@ class FITC(GPModel):
 
     def __init__(
         self,
-        train_x: Tensor,
-        train_y: Tensor,
+        train_x: Tensor | ArrayLike,
+        train_y: Tensor | ArrayLike,
         kernel: Kernel,
         likelihood: Any,
         *,
-        inducing_points: Tensor,
+        inducing_points: Tensor | ArrayLike,
         mean: Mean | None = None,
         jitter: float = 1e-6,
         dtype: torch.dtype = torch.float64,
@@ -100,3 +101,8 @@ class FITC(GPModel):
         covariance = self._root(kernel)[0].mT @ self._root(kernel, inputs)[0]
         mean = self.mean_function(prior.values["mean"], inputs, count)
         return Cross(mean, covariance.expand(count, -1, -1), self.covariance.diagonal(kernel, inputs).expand(count, -1))
+
+    def prior_covariance(self, prior: LatentPrior, inputs: Tensor) -> Tensor:
+        root, explained, _ = self._root(prior.values["kernel"], inputs)
+        rest = conditional_variance(self.covariance.diagonal(prior.values["kernel"], inputs), explained)
+        return (root.mT @ root + torch.diag_embed(rest)).expand(len(prior.ok), -1, -1)

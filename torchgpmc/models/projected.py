@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.means import Mean
+from numpy.typing import ArrayLike
 from torch import Tensor
 
+from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.models.base import Cross, GPModel, LatentPrior, LatentsAt, likelihood_values
 from torchgpmc.models.targets import Targets
 
@@ -55,12 +57,12 @@ class ProjectedProcess(GPModel):
 
     def __init__(
         self,
-        train_x: Tensor,
-        train_y: Tensor,
+        train_x: Tensor | ArrayLike,
+        train_y: Tensor | ArrayLike,
         kernel: Kernel,
         likelihood: Any,
         *,
-        inducing_points: Tensor,
+        inducing_points: Tensor | ArrayLike,
         mean: Mean | None = None,
         jitter: float = 1e-6,
         dtype: torch.dtype = torch.float64,
@@ -75,6 +77,11 @@ class ProjectedProcess(GPModel):
     def latent_inputs(self) -> Tensor:
         """Z, where the latents u are ``(M, D)``."""
         return self.inducing_points
+
+    @property
+    def is_smooth(self) -> bool:
+        """Whether the likelihood is: f at the data is a function of v, and no expectation is taken."""
+        return as_likelihood(self.likelihood).is_smooth
 
     def at(self, prior: LatentPrior, inputs: Tensor | None = None) -> LatentsAt:
         if inputs is not None:

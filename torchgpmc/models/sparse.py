@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.means import Mean
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from torchgpmc.adapter.covariance import covariance_function
@@ -66,12 +67,12 @@ class SparseGP(GPModel):
 
     def __init__(
         self,
-        train_x: Tensor,
-        train_y: Tensor,
+        train_x: Tensor | ArrayLike,
+        train_y: Tensor | ArrayLike,
         kernel: Kernel,
         likelihood: Any,
         *,
-        inducing_points: Tensor,
+        inducing_points: Tensor | ArrayLike,
         mean: Mean | None = None,
         jitter: float = 1e-6,
         dtype: torch.dtype = torch.float64,

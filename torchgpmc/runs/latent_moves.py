@@ -30,6 +30,7 @@ class Move(NamedTuple):
     kernel: Callable[[Any, Any], Sampler]  # from the density of v and a tuning; its state's ``position`` is v
     warm_up: WarmUp
     needs_prior_density: bool = False  # whether the density is to hold log N(v | 0, I), or is the likelihood alone
+    num_factorizations: int = 0  # that ``init`` makes
 
 
 class LatentMove(Protocol):
@@ -59,7 +60,7 @@ def latent_run(method: LatentMove, model: GPModel, settings: Settings, thinning:
     if model.layout.size:
         raise ValueError(
             f"{name} samples latents alone, but {model.layout.names} have priors. Expected every hyperparameter fixed; fix them "
-            f"with .requires_grad_(False), or sample both together with NUTS()."
+            f"with .requires_grad_(False), or sample both with Gibbs(latent={name}()), or together with NUTS()."
         )
     method.check(model)
     warmup, _ = chain_settings(settings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ class AuxiliaryGradientState(NamedTuple):
     log_density: Tensor
     along: Tensor  # w = W' v, (C, V)
     slope: Tensor  # gradient in w, (C, V)
-    axes: Axes
+    axes: Any  # Axes
 
 
 def auxiliary_gradient(log_likelihood: LogDensity, *, step_size: Tensor, gram: Callable[[], Tensor]) -> Sampler:

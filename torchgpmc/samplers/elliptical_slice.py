@@ -69,21 +69,22 @@ def elliptical_slice(log_likelihood: Density | Callable[[Tensor], Tensor]) -> Sa
         angle = 2 * math.pi * uniform(chains, current, generator)
         low, high = angle - 2 * math.pi, angle
         searching = torch.ones_like(current, dtype=torch.bool)
-        chosen = state
         tried, failures = torch.zeros_like(current), torch.zeros_like(current)
         for _ in range(_MAX_SHRINKS):
-            proposal = position * torch.cos(angle).unsqueeze(-1) + other * torch.sin(angle).unsqueeze(-1)
+            # Chains that have found their angle stay at it, and get the same value again: cheaper than to set their results aside.
+            proposal = torch.addcmul(position * torch.cos(angle).unsqueeze(-1), other, torch.sin(angle).unsqueeze(-1))
             value, payload = density.draw(proposal, generator)
-            found = searching & (value > level)
-            tried = tried + searching
-            failures = failures + (searching & torch.isinf(value))
-            chosen = where(found, EllipticalSliceState(proposal, value, payload), chosen)
-            searching = searching & ~found
+            tried += searching
+            failures += searching & torch.isinf(value)
+            searching = searching & ~(value > level)
             if not bool(searching.any()):
                 break
-            low = torch.where(searching & (angle < 0), angle, low)
-            high = torch.where(searching & (angle >= 0), angle, high)
-            angle = low + (high - low) * uniform(chains, current, generator)
+            below = angle < 0
+            low, high = torch.where(below, angle, low), torch.where(below, high, angle)
+            angle = torch.where(searching, torch.lerp(low, high, uniform(chains, current, generator)), angle)
+        chosen = EllipticalSliceState(proposal, value, payload)
+        if bool(searching.any()):
+            chosen = where(searching, state, chosen)
         return chosen, EllipticalSliceInfo(1 / tried, tried, failures)
 
     return Sampler(init, step)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -24,7 +24,8 @@ class BlockStep(NamedTuple):
     """What one block's kernel gave."""
 
     state: Any
-    info: Any
+    info: Any  # of its steps together
+    n_factorizations: Tensor  # (C,)
 
 
 class SweepInfo(NamedTuple):
@@ -33,6 +34,7 @@ class SweepInfo(NamedTuple):
     acceptance_rate: Tensor  # mean over blocks
     n_steps: Tensor  # evaluations of the blocks' densities
     n_failures: Tensor  # those that gave -inf
+    n_factorizations: Tensor  # that they took
     blocks: tuple[BlockStep, ...]
 
 
@@ -50,6 +52,14 @@ class Conditional(NamedTuple):
     payload: Any = None
 
 
+class Update(Protocol):
+    """One part of a sweep: leaves the distribution of the whole position as it is."""
+
+    def update(self, density: Any, state: SweepState, generator: torch.Generator) -> tuple[SweepState, BlockStep]:
+        """The chains' next state, under ``density`` of the whole position."""
+        ...
+
+
 class Block(NamedTuple):
     """Columns that are updated together, given the others.
 
@@ -59,14 +69,47 @@ class Block(NamedTuple):
             the payload, or worked out once for the whole block.
         kernel: the sampler of a density of these columns. Its state must be a function of position and density alone: it is made
             anew in every sweep, where ``init`` costs nothing for kernels that call ``draw``.
+        steps: the kernel's, a sweep.
+        work: factorisations that an evaluation of the conditional density takes.
+        first_work: those of the kernel's ``init`` beyond them.
     """
 
     columns: range
     conditional: Callable[[Tensor, Any], Conditional]
     kernel: Callable[[Any], Sampler]
+    steps: int = 1
+    work: int = 0
+    first_work: int = 0
+
+    def update(self, density: Any, state: SweepState, generator: torch.Generator) -> tuple[SweepState, BlockStep]:
+        """The kernel's steps on these columns."""
+        position, log_density, payload = state
+        columns = slice(self.columns.start, self.columns.stop)
+        conditional = self.conditional(position, payload)
+        step, found = self.moved(conditional, position[:, columns], log_density, generator)
+        payload = payload if conditional.payload is None else found
+        position = torch.cat([position[:, : columns.start], step.state.position, position[:, columns.stop :]], -1)
+        of_whole = conditional.log_density is None
+        log_density = step.state.log_density if of_whole else density.value_at(position, payload)
+        return SweepState(position, log_density, payload), step
+
+    def moved(
+        self, conditional: Conditional, here: Tensor, log_density: Tensor, generator: torch.Generator
+    ) -> tuple[BlockStep, Any]:
+        """The kernel's steps from the columns ``here`` ``(C, B)``, and the payload of where they end, if the density has one."""
+        known = _KnownHere(conditional, here, log_density)
+        sampler = self.kernel(known)
+        state, infos = sampler.init(here, generator), []
+        for _ in range(self.steps):
+            state, info = sampler.step(state, generator)
+            infos.append(info)
+        payload = None
+        if conditional.payload is not None:
+            payload = state.payload if hasattr(state, "payload") else known.draw(state.position, generator)[1]
+        return BlockStep(state, _together(infos), self.first_work + self.work * known.evaluations), payload
 
 
-def sweep(density: ReusableDensity, blocks: Sequence[Block]) -> Sampler:
+def sweep(density: ReusableDensity, blocks: Sequence[Update]) -> Sampler:
     """Blocks updated in turn (Gibbs sampling, a kernel's step in place of each draw); the payload goes from one to the next.
 
     Args:
@@ -102,36 +145,34 @@ def sweep(density: ReusableDensity, blocks: Sequence[Block]) -> Sampler:
         return SweepState(position, *density.draw(position, generator))
 
     def step(state: SweepState, generator: torch.Generator) -> tuple[SweepState, SweepInfo]:
-        position, log_density, payload = state
         steps = []
         for block in blocks:
-            columns = slice(block.columns.start, block.columns.stop)
-            here = position[:, columns]
-            conditional = block.conditional(position, payload)
-            known = _KnownHere(conditional, here, log_density)
-            sampler = block.kernel(known)
-            moved, info = sampler.step(sampler.init(here, generator), generator)
-            if conditional.payload is not None:
-                kept = hasattr(moved, "payload")
-                payload = moved.payload if kept else known.draw(moved.position, generator)[1]
-            position = torch.cat([position[:, : columns.start], moved.position, position[:, columns.stop :]], -1)
-            of_whole = conditional.log_density is None
-            log_density = moved.log_density if of_whole else density.value_at(position, payload)
-            steps.append(BlockStep(moved, info))
+            state, taken = block.update(density, state, generator)
+            steps.append(taken)
         infos = [part.info for part in steps]
         info = SweepInfo(
             torch.stack([part.acceptance_rate for part in infos]).mean(0),
             torch.stack([part.n_steps for part in infos]).sum(0),
             torch.stack([part.n_failures for part in infos]).sum(0),
+            torch.stack([part.n_factorizations for part in steps]).sum(0),
             tuple(steps),
         )
-        return SweepState(position, log_density, payload), info
+        return state, info
 
     return Sampler(init, step)
 
 
+def _together(infos: Sequence[Any]) -> Any:
+    """One Info of several transitions."""
+    return infos[-1]._replace(
+        acceptance_rate=torch.stack([info.acceptance_rate for info in infos]).mean(0),
+        n_steps=torch.stack([info.n_steps for info in infos]).sum(0),
+        n_failures=torch.stack([info.n_failures for info in infos]).sum(0),
+    )
+
+
 class _KnownHere:
-    """A conditional density that is not evaluated where the chains are."""
+    """A conditional density that is not evaluated where the chains are; it counts the evaluations of each chain."""
 
     def __init__(self, conditional: Conditional, here: Tensor, whole: Tensor):
         self.density = conditional.density
@@ -139,22 +180,53 @@ class _KnownHere:
         self.here = here
         value = whole if conditional.log_density is None else conditional.log_density
         self.known = value, () if conditional.payload is None else conditional.payload
+        self.evaluations = torch.zeros_like(value)
 
     def draw(self, position: Tensor, generator: torch.Generator) -> tuple[Tensor, Any]:
-        return self.known if position is self.here else self.drawn.draw(position, generator)
+        if position is self.here:
+            return self.known
+        self.evaluations += 1
+        return self.drawn.draw(position, generator)
 
     def __call__(self, position: Tensor) -> Tensor:
-        return self.known[0] if position is self.here else self.density(position)
+        if position is self.here:
+            return self.known[0]
+        self.evaluations += 1
+        value: Tensor = self.density(position)
+        return value
 
     def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        return self.density.value_and_grad(position)
+        self.evaluations += 1
+        value_and_grad: tuple[Tensor, Tensor] = self.density.value_and_grad(position)
+        return value_and_grad
 
-    def select(self, rows: Tensor) -> Any:
-        return self.density.select(rows)
+    def select(self, rows: Tensor) -> _OfSome:
+        return _OfSome(self.density.select(rows), rows, self.evaluations)
 
     def __getattr__(self, name: str) -> Any:
         """What else the density has: p(f | theta), for moves of latents that look at it."""
         return getattr(self.density, name)
+
+
+class _OfSome(NamedTuple):
+    """The density of the chains in ``rows``, whose evaluations count as theirs."""
+
+    density: Any
+    rows: Tensor
+    evaluations: Tensor  # of all chains
+
+    def __call__(self, position: Tensor) -> Tensor:
+        self.evaluations[self.rows] += 1
+        value: Tensor = self.density(position)
+        return value
+
+    def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        self.evaluations[self.rows] += 1
+        value_and_grad: tuple[Tensor, Tensor] = self.density.value_and_grad(position)
+        return value_and_grad
+
+    def select(self, rows: Tensor) -> _OfSome:
+        return _OfSome(self.density.select(rows), self.rows[rows], self.evaluations)
 
 
 def given_the_rest(density: Any, columns: range) -> Callable[[Tensor, Any], Conditional]:

@@ -72,7 +72,7 @@ class Start:
 
     @classmethod
     def from_gpytorch(
-        cls, svgp: ApproximateGP, likelihood: Any, train_x: Tensor, train_y: Tensor, *, jitter: float | None = None
+        cls, svgp: ApproximateGP, likelihood: Any, train_x: Any, train_y: Any, *, jitter: float | None = None
     ) -> Start:
         """A trained gpytorch ``ApproximateGP`` as it is: kernel, mean, likelihood, inducing points and q(u), nothing fitted anew.
 

@@ -1,0 +1,285 @@
+r"""What hyperparameters are sampled given: the latents f, the whitened latents v, or noisy latents g and what they leave open.
+
+A parameterisation is a coordinate c in place of v, and [theta, c] has the density of [theta, v] times the volume,
+
+.. math:: \log p(\theta, v(\theta, c), y) + \log |dv / dc|
+
+As a function of theta with c held it is p(theta | c, y), which any sampler takes; it then leaves [theta, v] at v(theta', c).
+Where f and theta are strongly dependent a posteriori, how far theta can go is up to c (Murray & Adams 2010; Yu & Meng 2011).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgpmc.density import AutogradDensity
+from torchgpmc.linalg import factor_with_gradient
+from torchgpmc.models.base import GPModel, LatentsAt, likelihood_values
+from torchgpmc.models.joint_density import JointLogDensity
+from torchgpmc.models.targets import Targets
+from torchgpmc.models.whitening import GaussianSites, undo_whitening, whiten_under_sites
+from torchgpmc.random import normal_like
+from torchgpmc.runs.base import in_chunks
+from torchgpmc.runs.blocks import JointWithPrior, KeptPrior
+from torchgpmc.samplers.sweep import Block, BlockStep, Conditional, SweepState, Update, given_the_rest
+from torchgpmc.special import log_standard_normal
+from torchgpmc.trees import take
+from torchgpmc.types import Sampler
+
+# A site's precision in units of the prior's, 1 / K_nn.
+_LEAST_PRECISION, _MOST_PRECISION = 1e-6, 1e8
+
+
+class ThetaBlock(NamedTuple):
+    """What a parameterisation needs to make its part of a sweep."""
+
+    joint: JointLogDensity
+    kernel: Callable[[Any], Sampler]
+    steps: int
+    num_chains: int
+    chain_chunk: int | None
+
+    @property
+    def columns(self) -> range:
+        """Of theta."""
+        return range(self.joint.model.layout.size)
+
+
+@dataclass(frozen=True)
+class Parameterization:
+    """Base of the options; see the module's docstring."""
+
+    @property
+    def parts(self) -> tuple[Parameterization, ...]:
+        """The parameterisations that a sweep goes through, each with a tuning of its own."""
+        return (self,)
+
+    def check(self, model: GPModel) -> None:
+        """Whether it can serve this model.
+
+        Raises:
+            ValueError: it cannot.
+        """
+
+    def update(self, block: ThetaBlock) -> Update:
+        """The part of a sweep that moves theta, c held."""
+        raise NotImplementedError(f"{type(self).__name__} must define update(block)")
+
+
+@dataclass(frozen=True)
+class Ancillary(Parameterization):
+    """Theta given the whitened latents v, "AA": for data that say little of f, which then follows theta (c = v).
+
+    One factorisation for each theta that is tried.
+
+    Example:
+        >>> import torchgpmc as tg
+        >>> tg.Gibbs(parameterization=tg.Ancillary()).parameterization
+        Ancillary()
+    """
+
+    def update(self, block: ThetaBlock) -> Update:
+        """The conditional is that of [theta, v] with v where it is."""
+        density = in_chunks(JointWithPrior(block.joint), block.num_chains, block.chain_chunk)
+        return Block(block.columns, given_the_rest(density, block.columns), block.kernel, block.steps, work=1)
+
+
+@dataclass(frozen=True)
+class _Recoordinated(Parameterization):
+    """Parameterisations in which v changes with theta."""
+
+    work = 1  # factorisations for each theta that is tried
+    first_work = 0  # and for the coordinates of where the chains are
+
+    def hold(self, model: GPModel, at: LatentsAt, v: Tensor, targets: Targets, generator: torch.Generator) -> tuple[Any, Tensor]:
+        """c, tensors ``(C, ...)``, from v ``(C, V)``; and what :meth:`latents` would give along with v there."""
+        raise NotImplementedError
+
+    def latents(self, model: GPModel, at: LatentsAt, held: Any, targets: Targets) -> tuple[Tensor, Tensor]:
+        """v ``(C, V)`` at other thetas, and log |dv / dc| ``(C,)`` with the density of what was drawn for c; differentiable."""
+        raise NotImplementedError
+
+    def update(self, block: ThetaBlock) -> Update:
+        return _ThetaUpdate(self, block)
+
+
+@dataclass(frozen=True)
+class Sufficient(_Recoordinated):
+    """Theta given the latents f, "SA": for data that pin f down, so that they say nothing more of theta (c = f).
+
+    Of a SparseGP, given the inducing values. One factorisation for each theta that is tried.
+
+    Example:
+        >>> import torchgpmc as tg
+        >>> tg.Gibbs(parameterization=tg.Sufficient()).parameterization
+        Sufficient()
+    """
+
+    def hold(self, model: GPModel, at: LatentsAt, v: Tensor, targets: Targets, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """f at the latent inputs."""
+        return model.latents(at.prior, v), self._log_volume(model, at)
+
+    def latents(self, model: GPModel, at: LatentsAt, held: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
+        """v = L^-1 (f - m)."""
+        return model.whiten(at.prior, held), self._log_volume(model, at)
+
+    def _log_volume(self, model: GPModel, at: LatentsAt) -> Tensor:
+        """log |dv / df| = -K log |L|."""
+        factor = factor_with_gradient(at.prior.covariance, at.prior.factor)
+        return -model.num_latents * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
+class _Noisy(NamedTuple):
+    """What the surrogate parameterisation holds."""
+
+    noisy: Tensor  # g, (C, N)
+    white: Tensor  # eta, (C, V)
+
+
+@dataclass(frozen=True)
+class Surrogate(_Recoordinated):
+    r"""Theta given noisy latents g ~ N(f, S) and the rest of f, "SURR" (Murray & Adams 2010, section 3; paper A, section 3.2).
+
+    g is drawn anew in every sweep, and eta is white under p(f | g, theta): theta may go as far as g, which knows of f about what
+    the data know, lets it. S is diagonal, such that N(g_n | f_n, S_n) leaves of the prior's variance of f_n what the n-th datum
+    alone leaves. Gradients leave out that S changes with theta, which is exact all the same: leapfrog steps may follow any force.
+
+    Two factorisations for each theta that is tried, where paper A counts three, as f is never needed but through v; and one a
+    sweep. For likelihoods of one latent function that factorise over data.
+
+    Example:
+        >>> import torchgpmc as tg
+        >>> tg.Gibbs(parameterization=tg.Surrogate()).parameterization
+        Surrogate()
+    """
+
+    work = 2
+    first_work = 1
+
+    def check(self, model: GPModel) -> None:
+        """As the class's docstring says."""
+        if model.num_latents != 1 or not model.factorises:
+            raise ValueError(
+                f"Surrogate() matches posteriors of single latents, and {type(model.likelihood).__name__} has several latents a "
+                f"datum or does not factorise over data. Expected parameterization=Interwoven(), Ancillary() or Sufficient()."
+            )
+
+    def hold(self, model: GPModel, at: LatentsAt, v: Tensor, targets: Targets, generator: torch.Generator) -> tuple[_Noisy, Tensor]:
+        """A fresh g, and eta."""
+        precision = _single_site_precision(model, at, targets)
+        f = model.marginals(at, v).mean.squeeze(1)
+        noise = precision.rsqrt() * normal_like(f, generator)
+        sites = GaussianSites(precision, precision * (f + noise))
+        white, log_volume = whiten_under_sites(at.projection.mT, at.mean, sites, v)
+        return _Noisy(f + noise, white), log_volume + _log_noise(noise, precision)
+
+    def latents(self, model: GPModel, at: LatentsAt, held: _Noisy, targets: Targets) -> tuple[Tensor, Tensor]:
+        """v, and log |dv / d eta| + log N(g | f, S)."""
+        precision = _single_site_precision(model, at, targets)
+        sites = GaussianSites(precision, precision * held.noisy)
+        v, log_volume = undo_whitening(at.projection.mT, at.mean, sites, held.white)
+        return v, log_volume + _log_noise(held.noisy - model.marginals(at, v).mean.squeeze(1), precision)
+
+
+def _log_noise(noise: Tensor, precision: Tensor) -> Tensor:
+    """log N(noise | 0, 1 / precision) ``(C,)``, up to a constant."""
+    return 0.5 * (precision.log() - precision * noise.square()).sum(-1)
+
+
+def _single_site_precision(model: GPModel, at: LatentsAt, targets: Targets) -> Tensor:
+    """1 / S ``(C, N)``: what a datum adds to the precision of its own f_n, if there were no others; a constant to autograd."""
+    with torch.no_grad():
+        variance = at.projection.square().sum(-2) + at.variance
+        tilted = model.likelihood_function(
+            likelihood_values(at.prior), lambda likelihood: likelihood.tilted_moments(at.mean, variance, targets.values)
+        )
+        added = torch.nan_to_num(variance / tilted.variance - 1, nan=0.0, posinf=0.0)
+        return added.clamp(_LEAST_PRECISION, _MOST_PRECISION) / variance
+
+
+@dataclass(frozen=True)
+class Interwoven(Parameterization):
+    """Theta moved twice a sweep, given v and then given f ("ASIS", Yu & Meng 2011): good wherever either is.
+
+    Args:
+        first: a parameterisation.
+        second: another, whose weakness is the first's strength.
+
+    Example:
+        >>> import torchgpmc as tg
+        >>> tg.Gibbs(parameterization=tg.Interwoven()).parameterization
+        Interwoven(first=Ancillary(), second=Sufficient())
+    """
+
+    first: Parameterization = Ancillary()
+    second: Parameterization = Sufficient()
+
+    @property
+    def parts(self) -> tuple[Parameterization, ...]:
+        """Both."""
+        return (*self.first.parts, *self.second.parts)
+
+    def check(self, model: GPModel) -> None:
+        """Where both serve."""
+        for part in self.parts:
+            part.check(model)
+
+
+class _Moved(NamedTuple):
+    """What the density of theta given c hands out."""
+
+    kept: KeptPrior
+    v: Tensor
+
+
+class ThetaGiven(AutogradDensity):
+    """log p(theta, c, y) as a function of theta ``(C, P)``, with v and p(f | theta) as payload."""
+
+    def __init__(self, joint: JointLogDensity, parameterization: _Recoordinated, held: Any):
+        self.joint = joint
+        self.parameterization = parameterization
+        self.held = held
+        super().__init__(lambda theta: self._value_and_moved(theta)[0])
+
+    def _value_and_moved(self, theta: Tensor) -> tuple[Tensor, _Moved]:
+        model, targets = self.joint.model, self.joint.targets
+        hyperparameters, log_prior = model.layout.raw_values_and_log_prior(theta)
+        at = model.at_data(hyperparameters)
+        kept = KeptPrior(torch.where(at.prior.ok, log_prior, torch.nan), at)
+        v, log_volume = self.parameterization.latents(model, at, self.held, targets)
+        value = kept.log_prior + log_standard_normal(v) + log_volume + model.log_likelihood(at, v, targets)
+        return value, _Moved(kept, v)
+
+    def draw(self, theta: Tensor, generator: torch.Generator) -> tuple[Tensor, _Moved]:
+        with torch.no_grad():
+            value, moved = self._value_and_moved(theta)
+        return torch.where(torch.isfinite(value), value, -torch.inf), moved
+
+    def select(self, rows: Tensor) -> ThetaGiven:
+        return ThetaGiven(self.joint.select(rows), self.parameterization, take(self.held, rows))
+
+
+class _ThetaUpdate(NamedTuple):
+    """The part of a sweep that moves theta, and v with it."""
+
+    parameterization: _Recoordinated
+    block: ThetaBlock
+
+    def update(self, density: Any, state: SweepState, generator: torch.Generator) -> tuple[SweepState, BlockStep]:
+        """The kernel's steps on theta, c being drawn or worked out where the chains are."""
+        options, (joint, kernel, steps, num_chains, chain_chunk) = self.parameterization, self.block
+        model, targets, (kept, columns) = joint.model, joint.targets, (state.payload, self.block.columns)
+        theta, v = state.position.split([model.layout.size, model.latent_size], -1)
+        with torch.no_grad():
+            held, log_volume = options.hold(model, kept.at, v, targets, generator)
+        given = in_chunks(ThetaGiven(joint, options, held), num_chains, chain_chunk)
+        conditional = Conditional(given, state.log_density + log_volume, _Moved(kept, v))
+        inner = Block(columns, lambda *_: conditional, kernel, steps, work=options.work, first_work=options.first_work)
+        step, moved = inner.moved(conditional, theta, state.log_density, generator)
+        position = torch.cat([step.state.position, moved.v], -1)
+        return SweepState(position, density.value_at(position, moved.kept), moved.kept), step
