@@ -21,6 +21,7 @@ FLOORS = [
     {"runs"},
     {"methods"},
     {"recommend", "tuning"},
+    {"default_call"},
     {"loop", "plots"},
     {"density_sampling", "distributed"},
     {"integrations"},

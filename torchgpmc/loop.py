@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import time
@@ -14,12 +15,12 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from torchgpmc.checks import check_count, warn
+from torchgpmc.default_call import Rule, sample_by_default
 from torchgpmc.methods import NUTS
-from torchgpmc.methods.amis import AMIS
 from torchgpmc.models.base import GPModel
 from torchgpmc.posterior import Posterior
 from torchgpmc.random import make_generator
-from torchgpmc.recommend import recommend
+from torchgpmc.recommend import WANTED, Candidate, candidates
 from torchgpmc.runs.base import Method, Run, Settings, chain_settings
 from torchgpmc.storage.checkpoint import Checkpoint, CheckpointFile
 from torchgpmc.storage.draws import Draws, DrawStore
@@ -29,13 +30,16 @@ from torchgpmc.trees import unpack
 from torchgpmc.variational import Start
 
 _SECONDS_BETWEEN_DISPLAYS = 0.2
+_DRAWS = 1000  # kept a chain
+
+Found = tuple[Draws, dict[str, Tensor], dict[str, Any]]  # draws, their statistics ``(C, S)``, and what was run
 
 
 def sample(
     model: GPModel,
     method: Method | None = None,
     *,
-    num_samples: int = 1000,
+    num_samples: int | None = None,
     warmup_steps: int | None = None,
     num_chains: int | None = None,
     seed: int | None = None,
@@ -52,15 +56,17 @@ def sample(
 
     Args:
         model: a :class:`GP`, :class:`SparseGP` or :class:`GPRegression`.
-        method: for instance ``NUTS()``; :func:`torchgpmc.recommend` chooses by default, among chains alone if ``num_chains``,
-            ``warmup_steps`` or ``chain_chunk`` is given.
-        num_samples: kept draws a chain.
+        method: for instance ``NUTS()``. Without one, engines that suit the model are tried in turn (:func:`torchgpmc.explain` names
+            them), each until its draws are good: no complaints, and ``num_samples`` effective draws of every hyperparameter, ``lp``
+            and latent, or until what it may spend is spent; ``posterior.info["tried"]`` lists them. Engines with chains alone, if
+            ``num_chains``, ``warmup_steps`` or ``chain_chunk`` is given.
+        num_samples: with a method, kept draws a chain, 1000 by default; without one, effective draws wanted, 400 by default.
         warmup_steps: steps before the first kept draw, in which the method tunes itself; ``num_samples`` by default.
         num_chains: chains run together as one batch; 4 by default.
         seed: of all randomness; ``None`` draws one and records it in ``posterior.info["seed"]``.
-        progress: whether to show a bar with acceptance, step size and divergences.
+        progress: whether to show a bar with acceptance, step size, tree depth, gradients a second and divergences.
         checkpoint: a path (or :class:`Checkpoint`): a run killed half-way resumes from it to the same bits; a finished one is
-            returned; one with other settings is an error.
+            returned; one with other settings is an error. Without a method, the second engine's file has ".2" after it, and so on.
         chain_chunk: evaluate at most this many chains at once, to bound memory. The random numbers stay the same; other batches
             round differently, which warm-up amplifies, so that after many steps draws may differ.
         start: a fit from :func:`torchgpmc.initialize` of this very model (``start.model``): chains of ``NUTS()``, the default then,
@@ -86,33 +92,51 @@ def sample(
     if not isinstance(model, GPModel):
         remedy = " Convert it: torchgpmc.from_gpytorch(model, likelihood, x, y)." if isinstance(model, gpytorch.models.GP) else ""
         raise TypeError(f"model is {type(model).__name__}. Expected a torchgpmc.GP, SparseGP or GPRegression.{remedy}")
-    chains_wanted = not (warmup_steps is num_chains is chain_chunk is None)
-    if method is None:
-        method = _default_method(model, chains_wanted) if start is None else NUTS()
-    if isinstance(method, type) or not hasattr(method, "prepare"):
+    if isinstance(method, type) or not (method is None or hasattr(method, "prepare")):
         raise TypeError(
             f"method is {method!r}. Expected a method object, for instance torchgpmc.NUTS() or torchgpmc.HMC(num_steps=20)."
         )
+    if method is None and (start is not None or model.targets.one_a_chain):
+        method = NUTS()  # where every chain has a posterior of its own, there is nothing to judge draws by
+    if num_samples is None:
+        num_samples = WANTED if method is None else _DRAWS
     with one_torch_thread():
         model.refresh()
         settings = check_settings(num_samples, warmup_steps, num_chains, chain_chunk)
+        order = Order(method, settings, checked_seed(seed), model.train_x.device, checkpoint, progress)
+        if method is None:
+            return _sample_by_default(model, order)
         _check_one_data_set_a_chain(model, settings)
         if start is not None:
             _check_start(start, model, method)
-            settings = settings._replace(start=start)
-        order = Order(method, settings, checked_seed(seed), model.train_x.device, checkpoint, progress)
-        run = method.prepare(model, settings)
-        widths = model.layout.size, model.latent_size
-        posterior = Posterior(model, *order.carry_out(run, widths, lambda: model_fingerprint(model)))
+            order = order._replace(settings=settings._replace(start=start))
+        posterior = Posterior(model, *order.on_model(model))
         found = posterior.complaints()
     for complaint in found:
         warn(complaint)
     return posterior
 
 
-def _default_method(model: GPModel, chains_wanted: bool) -> Method:
-    method = recommend(model)
-    return NUTS() if isinstance(method, AMIS) and (chains_wanted or model.targets.one_a_chain) else method
+def _sample_by_default(model: GPModel, order: Order) -> Posterior:
+    """Engines in turn; ``order.settings`` are the user's, of whom ``num_samples`` are effective draws."""
+    wanted, warmup_steps, num_chains, chain_chunk, _ = order.settings
+    engines = candidates(model, wanted)
+    if not (warmup_steps is num_chains is chain_chunk is None):
+        engines = [engine.with_chains(num_chains, warmup_steps) for engine in engines if engine.num_chains is not None]
+
+    def run(number: int, engine: Candidate, rule: Rule) -> Posterior:
+        settings = Settings(engine.most, engine.warmup_steps, engine.num_chains, chain_chunk, engine.start())
+        trial = order._replace(method=engine.method, settings=settings, wanted=wanted)
+        if order.checkpoint is not None and number:
+            first = order.checkpoint if isinstance(order.checkpoint, Checkpoint) else Checkpoint(order.checkpoint)
+            trial = trial._replace(checkpoint=first._replace(path=f"{os.fspath(first.path)}.{number + 1}"))
+
+        def enough(num_kept: int, num_evaluations: float, so_far: Callable[[], Found]) -> bool:
+            return rule(num_kept, num_evaluations, lambda: Posterior(model, *so_far()))
+
+        return Posterior(model, *trial.on_model(model, enough))
+
+    return sample_by_default(engines, wanted, run)
 
 
 def check_settings(num_samples: int, warmup_steps: int | None, num_chains: int | None, chain_chunk: int | None) -> Settings:
@@ -153,6 +177,10 @@ def _check_start(start: Any, model: GPModel, method: Method) -> None:
     start.check(model)
 
 
+# Whether a run may end before its full length: of draws kept a chain, evaluations, and the draws so far on demand.
+Enough = Callable[[int, float, Callable[[], Found]], bool]
+
+
 class Order(NamedTuple):
     """What was asked for, beside what is sampled."""
 
@@ -162,26 +190,30 @@ class Order(NamedTuple):
     device: torch.device
     checkpoint: str | os.PathLike[str] | Checkpoint | None
     progress: bool
+    wanted: int | None = None  # effective draws, of a run that ends with them
+
+    def on_model(self, model: GPModel, enough: Enough | None = None) -> Found:
+        """All draws of the method's run on ``model``."""
+        run = self.method.prepare(model, self.settings)
+        return self.carry_out(run, (model.layout.size, model.latent_size), lambda: model_fingerprint(model), enough)
 
     def carry_out(
-        self, run: Run, widths: tuple[int, int], identity: Callable[[], Fingerprint]
-    ) -> tuple[Draws, dict[str, Tensor], dict[str, Any]]:
+        self, run: Run, widths: tuple[int, int], identity: Callable[[], Fingerprint], enough: Enough | None = None
+    ) -> Found:
         """All draws of ``run``, their statistics ``(C, S)``, and what was run.
 
         Args:
             run: from its start, or from the checkpoint.
             widths: numbers of hyperparameters and of latents in a draw.
             identity: what is sampled, for checkpoints.
+            enough: whether the run may end before its full length.
         """
         loop = _Loop(run, self.device, make_generator(self.seed, self.device), self._file(widths, identity))
-        info = loop.run({**self._description(), "target": run.label, "threads": num_cores()}, self.progress)
-        draw, stats = loop.store.joined()
-        draws = run.finish(loop.state, draw)
-        stats = {name: value[:, : draws.theta.shape[1]] for name, value in stats.items()}
-        return draws, stats, {**info, **draws.info}
+        loop.run({**self._description(), "target": run.label, "threads": num_cores()}, self.progress, enough)
+        return loop.found()
 
     def _description(self) -> dict[str, Any]:
-        number = self.settings.num_samples
+        number = self.settings.num_samples if self.wanted is None else self.wanted
         described = {"method": repr(self.method), "num_samples": number, "seed": self.seed, "torch": str(torch.__version__)}
         return described if self.settings.start is None else {**described, "start": repr(self.settings.start)}
 
@@ -192,6 +224,7 @@ class Order(NamedTuple):
         check_count("checkpoint.every", checkpoint.every)
         settings: Fingerprint = {key: str(value) for key, value in self._description().items()}
         settings |= {key: str(value) for key, value in self.settings._asdict().items() if key != "start"}
+        settings["effective draws wanted"] = str(self.wanted)
         return CheckpointFile(checkpoint, settings | {"device": str(self.device)} | identity(), widths)
 
 
@@ -205,14 +238,24 @@ class _Loop:
         self.file = file
         self.store = DrawStore()
         self.state: Any = None
+        self.info: dict[str, Any] = {}
         self.totals: dict[str, Any] = {"seconds": 0.0, "warmup_seconds": 0.0, "num_evaluations": 0.0, "interrupted": False}
 
-    def run(self, info: dict[str, Any], progress: bool) -> dict[str, Any]:
-        """The finished run's description, totals included.
+    def found(self) -> Found:
+        """The draws made so far."""
+        draw, stats = self.store.joined()
+        draws = self.run_.finish(self.state, draw)
+        stats = {name: value[:, : draws.theta.shape[1]] for name, value in stats.items()}
+        return draws, stats, {**self.info, **self.totals, **draws.info}
+
+    def run(self, info: dict[str, Any], progress: bool, enough: Enough | None = None) -> None:
+        """Runs to the end, or until ``enough`` says so.
 
         Raises:
             KeyboardInterrupt: interrupted before the first draw was kept.
+            ValueError: ``enough`` ended the run before that.
         """
+        self.info = info
         state, done = self._start()
         self.state = state
         total = self.run_.num_advances()
@@ -220,8 +263,9 @@ class _Loop:
         bar = tqdm(total=total, initial=done, disable=not progress, desc="sampling", unit="step", dynamic_ncols=True)
         display = _Display(bar)
         last_saved = done
+        ended = self._has_ended(state, enough)
         try:
-            while not self.run_.is_finished(state):
+            while not ended:
                 began = time.perf_counter()
                 state, draw, stats = self.run_.advance(state, self.generator)
                 if draw is not None:
@@ -229,9 +273,10 @@ class _Loop:
                 done += 1
                 self.state = state
                 self._count(stats, draw is None, time.perf_counter() - began)
+                ended = self._has_ended(state, enough)
                 if self.file is not None:
                     generator_state = self.generator.get_state()
-                    if self.file.is_due(done) or self.run_.is_finished(state):
+                    if self.file.is_due(done) or ended:
                         self.file.save(state, generator_state, done, {**info, **self.totals}, self.store)
                         last_saved = done
                 display.show(stats, draw is None)
@@ -239,14 +284,26 @@ class _Loop:
             if self.file is not None and done > last_saved:
                 self.file.save(state, generator_state, done, {**info, **self.totals}, self.store)
             if not len(self.store):
-                raise
+                raise KeyboardInterrupt(_nothing_kept(done, total, self.file)) from None
             self.totals["interrupted"] = True
             warn(
                 f"interrupted: {len(self.store)} draws a chain are kept; the rest was not sampled.",
             )
         finally:
             bar.close()
-        return {**info, **self.totals}
+        self._check_for_draws()
+
+    def _has_ended(self, state: Any, enough: Enough | None) -> bool:
+        if self.run_.is_finished(state):
+            return True
+        return enough is not None and enough(len(self.store), self.totals["num_evaluations"], self.found)
+
+    def _check_for_draws(self) -> None:
+        if not len(self.store):
+            raise ValueError(
+                f"warm-up took more than the {self.totals['num_evaluations']:.0f} evaluations that the whole run may, and no draws "
+                f"were kept. Expected fewer; use fewer chains, a model of fewer data, or stronger priors."
+            )
 
     def _start(self) -> tuple[Any, int]:
         template = self.run_.init(self.generator)
@@ -266,13 +323,21 @@ class _Loop:
             self.totals["num_evaluations"] += float(stats["n_steps"].sum())
 
 
+def _nothing_kept(done: int, total: int, file: CheckpointFile | None) -> str:
+    where = f"after {done} of {total} steps"
+    if file is None:
+        return f"interrupted in warm-up {where}: no draws exist yet. With checkpoint=path, a run goes on where it was interrupted."
+    return f"interrupted in warm-up {where}: no draws exist yet. The same call goes on from {file.path}."
+
+
 class _Display:
     """The progress bar's numbers, read off the device a few times a second."""
 
     def __init__(self, bar: Any):
         self.bar = bar
         self.divergences: Tensor | None = None
-        self.shown = 0.0
+        self.gradients: Tensor | None = None  # since the last display
+        self.shown = time.monotonic()
         self.pending = 0
 
     def show(self, stats: dict[str, Tensor], warming_up: bool) -> None:
@@ -283,11 +348,19 @@ class _Display:
         if "diverging" in stats and not warming_up:
             now = stats["diverging"].sum()
             self.divergences = now if self.divergences is None else self.divergences + now
-        if time.monotonic() - self.shown < _SECONDS_BETWEEN_DISPLAYS and self.bar.n + self.pending < self.bar.total:
+        if "n_steps" in stats:
+            now = stats["n_steps"].sum()
+            self.gradients = now if self.gradients is None else self.gradients + now
+        waited = time.monotonic() - self.shown
+        if waited < _SECONDS_BETWEEN_DISPLAYS and self.bar.n + self.pending < self.bar.total:
             return
         numbers = {"accept": f"{float(stats['acceptance_rate'].mean()):.2f}"} if "acceptance_rate" in stats else {}
         if "step_size" in stats:
             numbers["step"] = f"{float(stats['step_size'].mean()):.2g}"
+        if self.gradients is not None:
+            numbers["depth"] = f"{math.log2(float(stats['n_steps'].mean()) + 1):.1f}"
+            numbers["gradients/s"] = f"{float(self.gradients) / waited:.3g}"
+            self.gradients = None
         if self.divergences is not None:
             numbers["divergences"] = str(int(self.divergences))
         if "n_failures" in stats and float(stats["n_failures"].sum()):

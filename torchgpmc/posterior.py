@@ -15,7 +15,15 @@ from torch import Tensor
 from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.chain_statistics import as_datatree
 from torchgpmc.checks import check_count, warn
-from torchgpmc.diagnostics import Summary, complaints, complaints_about_latents, nested_rhat, summarise
+from torchgpmc.diagnostics import (
+    Summary,
+    complaints,
+    complaints_about_latents,
+    least_effective,
+    nested_rhat,
+    summarise,
+    verdict,
+)
 from torchgpmc.fitted import Fitted
 from torchgpmc.likelihoods.counts import checked_exposure
 from torchgpmc.models.base import GPModel, JointGaussian, likelihood_parameters
@@ -218,9 +226,25 @@ class Posterior:
     def summary(self) -> Summary:
         """Mean, sd, 5 % and 95 % quantiles, bulk and tail effective sizes and rank R-hat of every hyperparameter, and of ``lp``.
 
-        Weighted draws count by their weights; see :func:`torchgpmc.diagnostics.summarise`.
+        Weighted draws count by their weights; see :func:`torchgpmc.diagnostics.summarise`. The line above the table is
+        :meth:`verdict`.
         """
+        rows = self._rows()
+        return Summary(rows.rows, self._verdict(rows))
+
+    def _rows(self) -> Summary:
         return summarise({**self.samples, "lp": self.stats["lp"]}, self.log_weights)
+
+    def verdict(self) -> str:
+        """One line: "Trustworthy: ...", with the worst effective size, or "Do not trust: ..." with the first complaint."""
+        return self._verdict(self._rows())
+
+    def _verdict(self, rows: Summary) -> str:
+        return verdict(rows, least_effective(rows, self.whitened, self.log_weights), self._complaints(rows))
+
+    def effective_size(self) -> float:
+        """Effective draws of the quantity that has fewest: of hyperparameters, ``lp`` and, of chains, the worst latent."""
+        return least_effective(self._rows(), self.whitened, self.log_weights)[1]
 
     def resampled(self, num_draws: int, *, seed: int = 0) -> Posterior:
         """Draws of equal weight ``(1, num_draws)``, chosen with replacement by weight: some repeat, as ``info["resampled"]`` says.
@@ -244,7 +268,10 @@ class Posterior:
 
     def complaints(self) -> list[str]:
         """What speaks against trusting these draws, one sentence each; empty if nothing does."""
-        found = complaints(self.summary(), self.stats, self.num_chains, self.log_weights)
+        return self._complaints(self._rows())
+
+    def _complaints(self, rows: Summary) -> list[str]:
+        found = complaints(rows, self.stats, self.num_chains, self.log_weights)
         return found if self.log_weights is not None else found + complaints_about_latents(self.whitened)
 
     def nested_rhat(self, name: str, superchain_ids: list[int]) -> Tensor:

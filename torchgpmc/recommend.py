@@ -1,13 +1,72 @@
-"""Which method this project's own measurements favour for a model."""
+"""Which engines this project's own measurements favour for a model, in order, and how long they take on this machine."""
 
 from __future__ import annotations
 
-from torchgpmc.methods import AMIS, NUTS, EllipticalSlice, Method, Slice
-from torchgpmc.models import GPModel
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
+import torch
+
+from torchgpmc.approximations import EP, Laplace
+from torchgpmc.density import SharedDensity
+from torchgpmc.methods import AMIS, NUTS, AuxiliaryGradient, Method, Slice
+from torchgpmc.models import GPModel
+from torchgpmc.models.joint_density import JointLogDensity
+from torchgpmc.random import make_generator
+from torchgpmc.runs.chain_targets import estimator_for, suited_approximation
+from torchgpmc.threads import one_torch_thread
+from torchgpmc.variational import Start, initialize
+
+WANTED = 400  # effective draws (Vehtari et al. 2021, section 4)
 # Importance weights collapse as hyperparameters multiply; `docs/results/theta_engines.md` has the table behind this limit.
 MANY_HYPERPARAMETERS = 8
 MANY_WITH_EXACT_EVIDENCE = 12
+_USUAL_DRAWS_AN_EFFECTIVE_ONE = 3
+_DRAWS_AN_EFFECTIVE_ONE = 10  # weights worth less than a tenth of their number are not to be trusted
+# What chains may cost, in seconds of two idle cores of 2020s make; counted in evaluations, so that seeds reproduce.
+_BUDGET = 100.0
+_SECONDS_A_BATCH, _OPERATIONS_A_SECOND = 3e-3, 2e9
+# Chains of which R-hat and effective sizes are content at about the same time: each halves to some fifty effective draws.
+_CHAINS = 4
+_TIMING, _MAX_TIMED = 0.1, 20  # seconds, evaluations
+_TIMED_OPERATIONS, _MOST_TIMED_THETAS = 3e8, 100  # of a batch of estimates; small ones are all overhead
+
+
+class Candidate(NamedTuple):
+    """An engine with what it may spend, for a default call.
+
+    Args:
+        method: the engine.
+        why: it is tried at this place, in words.
+        num_chains: ``None`` where it has none.
+        warmup_steps: ``None`` where it has none.
+        every: draws a chain between two looks at what they are worth.
+        most: draws a chain, at most.
+        budget: evaluations, at most.
+        evaluate: one evaluation for all chains, or of a batch of thetas, for timing.
+        typical: as many of those a run that goes well takes.
+        start: makes what the chains begin around.
+    """
+
+    method: Method
+    why: str
+    num_chains: int | None
+    warmup_steps: int | None
+    every: int
+    most: int
+    budget: float
+    evaluate: Callable[[], Any]
+    typical: float
+    start: Callable[[], Start | None] = lambda: None
+
+    def with_chains(self, num_chains: int | None, warmup_steps: int | None) -> Candidate:
+        """The same with the user's numbers, where there are any."""
+        return self._replace(
+            num_chains=self.num_chains if num_chains is None else num_chains,
+            warmup_steps=self.warmup_steps if warmup_steps is None else warmup_steps,
+        )
 
 
 def recommend(model: GPModel) -> Method:
@@ -22,11 +81,13 @@ def recommend(model: GPModel) -> Method:
         >>> type(tg.recommend(model)).__name__
         'AMIS'
     """
-    return _choice(model)[0]
+    return candidates(model)[0].method
 
 
 def explain(model: GPModel) -> str:
-    """Why :func:`recommend` says what it says, in words.
+    """Which engines ``sample(model)`` tries, in which order and why, and about how long each takes here.
+
+    Seconds are those of one evaluation, timed now, times as many as a run that goes well takes.
 
     Example:
         >>> import torch, torchgpmc as tg
@@ -34,24 +95,107 @@ def explain(model: GPModel) -> str:
         >>> from gpytorch.priors import GammaPrior
         >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
         >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
-        >>> tg.explain(model)
-        'AMIS: the latents integrate out well and the hyperparameters are few: weighted draws, no warm-up.'
+        >>> print(tg.explain(model))  # doctest: +ELLIPSIS
+        1. AMIS(): the latents integrate out well and the hyperparameters are few: weighted draws, no warm-up. About ... seconds.
+        2. ...
+        sample(model) takes the first whose draws pass their own checks.
     """
-    method, reason = _choice(model)
-    return f"{type(method).__name__}: {reason}"
+    lines = []
+    for number, candidate in enumerate(candidates(model), 1):
+        seconds = candidate.typical * _seconds(candidate.evaluate)
+        lines.append(f"{number}. {described(candidate)}: {candidate.why} About {seconds:.2g} seconds.")
+    return "\n".join([*lines, "sample(model) takes the first whose draws pass their own checks."])
 
 
-def _choice(model: GPModel) -> tuple[Method, str]:
+def described(candidate: Candidate) -> str:
+    """The method as one would type it, and its chains."""
+    chains = "" if candidate.num_chains is None else f" with {candidate.num_chains} chains"
+    return f"{as_typed(candidate.method)}{chains}"
+
+
+def as_typed(method: Any) -> str:
+    """``NUTS(whitening=Laplace())``: a frozen dataclass with the options that are not its defaults.
+
+    Example:
+        >>> as_typed(NUTS(whitening=Laplace(), max_tree_depth=10))
+        'NUTS(whitening=Laplace())'
+    """
+    fields: dict[str, Any] = getattr(method, "__dataclass_fields__", {})
+    given = {name: getattr(method, name) for name, field in fields.items() if getattr(method, name) != field.default}
+    options = (f"{name}={as_typed(v) if hasattr(v, '__dataclass_fields__') else repr(v)}" for name, v in given.items())
+    return f"{type(method).__name__}({', '.join(options)})"
+
+
+def candidates(model: GPModel, wanted: int = WANTED) -> list[Candidate]:
+    """The engines to try for ``wanted`` effective draws, best first, by what the model can do."""
     size = model.layout.size
     if size == 0:
-        return EllipticalSlice(), "every hyperparameter is fixed, and one factorisation serves all draws of the latents."
+        why = "every hyperparameter is fixed, and one factorisation serves all draws of the latents."
+        return [_chains(model, AuxiliaryGradient(), why, 200)]
     if not model.is_smooth:
-        return Slice(), "the likelihood is a step in f, which has no slopes to follow; a SparseGP would be sampled much faster."
-    integrates_out = model.has_latents_at_data and model.factorises and model.num_latents == 1
-    if not integrates_out:
-        return NUTS(), "the latents cannot be integrated out one site a datum, so hyperparameters and latents are sampled together."
-    if size > (MANY_WITH_EXACT_EVIDENCE if model.is_conjugate else MANY_HYPERPARAMETERS):
-        return NUTS(), f"{size} hyperparameters are more than importance weights survive."
+        why = "the likelihood is a step in f, which has no slopes to follow; a SparseGP would be sampled much faster."
+        return [_chains(model, Slice(), why, 150)]
+    one_latent = model.factorises and model.num_latents == 1
+    if not (model.has_latents_at_data and one_latent):
+        return _together(model, one_latent)
     if model.is_conjugate:
-        return AMIS(), "the evidence is exact and the hyperparameters are few: weighted draws, no warm-up."
-    return AMIS(), "the latents integrate out well and the hyperparameters are few: weighted draws, no warm-up."
+        exact = "the evidence is exact and the hyperparameters are few: weighted draws, no warm-up."
+        many = f"{size} hyperparameters may be more than importance weights survive."
+        chains = _chains(model, NUTS(max_tree_depth=8), many, 150)
+        return [_weighted(model, AMIS(), exact, wanted), chains] if size <= MANY_WITH_EXACT_EVIDENCE else [chains]
+    few = "the latents integrate out well and the hyperparameters are few: weighted draws, no warm-up."
+    white = f"chains of {size} hyperparameters and the latents together, in white coordinates, need no evidence."
+    chains = _chains(model, NUTS(whitening=Laplace(), max_tree_depth=8), white, 150)
+    if size > MANY_HYPERPARAMETERS:
+        return [chains]
+    closer = "EP follows the latents more closely where Laplace's estimates are noisy."
+    return [_weighted(model, AMIS(), few, wanted), _weighted(model, AMIS(approximation=EP()), closer, wanted), chains]
+
+
+def _together(model: GPModel, one_latent: bool) -> list[Candidate]:
+    """Of models whose latents cannot be integrated out one site a datum."""
+    why = "hyperparameters and latents are sampled together, as the latents cannot be integrated out one site a datum."
+    white = NUTS(whitening=Laplace(), max_tree_depth=8) if one_latent else NUTS(max_tree_depth=8)
+    found = [_chains(model, white, why, 200)]
+    if model.factorises and not model.is_conjugate:
+        around = "chains begin around a variational fit, in coordinates white under it."
+        fit = partial(initialize, model, optimize_inducing_points=False, progress=False)
+        found.insert(0, _chains(model, NUTS(max_tree_depth=8), around, 100)._replace(start=fit))
+    return found
+
+
+def _chains(model: GPModel, method: Method, why: str, warmup_steps: int, num_chains: int = _CHAINS) -> Candidate:
+    density = SharedDensity(JointLogDensity(model), model.operations, model.train_x.device)
+
+    def evaluate() -> Any:
+        generator = make_generator(0, model.train_x.device)
+        theta = model.layout.starting_points(num_chains, generator)
+        return density.value_and_grad(torch.cat([theta, theta.new_zeros(num_chains, model.latent_size)], -1))
+
+    budget = _BUDGET / (_SECONDS_A_BATCH / num_chains + model.operations / _OPERATIONS_A_SECOND)
+    return Candidate(method, why, num_chains, warmup_steps, 50, 4000, budget, evaluate, 15.0 * (warmup_steps + 150))
+
+
+def _weighted(model: GPModel, method: AMIS, why: str, wanted: int) -> Candidate:
+    thetas = max(2, min(_MOST_TIMED_THETAS, int(_TIMED_OPERATIONS / model.operations)))
+
+    def evaluate() -> Any:
+        generator = make_generator(0, model.train_x.device)
+        approximation = suited_approximation(model, method.approximation)
+        estimator = estimator_for(model, approximation, method.num_importance, None, None)
+        return estimator.draw(model.layout.starting_points(thetas, generator), generator)
+
+    most = _DRAWS_AN_EFFECTIVE_ONE * wanted
+    return Candidate(method, why, None, None, 1, most, float("inf"), evaluate, _USUAL_DRAWS_AN_EFFECTIVE_ONE * wanted / thetas)
+
+
+def _seconds(evaluate: Callable[[], Any]) -> float:
+    """Of one call, the quickest of a few."""
+    best, spent, count = float("inf"), 0.0, 0
+    with one_torch_thread():
+        while spent < _TIMING and count < _MAX_TIMED:
+            began = time.perf_counter()
+            evaluate()
+            seconds = time.perf_counter() - began
+            best, spent, count = min(best, seconds), spent + seconds, count + 1
+    return best

@@ -6,6 +6,7 @@ import torch
 
 from tests.calibration import worst_excess
 from torchgpmc.density import AutogradDensity
+from torchgpmc.methods import NUTS
 from torchgpmc.samplers import adaptation
 from torchgpmc.samplers.hmc import hmc, init_hmc, leapfrog, reasonable_step_size
 from torchgpmc.samplers.nuts import _checkpoint_range, nuts
@@ -146,3 +147,25 @@ def test_divergences_are_flagged():
         state = sampler.init(torch.full((3, 2), 1e-3, dtype=F64), generator)
         new, info = sampler.step(state, generator)
         assert bool(info.diverging.all()) and torch.equal(new.position, state.position)
+
+
+def test_trees_are_short_until_the_step_size_is_known(generator):
+    normal = AutogradDensity(lambda x: -0.5 * x.square().sum(-1))
+    position = torch.zeros(3, 2, dtype=F64)
+    warm_up = adaptation.WindowedAdaptation(60, MassMatrix.DIAGONAL, 0, 1e-3, 0.8)
+    tuning = warm_up.start(position, None, generator)
+    method = NUTS(max_tree_depth=8)
+
+    def longest(tuning):
+        tiny = method._kernel(normal, tuning._replace(step_size=torch.tensor(1e-3, dtype=F64)))
+        state, info = tiny.step(tiny.init(position, generator), generator)
+        return float(info.n_steps.max()), state, info
+
+    for iteration in range(1, 16):
+        assert tuning.is_rough
+        gradients, state, info = longest(tuning)
+        assert gradients == 63
+        tuning = warm_up.update(tuning, iteration, state, info, generator)
+    assert not tuning.is_rough and longest(tuning)[0] == 255
+    assert not warm_up._replace(steps=0).start(position, None, generator).is_rough
+    assert not warm_up._replace(target_acceptance=None).start(position, None, generator).is_rough

@@ -90,7 +90,7 @@ class GPClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
     Args:
         kernel: a gpytorch kernel with priors, on the scale of the inputs that the model sees; :func:`default_kernel` by default.
         method: as :func:`torchgpmc.sample` takes it, which chooses by default.
-        num_samples: draws.
+        num_samples: draws, or without a method effective draws wanted, as :func:`torchgpmc.sample` takes it.
         inducing_points: how many (by k-means), or where ``(M, D)``; by default none up to 500 data, and 100 beyond.
         normalize_x: whether columns are standardised first.
         multi_class: "one_vs_rest" (a binary model a class, probabilities normalised) or "softmax" (one model of all classes).
@@ -184,7 +184,7 @@ class GPRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
     Args:
         kernel: as for :class:`GPClassifier`.
         method: as :func:`torchgpmc.sample` takes it, which chooses by default.
-        num_samples: draws.
+        num_samples: draws, or without a method effective draws wanted, as :func:`torchgpmc.sample` takes it.
         inducing_points: how many (by k-means), or where ``(M, D)``; by default none up to 500 data, and 100 beyond.
         normalize_x: whether columns are standardised first.
         normalize_y: whether targets are; the noise variance's prior is Gamma(1.1, 2) on that scale.

@@ -10,6 +10,8 @@ from torchgpmc.samplers.adaptation import Tuning
 from torchgpmc.samplers.nuts import nuts
 from torchgpmc.types import LogDensity, Sampler
 
+_ROUGH_DEPTH = 6  # a step size far too small is found by trees of 63 gradients, not of a thousand
+
 
 @dataclass(frozen=True)
 class NUTS(GradientOptions):
@@ -18,7 +20,8 @@ class NUTS(GradientOptions):
     With ``marginal``, on theta alone under an approximate evidence: fast, and labelled approximate in ``posterior.info["target"]``.
 
     Args:
-        max_tree_depth: at most ``2 ** max_tree_depth - 1`` gradients a transition.
+        max_tree_depth: at most ``2 ** max_tree_depth - 1`` gradients a transition; in the first steps of warm-up, while a step size
+            that is far off is put right, at most 63.
         target_accept_prob: mean acceptance that warm-up steers the step size to; raise it if transitions diverge.
         step_size: where the search for a step size begins; kept if ``adapt_step_size`` is false.
         adapt_step_size: whether warm-up tunes the step size.
@@ -51,9 +54,10 @@ class NUTS(GradientOptions):
         check_count("max_tree_depth", self.max_tree_depth)
 
     def _kernel(self, density: LogDensity, tuning: Tuning) -> Sampler:
+        depth = min(self.max_tree_depth, _ROUGH_DEPTH) if tuning.is_rough else self.max_tree_depth
         return nuts(
             density,
             step_size=tuning.step_size,
             preconditioner=tuning.preconditioner,
-            max_tree_depth=self.max_tree_depth,
+            max_tree_depth=depth,
         )

@@ -23,6 +23,7 @@ _OFFSET = 10.0
 _FORGETTING = 0.75
 # Stan reference manual, section "Automatic parameter tuning".
 _FIRST_BUFFER, _LAST_BUFFER, _FIRST_WINDOW = 75, 50, 25
+_FIRST_STEPS = 15  # in which a step size that is far off is put right, at most a quarter of warm-up
 
 
 class DualAveraging(NamedTuple):
@@ -126,6 +127,7 @@ class Tuning(NamedTuple):
     averaging: DualAveraging
     moments: PositionMoments
     learns_mass_matrix: bool
+    is_rough: bool  # whether the step size is hardly known yet: long trajectories would be wasted
 
 
 class BurnIn(NamedTuple):
@@ -188,7 +190,7 @@ class WindowedAdaptation(NamedTuple):
             head, tail = covariance[: self.dense_size, : self.dense_size], covariance.diagonal()[self.dense_size :]
             preconditioner = Preconditioner(cholesky(head).factor, tail.sqrt())
         mean, learns = position.mean(0), (covariance is None or self.relearns) and not identity
-        tuning = Tuning(step, preconditioner, mean, start_dual_averaging(step), moments, learns)
+        tuning = Tuning(step, preconditioner, mean, start_dual_averaging(step), moments, learns, self._is_rough(0))
         if self.search_on is None or self.target_acceptance is None or not self.steps:
             return tuning
         return self._averaged_anew(tuning, init_hmc(self.search_on, position), generator)
@@ -202,20 +204,24 @@ class WindowedAdaptation(NamedTuple):
 
     def update(self, tuning: Tuning, iteration: int, state: Any, info: Any, generator: torch.Generator) -> Tuning:
         """From the positions and the acceptance rates ``(C,)``."""
-        step_size, preconditioner, mean, averaging, moments, _ = tuning
+        step_size, preconditioner, mean, averaging, moments, learns, _ = tuning
         if self.target_acceptance is not None:
             averaging = update_dual_averaging(averaging, info.acceptance_rate.mean(), self.target_acceptance)
             step_size = (averaging.log_average if iteration == self.steps else averaging.log_step).exp()
-        ends = window_ends(self.steps) if tuning.learns_mass_matrix else []
+        ends = window_ends(self.steps) if learns else []
         if ends and min(_FIRST_BUFFER, int(0.15 * self.steps)) < iteration <= ends[-1]:
             moments = update_moments(moments, state.position)
         renewed = iteration in ends
         if renewed:
             preconditioner, mean = preconditioner_from(moments), moments.mean
             moments = start_moments(self.dense_size, state.position.shape[-1], state.position)
-        tuning = Tuning(step_size, preconditioner, mean, averaging, moments, tuning.learns_mass_matrix)
+        tuning = Tuning(step_size, preconditioner, mean, averaging, moments, learns, self._is_rough(iteration))
         begins_again = renewed and self.averages_anew and self.target_acceptance is not None and iteration < self.steps
         return self._averaged_anew(tuning, state, generator) if begins_again else tuning
+
+    def _is_rough(self, iteration: int) -> bool:
+        """After so many steps."""
+        return self.target_acceptance is not None and iteration < min(_FIRST_STEPS, self.steps // 4)
 
     def restarts(self, iteration: int) -> bool:
         """Never: the state of a chain does not depend on its kernel's tuning."""

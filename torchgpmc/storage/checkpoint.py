@@ -44,6 +44,10 @@ class Checkpoint(NamedTuple):
     every: int = 100
 
 
+class CheckpointError(ValueError):
+    """A checkpoint file that is damaged, or belongs to another run."""
+
+
 class Saved(NamedTuple):
     """What a checkpoint file gives back."""
 
@@ -78,11 +82,15 @@ class CheckpointFile:
         """What was saved, or ``None`` if there is no file yet.
 
         Raises:
-            ValueError: the file is damaged, holds draws of the wrong shapes, or belongs to a run with other settings; the message
-                lists the differences.
+            CheckpointError: the file is damaged, holds draws of the wrong shapes, or belongs to a run with other settings; the
+                message lists the differences.
         """
-        if not self.path.exists():
-            return None
+        try:
+            return self._read() if self.path.exists() else None
+        except ValueError as error:
+            raise CheckpointError(str(error)) from error
+
+    def _read(self) -> Saved:
         content = read_tensors(self.path, _FORMAT, ["settings", "state", "generator", "num_done", "segments", "info"])
         different = differences(content["settings"], self.settings)
         if different:

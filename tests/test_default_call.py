@@ -1,0 +1,261 @@
+"""sample() without a method: engines in turn, what ends each, what is said; killed and resumed; verdicts and forecasts."""
+
+import functools
+import math
+import warnings
+
+import pytest
+import torch
+
+import torchgpmc as tg
+from tests.problems import fixed_kernel, gp, gp_regression, inputs, sparse_gp, targets
+from tests.runs.resume import Stop, same
+from torchgpmc import loop
+from torchgpmc.default_call import Rule
+from torchgpmc.posterior import Posterior
+from torchgpmc.recommend import Candidate, as_typed, candidates
+from torchgpmc.runs.chain import ChainRun
+from torchgpmc.runs.weighted import ImportanceRun
+from torchgpmc.storage.draws import Draws
+
+QUIET = {"seed": 3, "progress": False}
+
+
+def engine(method, most, *, chains=None, warmup=None, every=1, budget=math.inf):
+    return Candidate(method, "tested.", chains, warmup, every, most, budget, lambda: None, 1.0)
+
+
+# At fixed hyperparameters, where steps take next to nothing: twenty draws a chain are too few, whatever they are worth.
+SHORT = engine(tg.AuxiliaryGradient(), 20, chains=4, warmup=20)
+CHAINS = engine(tg.EllipticalSlice(), 1000, chains=8, warmup=20, every=25)
+CANNOT = engine(tg.AMIS(), 10)
+
+
+def latents_alone():
+    return tg.GP(inputs(6), targets("probit", 6), fixed_kernel(), tg.likelihoods.Bernoulli())
+
+
+def with_engines(monkeypatch, *engines):
+    monkeypatch.setattr(loop, "candidates", lambda model, wanted: list(engines))
+
+
+def default_call(monkeypatch, *engines, **options):
+    """What the call returns, and the warnings it gave."""
+    with_engines(monkeypatch, *engines)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        posterior = tg.sample(latents_alone(), **{**QUIET, **options})
+    return posterior, [str(message.message) for message in heard]
+
+
+@functools.cache
+def whole_call():
+    with pytest.MonkeyPatch.context() as patch:
+        return default_call(patch, SHORT, CHAINS, num_samples=60)
+
+
+def test_num_samples_is_effective_draws_wanted_and_the_run_ends_early():
+    few, many = (tg.sample(gp("probit"), num_samples=wanted, **QUIET) for wanted in (100, 400))
+    for posterior, wanted in ((few, 100), (many, 400)):
+        assert wanted <= posterior.effective_size() and posterior.num_draws < 10 * wanted
+        assert posterior.complaints() == [] and posterior.info["num_samples"] == wanted
+    assert few.num_draws < many.num_draws
+
+
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+def test_num_samples_is_draws_a_chain_with_a_method_a_thousand_if_none_is_given():
+    options = {"num_chains": 1, "warmup_steps": 1, **QUIET}
+    kept = [tg.sample(latents_alone(), tg.EllipticalSlice(), **options, **given).num_draws for given in ({}, {"num_samples": 9})]
+    assert kept == [1000, 9]
+
+
+def test_chains_end_when_they_are_good_and_at_no_other_draw(monkeypatch):
+    posterior, heard = default_call(monkeypatch, CHAINS, num_samples=60)
+    assert same(posterior, whole_call()[0])  # whatever was tried before
+    kept = posterior.num_draws
+    assert 25 < kept < 1000 and kept % 25 == 0 and posterior.complaints() == [] and heard == []
+    before = Posterior(
+        posterior.model,
+        Draws(posterior.theta[:, : kept - 25], posterior.whitened[:, : kept - 25], None),
+        {name: value[:, : kept - 25] for name, value in posterior.stats.items()},
+        {},
+    )
+    assert before.effective_size() < 60 or before.complaints()
+
+
+def test_an_engine_that_does_not_serve_gives_way_to_the_next():
+    posterior, heard = whole_call()
+    first, second = posterior.info["tried"]
+    assert first["engine"] == "AuxiliaryGradient() with 4 chains" and first["verdict"].startswith("Do not trust")
+    assert second["engine"] == "EllipticalSlice() with 8 chains" and second["verdict"].startswith("Trustworthy")
+    assert posterior.num_chains == 8 and heard == []
+    assert second["evaluations"] == posterior.info["num_evaluations"] > 0
+
+
+def test_where_none_serves_the_best_is_returned_with_one_warning_that_says_how_to_go_on(monkeypatch):
+    shorter = engine(tg.EllipticalSlice(), 3, chains=2, warmup=2)
+    posterior, heard = default_call(monkeypatch, shorter, SHORT)
+    assert posterior.num_draws == 20 and len(posterior.info["tried"]) == 2
+    assert len(heard) == 1
+    going_on = "sample(model, AuxiliaryGradient(), num_samples=80, warmup_steps=80, num_chains=4), some"
+    for words in ("no engine gave 400", "EllipticalSlice() with 2 chains, ", going_on, "seconds"):
+        assert words in heard[0]
+
+
+def test_an_engine_that_cannot_begin_is_one_that_was_tried(monkeypatch):
+    posterior, _ = default_call(monkeypatch, CANNOT, CHAINS, num_samples=100)
+    assert "samples hyperparameters" in posterior.info["tried"][0]["verdict"] and posterior.num_chains == 8
+    with pytest.raises(ValueError, match=r"no draws could be had. Tried: AMIS\(\)"):
+        default_call(monkeypatch, CANNOT)
+
+
+def test_a_budget_spent_in_warm_up_is_an_error_or_the_next_engines_turn(monkeypatch):
+    with pytest.raises(ValueError, match="warm-up took more than"):
+        default_call(monkeypatch, CHAINS._replace(budget=50.0))
+    posterior, _ = default_call(monkeypatch, CHAINS._replace(budget=50.0), SHORT)
+    assert "warm-up" in posterior.info["tried"][0]["verdict"] and posterior.num_chains == 4
+    limited, _ = default_call(monkeypatch, CHAINS._replace(budget=3000.0), num_samples=10**6)
+    assert 0 < limited.num_draws < 1000 and 3000.0 <= limited.info["num_evaluations"] < 3200.0
+
+
+@pytest.mark.parametrize("advance", [10, pytest.param(50, marks=pytest.mark.slow), 80])
+def test_a_killed_call_resumes_in_the_middle_to_the_same_bits(monkeypatch, tmp_path, advance):
+    """Killed within the first engine, or, after as many advances in all, in warm-up or among the draws of the second."""
+    options = {"num_samples": 60, "checkpoint": tg.Checkpoint(tmp_path / "run.ckpt", every=10)}
+    whole, _ = whole_call()
+    original, calls = ChainRun.advance, []
+
+    def counting(self, state, generator):
+        calls.append(0)
+        if len(calls) > advance:
+            raise Stop
+        return original(self, state, generator)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ChainRun, "advance", counting)
+        with pytest.raises(Stop):
+            default_call(monkeypatch, SHORT, CHAINS, **options)
+        done, advance = len(calls) - 1, 10**9
+        calls.clear()
+        resumed, _ = default_call(monkeypatch, SHORT, CHAINS, **options)
+        assert len(calls) <= 40 + 20 + whole.num_draws - done + 10  # what was saved was not run again
+        calls.clear()
+        assert same(whole, default_call(monkeypatch, SHORT, CHAINS, **options)[0]) and not calls
+    assert same(whole, resumed) and (tmp_path / "run.ckpt.2").exists()
+    assert [t["verdict"] for t in resumed.info["tried"]] == [t["verdict"] for t in whole.info["tried"]]
+    with pytest.raises(ValueError, match="belongs to another run"):
+        default_call(monkeypatch, SHORT, CHAINS, **{**options, "num_samples": 61})
+
+
+def test_a_killed_run_of_weighted_draws_resumes_to_the_same_bits(monkeypatch, tmp_path):
+    model, options = gp("probit"), {"num_samples": 150, **QUIET}
+    original = ImportanceRun.advance
+
+    def dying(self, state, generator):
+        if state.iteration == 1:
+            raise Stop
+        return original(self, state, generator)
+
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        patch.setattr(ImportanceRun, "advance", dying)
+        tg.sample(model, checkpoint=tg.Checkpoint(tmp_path / "run.ckpt", every=1), **options)
+    resumed = tg.sample(model, checkpoint=tg.Checkpoint(tmp_path / "run.ckpt", every=1), **options)
+    assert same(resumed, tg.sample(model, **options))
+
+
+def test_ctrl_c_keeps_what_an_engine_had_and_says_what_it_had_not(monkeypatch, tmp_path):
+    original = ChainRun.advance
+
+    def interrupted_after(steps):
+        def advance(self, state, generator):
+            if state.iteration == steps and self.num_samples == CHAINS.most:
+                raise KeyboardInterrupt
+            return original(self, state, generator)
+
+        monkeypatch.setattr(ChainRun, "advance", advance)
+
+    interrupted_after(15)
+    with pytest.raises(KeyboardInterrupt, match=r"after 15 of 1020 steps: no draws exist yet\. With checkpoint=path"):
+        default_call(monkeypatch, CHAINS)
+    with pytest.raises(KeyboardInterrupt, match=r"The same call goes on from .*run\.ckpt"):
+        default_call(monkeypatch, CHAINS, checkpoint=tmp_path / "run.ckpt")
+    posterior, heard = default_call(monkeypatch, SHORT, CHAINS)
+    assert posterior.info["interrupted"] and posterior.num_draws == 20 and "interrupted" in heard[0]
+    interrupted_after(30)
+    posterior, heard = default_call(monkeypatch, CHAINS, SHORT, num_samples=10**6)
+    assert posterior.num_draws == 10 and posterior.info["interrupted"] and "interrupted" in heard[0]
+    assert len(posterior.info["tried"]) == 1
+
+
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+def test_chains_on_request_and_one_data_set_a_chain():
+    chains = tg.sample(latents_alone(), num_samples=50, warmup_steps=5, num_chains=3, **QUIET)
+    assert chains.num_chains == 3 and chains.info["tried"][0]["engine"].endswith("with 3 chains")
+    several = gp("poisson", 4).with_targets(torch.ones(2, 4, dtype=torch.float64))
+    with pytest.raises(ValueError, match="num_chains=2"):
+        tg.sample(several, num_samples=5, **QUIET)
+    each = tg.sample(several, num_samples=5, warmup_steps=5, num_chains=2, **QUIET)
+    assert each.theta.shape[:2] == (2, 5) and "NUTS" in each.info["method"]
+
+
+def collapsed():
+    """Weighted draws of which one carries everything."""
+    posterior = tg.sample(gp("probit"), num_samples=100, **QUIET).resampled(200)
+    log_weights = torch.full((1, 200), -60.0, dtype=torch.float64)
+    log_weights[0, 7] = 0.0
+    draws = Draws(posterior.theta, posterior.whitened, log_weights)
+    return Posterior(posterior.model, draws, posterior.stats, posterior.info)
+
+
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+def test_collapsed_weights_look_ill_in_every_column():
+    posterior = collapsed()
+    for row in posterior.summary().rows:
+        assert all(math.isnan(value) for value in (row.sd, row.q5, row.q95, row.rhat)) and row.khat == math.inf
+        assert row.ess_bulk < 1.01 and row.ess_tail < 1.01
+    assert posterior.effective_size() < 1.01 and posterior.verdict().startswith("Do not trust: ")
+    assert str(posterior.summary()).splitlines()[0] == posterior.verdict()
+
+
+def test_the_verdict_is_the_line_above_the_table():
+    posterior = tg.sample(gp("probit"), num_samples=200, **QUIET)
+    line, header, *_ = str(posterior.summary()).splitlines()
+    assert line == posterior.verdict() and line.startswith("Trustworthy: worst effective size ") and "ess_bulk" in header
+    least = min(min(row.ess_bulk, row.ess_tail) for row in posterior.summary().rows)
+    assert posterior.effective_size() == pytest.approx(least)
+
+
+def test_weights_that_have_collapsed_end_a_run_early_and_good_ones_do_not():
+    rule, posterior = Rule(400, 1, 400, math.inf), collapsed()
+    assert rule(200, 0.0, lambda: posterior)
+    assert not Rule(400, 1, 10_000, math.inf)(200, 0.0, lambda: posterior)  # too early to tell
+    assert not rule(0, 0.0, lambda: posterior) and Rule(400, 1, 400, 5.0)(0, 5.0, lambda: posterior)
+
+
+def test_a_latent_that_does_not_mix_counts():
+    generator = torch.Generator().manual_seed(0)
+    theta = torch.randn(4, 200, 3, generator=generator, dtype=torch.float64)
+    whitened = torch.randn(4, 200, 6, generator=generator, dtype=torch.float64)
+    whitened[..., 4] += torch.tensor([0.0, 0.0, 3.0, 3.0])[:, None]
+    stats = {"lp": torch.randn(4, 200, generator=generator, dtype=torch.float64)}
+    posterior = Posterior(gp("probit"), Draws(theta, whitened, None), stats, {})
+    assert posterior.effective_size() < 20 and posterior.verdict().startswith("Do not trust: R-hat of latent 4")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: gp("probit"),
+        gp_regression,
+        lambda: sparse_gp("probit"),
+        lambda: gp("softmax"),
+        latents_alone,
+    ],
+)
+def test_explain_forecasts_every_candidate_in_order(make):
+    model = make()
+    lines = tg.explain(model).splitlines()
+    found = candidates(model)
+    assert len(lines) == len(found) + 1 and isinstance(tg.recommend(model), type(found[0].method))
+    for number, (line, candidate) in enumerate(zip(lines, found, strict=False), 1):
+        assert line.startswith(f"{number}. {as_typed(candidate.method)}") and line.endswith("seconds.")
