@@ -1,6 +1,6 @@
 """Monte Carlo inference for Gaussian process models, native to PyTorch."""
 
-from torchgpmc import approximations, diagnostics, evidence, likelihoods, orthant, samplers, scores
+from torchgpmc import approximations, diagnostics, evidence, kernels, likelihoods, orthant, priors, samplers, scores
 from torchgpmc.approximations import EP, Laplace
 from torchgpmc.checks import SamplingWarning
 from torchgpmc.density_sampling import sample_density
@@ -81,9 +81,11 @@ __all__ = [
     "explain",
     "fit",
     "joint_log_density",
+    "kernels",
     "kmeans_inducing_points",
     "likelihoods",
     "orthant",
+    "priors",
     "recommend",
     "sample",
     "sample_density",
