@@ -23,7 +23,7 @@ from torchgpmc.models import GPRegression
 from torchgpmc.posterior import Posterior
 from torchgpmc.priors import ShiftedGammaPrior
 
-# BoTorch has none: ours is taken from the noise, which is at least 1e-4, so that data vary as in BoTorch. Without any, K of a linear
+# BoTorch has none: ours is taken from the noise, which is at least 1e-4, so that data vary as in BoTorch. Without, K of a linear
 # kernel or of inputs that repeat would have no factor.
 _JITTER = 1e-6
 
