@@ -11,6 +11,7 @@ from gpytorch.priors import GammaPrior, LogNormalPrior
 import torchgpmc as tg
 from torchgpmc.approximations import ApproximateMarginal, Conjugate
 from torchgpmc.density import AutogradDensity
+from torchgpmc.likelihoods.fixed_noise import FixedNoiseGaussian
 
 NOISE = torch.tensor([0.01, 0.4, 0.02, 1.0, 0.05, 0.3], dtype=torch.float64)
 
@@ -67,7 +68,7 @@ def test_test_points_have_a_latent_function_and_no_response():
 
 def test_parts_of_the_data_have_their_own_noise():
     f, y = torch.zeros(2, 6, dtype=torch.float64), torch.ones(6, dtype=torch.float64)
-    likelihood = tg.likelihoods.FixedNoiseGaussian(NOISE)
+    likelihood = FixedNoiseGaussian(NOISE)
     parts = sum(likelihood.for_data(rows).log_prob(f[:, rows], y[rows]) for rows in (slice(0, 2), slice(2, 6)))
     torch.testing.assert_close(parts, likelihood.log_prob(f, y))
 

@@ -3,7 +3,6 @@
 from torchgpmc.likelihoods.base import Factorised, LogLikelihood
 from torchgpmc.likelihoods.bernoulli import Bernoulli
 from torchgpmc.likelihoods.beta import Beta
-from torchgpmc.likelihoods.fixed_noise import FixedNoiseGaussian
 from torchgpmc.likelihoods.gaussian import Gaussian
 from torchgpmc.likelihoods.heteroskedastic import HeteroskedasticGaussian
 from torchgpmc.likelihoods.negative_binomial import NegativeBinomial
@@ -19,7 +18,6 @@ __all__ = [
     "Bernoulli",
     "Beta",
     "Factorised",
-    "FixedNoiseGaussian",
     "Gaussian",
     "HeteroskedasticGaussian",
     "Linear",
