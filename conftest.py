@@ -4,11 +4,15 @@ Runs without ``seed=`` do the same every time, so none fails by chance on one da
 need no warning, which takes seconds each: they count as slow.
 """
 
+import importlib.util
 import itertools
 
 import pytest
 
 from torchgpmc import loop
+
+# An extra, which has no examples to run where it is not installed.
+collect_ignore_glob = [] if importlib.util.find_spec("botorch") else ["torchgpmc/integrations/botorch/*"]
 
 
 @pytest.fixture(autouse=True)

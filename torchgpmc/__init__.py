@@ -1,6 +1,18 @@
 """Monte Carlo inference for Gaussian process models, native to PyTorch."""
 
-from torchgpmc import approximations, diagnostics, distributed, evidence, likelihoods, orthant, plots, samplers, scores
+from torchgpmc import (
+    approximations,
+    diagnostics,
+    distributed,
+    evidence,
+    kernels,
+    likelihoods,
+    orthant,
+    plots,
+    priors,
+    samplers,
+    scores,
+)
 from torchgpmc.approximations import EP, Laplace
 from torchgpmc.checks import SamplingWarning
 from torchgpmc.density_sampling import sample_density
@@ -100,10 +112,12 @@ __all__ = [
     "from_gpytorch",
     "initialize",
     "joint_log_density",
+    "kernels",
     "kmeans_inducing_points",
     "likelihoods",
     "orthant",
     "plots",
+    "priors",
     "recommend",
     "sample",
     "sample_density",

@@ -16,6 +16,7 @@ from torchgpmc.checks import warn
 from torchgpmc.likelihoods.base import Factorised, LogLikelihood, require_targets
 from torchgpmc.likelihoods.bernoulli import Bernoulli
 from torchgpmc.likelihoods.beta import Beta
+from torchgpmc.likelihoods.fixed_noise import FixedNoiseGaussian
 from torchgpmc.likelihoods.gaussian import Gaussian
 from torchgpmc.likelihoods.rows import log_prob_by_rows
 from torchgpmc.likelihoods.softmax import Softmax
@@ -24,6 +25,7 @@ from torchgpmc.random import draw, make_generator
 
 _WITH_CLOSED_FORMS = {
     gpytorch.likelihoods.BetaLikelihood: Beta,
+    gpytorch.likelihoods.FixedNoiseGaussianLikelihood: FixedNoiseGaussian,
     gpytorch.likelihoods.GaussianLikelihood: Gaussian,
     gpytorch.likelihoods.StudentTLikelihood: StudentT,
     gpytorch.likelihoods.SoftmaxLikelihood: Softmax,
@@ -48,8 +50,8 @@ def convert_likelihood(likelihood: Any) -> Any:
     """A private copy of a likelihood, ours in place of gpytorch's where ours is better.
 
     gpytorch's ``BernoulliLikelihood`` floors the probit (log Phi(-40) comes out near -36 where -804.6 is right) and is replaced by
-    :class:`Bernoulli`, with a note; ``GaussianLikelihood``, ``StudentTLikelihood``, ``SoftmaxLikelihood`` and ``BetaLikelihood``
-    gain closed forms and keep their parameters, priors and names.
+    :class:`Bernoulli`, with a note; ``GaussianLikelihood``, ``FixedNoiseGaussianLikelihood``, ``StudentTLikelihood``,
+    ``SoftmaxLikelihood`` and ``BetaLikelihood`` gain closed forms and keep their parameters, priors and names.
 
     Raises:
         TypeError: not a gpytorch likelihood.

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from torchgpmc.adapter import stationary
 from torchgpmc.adapter.functional import PureModule, perturbed_values, probing_counts
+from torchgpmc.kernels import SAAS, saas_lengthscale, saas_slopes
 
 Values = Mapping[str, Tensor]
 
@@ -131,6 +132,7 @@ class ClosedForm:
         scale: name of the output scale (a variance), or ``None`` for unit variance.
         isotropic: one lengthscale for all input dimensions.
         columns: active input dimensions, or ``None`` for all.
+        is_saas: whether the lengthscales are those of a :class:`torchgpmc.kernels.SAAS`, derived from its own parameters.
     """
 
     def __init__(
@@ -141,6 +143,7 @@ class ClosedForm:
         scale: str | None,
         isotropic: bool,
         columns: Tensor | None,
+        is_saas: bool = False,
     ):
         self.profile = profile
         self.smoothness = smoothness
@@ -148,6 +151,17 @@ class ClosedForm:
         self.scale = scale
         self.isotropic = isotropic
         self.columns = columns
+        self.is_saas = is_saas
+
+    def lengthscale(self, values: Values) -> Tensor:
+        """``(C, 1, L)``."""
+        if self.is_saas:
+            return saas_lengthscale(values["raw_tausq"], values["raw_relevance"])
+        return values[self.base + "raw_lengthscale"]
+
+    def lengthscale_slopes(self, values: Values, lengthscale: Tensor, slope: Tensor) -> dict[str, Tensor]:
+        """Derivatives in the parameters behind the lengthscale, given those in itself ``(C, 1, L)``."""
+        return saas_slopes(values, lengthscale, slope) if self.is_saas else {self.base + "raw_lengthscale": slope}
 
     def _active(self, x: Tensor) -> Tensor:
         return x if self.columns is None else x[..., self.columns]
@@ -160,7 +174,7 @@ class ClosedForm:
     def diagonal(self, values: Values, x: Tensor) -> Tensor:
         if self.scale is not None:
             return values[self.scale][:, None].expand(-1, len(x))
-        return torch.ones(len(values[self.base + "raw_lengthscale"]), len(x), dtype=x.dtype, device=x.device)
+        return torch.ones(len(self.lengthscale(values)), len(x), dtype=x.dtype, device=x.device)
 
 
 class BoundClosedForm(NamedTuple):
@@ -171,9 +185,9 @@ class BoundClosedForm(NamedTuple):
 
     def __call__(self, values: Values) -> Tensor:
         form, inputs = self.form, self.inputs
-        lengthscale = values[form.base + "raw_lengthscale"]
+        lengthscale = form.lengthscale(values)
         if form.profile is stationary.rbf and not self._follows_inputs():
-            return stationary.scaled_rbf(*self._weights(values), inputs)
+            return stationary.scaled_rbf(*self._weights(values, lengthscale), inputs)
         correlation = form.profile(stationary.scaled_square(inputs, lengthscale), values, form.base)
         return correlation if form.scale is None else values[form.scale][:, None, None] * correlation
 
@@ -187,19 +201,20 @@ class BoundClosedForm(NamedTuple):
     def _follows_inputs(self) -> bool:
         return self.inputs.x1.requires_grad or self.inputs.x2.requires_grad
 
-    def _weights(self, values: Values) -> tuple[Tensor, Tensor]:
+    def _weights(self, values: Values, lengthscale: Tensor) -> tuple[Tensor, Tensor]:
         """Inverse squared lengthscales ``(C, L)`` and the log of the scale ``(C,)``."""
-        weights = values[self.form.base + "raw_lengthscale"][:, 0].reciprocal().square()
+        weights = lengthscale[:, 0].reciprocal().square()
         return weights, torch.zeros_like(weights[:, 0]) if self.form.scale is None else values[self.form.scale].log()
 
     def with_slopes(self, values: Values) -> tuple[Tensor, Callable[[Tensor], dict[str, Tensor]]]:
         """K at ``values``, and the derivatives of sum(gradient * K) in the parameters as a function of that gradient; no graph."""
         form = self.form
-        name, weights = form.base + "raw_lengthscale", self._weights(values)
+        lengthscale = form.lengthscale(values)
+        weights = self._weights(values, lengthscale)
         if form.smoothness is None:
             covariance = response = stationary.scaled_rbf(*weights, self.inputs)
         else:
-            correlation, response = stationary.matern_decay(form.smoothness, stationary.scaled_square(self.inputs, values[name]))
+            correlation, response = stationary.matern_decay(form.smoothness, stationary.scaled_square(self.inputs, lengthscale))
             covariance = correlation
             if form.scale is not None:
                 scale = values[form.scale][:, None, None]
@@ -207,7 +222,7 @@ class BoundClosedForm(NamedTuple):
 
         def slopes(gradient: Tensor) -> dict[str, Tensor]:
             found = stationary.scaled_rbf_slopes(gradient, response, weights[0], self.inputs)
-            result = {name: (-2 * found[0] / values[name][:, 0] ** 3).unsqueeze(1)}
+            result = form.lengthscale_slopes(values, lengthscale, -2 * found[0].unsqueeze(1) / lengthscale**3)
             if form.scale is not None:
                 total = found[1] if response is covariance else (gradient * covariance).sum((1, 2))
                 result[form.scale] = total / values[form.scale]
@@ -217,7 +232,10 @@ class BoundClosedForm(NamedTuple):
 
 
 def closed_form(kernel: Kernel) -> ClosedForm | None:
-    """The closed form of an RBF, Matern or rational quadratic kernel, plain or scaled; ``None`` for any other kernel."""
+    """The closed form of an RBF, Matern or rational quadratic kernel, plain or scaled, or SAAS; ``None`` for any other kernel."""
+    if type(kernel) is SAAS:
+        matern = stationary.MATERN[2.5]
+        return ClosedForm(matern, 2.5, "", "raw_outputscale", kernel.num_dims == 1, kernel.active_dims, is_saas=True)
     scale, base, prefix, smoothness = None, kernel, "", None
     if type(kernel) is ScaleKernel:
         scale, base, prefix = "raw_outputscale", kernel.base_kernel, "base_kernel."

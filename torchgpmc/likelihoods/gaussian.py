@@ -19,21 +19,12 @@ def _log_normal(residual: Tensor, variance: Tensor) -> Tensor:
     return -0.5 * (residual.square() / variance + variance.log()) - LOG_SQRT_2PI
 
 
-class Gaussian(Factorised, GaussianLikelihood):
-    """y = f + noise, noise ~ N(0, ``noise``); gpytorch's ``GaussianLikelihood`` with closed forms at C settings.
-
-    Takes gpytorch's arguments, among them ``noise_prior`` and ``noise_constraint``. ``noise`` is a variance.
-
-    Example:
-        >>> import torch
-        >>> likelihood = Gaussian()
-        >>> likelihood.noise = 1.0
-        >>> likelihood.log_prob(torch.zeros(1, 2), torch.zeros(2)).detach()
-        tensor([-1.8379])
-    """
+class GaussianFormulas(Factorised):
+    """Closed forms for y = f + noise, noise ~ N(0, ``noise``): a variance for all data ``(C, 1)``, or one a datum."""
 
     is_log_concave = True
     has_normal_sites = True
+    noise: Tensor
 
     def forward(self, function_samples: Tensor) -> Normal:  # type: ignore[override]  # gpytorch's has unused extra arguments
         return Normal(function_samples, self.noise.sqrt())
@@ -73,3 +64,17 @@ class Gaussian(Factorised, GaussianLikelihood):
 
     def sample(self, f: Tensor, generator: torch.Generator) -> Tensor:
         return f + self.noise.sqrt() * normal_like(f, generator)
+
+
+class Gaussian(GaussianFormulas, GaussianLikelihood):
+    """y = f + noise, noise ~ N(0, ``noise``); gpytorch's ``GaussianLikelihood`` with closed forms at C settings.
+
+    Takes gpytorch's arguments, among them ``noise_prior`` and ``noise_constraint``. ``noise`` is a variance.
+
+    Example:
+        >>> import torch
+        >>> likelihood = Gaussian()
+        >>> likelihood.noise = 1.0
+        >>> likelihood.log_prob(torch.zeros(1, 2), torch.zeros(2)).detach()
+        tensor([-1.8379])
+    """

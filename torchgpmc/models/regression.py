@@ -11,6 +11,8 @@ from gpytorch.means import Mean
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from torchgpmc.adapter.conversion import convert_likelihood
+from torchgpmc.likelihoods.fixed_noise import FixedNoiseGaussian
 from torchgpmc.models.full import GP
 
 
@@ -26,7 +28,8 @@ class GPRegression(GP):
         train_x: inputs ``(N, D)``, or ``(N,)`` for one dimension.
         train_y: real targets ``(N,)``.
         kernel: a gpytorch kernel without batch dimensions.
-        likelihood: gpytorch's ``GaussianLikelihood`` or ours; its ``noise`` is a variance.
+        likelihood: gpytorch's ``GaussianLikelihood`` or ours, whose ``noise`` is a variance, or ``FixedNoiseGaussianLikelihood``
+            with one a datum.
         mean: a gpytorch mean; zero by default.
         jitter: variance added to the diagonal of K(X, X).
         dtype: floating type of all computation.
@@ -60,9 +63,9 @@ class GPRegression(GP):
         jitter: float = 1e-6,
         dtype: torch.dtype = torch.float64,
     ):
-        if not isinstance(likelihood, GaussianLikelihood):
+        if not isinstance(convert_likelihood(likelihood), GaussianLikelihood | FixedNoiseGaussian):
             raise TypeError(
-                f"likelihood is {type(likelihood).__name__}. Expected gpytorch.likelihoods.GaussianLikelihood, the only one whose "
-                f"latents integrate out exactly; use torchgpmc.GP for others."
+                f"likelihood is {type(likelihood).__name__}. Expected gpytorch.likelihoods.GaussianLikelihood, or "
+                f"FixedNoiseGaussianLikelihood, whose latents integrate out exactly; use torchgpmc.GP for others."
             )
         super().__init__(train_x, train_y, kernel, likelihood, mean=mean, jitter=jitter, dtype=dtype)

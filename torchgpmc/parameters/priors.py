@@ -12,6 +12,7 @@ from torch.distributions import Distribution, constraints
 
 from torchgpmc.adapter.functional import convert_distribution
 from torchgpmc.parameters.bijections import Interval
+from torchgpmc.priors import ShiftedGammaPrior
 from torchgpmc.random import with_forked_global_generator
 
 _MAX_REJECTIONS = 1000
@@ -25,9 +26,15 @@ def _closed_slopes(prior: Prior) -> Slopes | None:
     numbers = [parameter for parameter in (*prior.buffers(), *prior.parameters())]
     if getattr(prior, "_transform", None) is not None or any(number.numel() != 1 for number in numbers):
         return None
-    if type(prior) is GammaPrior:
+    if type(prior) in (GammaPrior, ShiftedGammaPrior):
         power, rate = float(prior.concentration) - 1, float(prior.rate)
-        return lambda x: (power * x.log() - rate * x, power / x - rate)
+        shift = prior.shift if type(prior) is ShiftedGammaPrior else 0.0
+
+        def of_excess(x: Tensor) -> tuple[Tensor, Tensor]:
+            excess = x - shift
+            return power * excess.log() - rate * excess, power / excess - rate
+
+        return of_excess
     if type(prior) is LogNormalPrior:
         location, precision = float(prior.loc), float(prior.scale) ** -2
 

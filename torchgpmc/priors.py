@@ -1,0 +1,61 @@
+"""Priors that gpytorch has not."""
+
+from __future__ import annotations
+
+import torch
+from gpytorch.priors import GammaPrior
+from torch import Tensor
+from torch.distributions import constraints
+
+from torchgpmc.checks import check_positive
+
+
+class ShiftedGammaPrior(GammaPrior):
+    r"""x = shift + z with z ~ Gamma(concentration, rate).
+
+    With (0.9, 10, 1e-4) BoTorch's prior of a noise variance: the likelihood then needs
+    ``noise_constraint=GreaterThan(1e-4)``, or ``Positive()``.
+
+    Args:
+        concentration: of z; its mean is ``concentration / rate``.
+        rate: of z.
+        shift: the least value of x, positive.
+
+    Raises:
+        ValueError: a number that is not positive.
+
+    Example:
+        >>> import torch
+        >>> ShiftedGammaPrior(0.9, 10.0, 1e-4).log_prob(torch.tensor(0.05)).exp()
+        tensor(6.0905)
+    """
+
+    def __init__(self, concentration: float, rate: float, shift: float):
+        for name, value in (("concentration", concentration), ("rate", rate), ("shift", shift)):
+            check_positive(name, value)
+        super().__init__(concentration, rate)
+        self.shift = float(shift)
+
+    @property
+    def support(self) -> constraints.Constraint:
+        return constraints.greater_than(self.shift)
+
+    @property
+    def mean(self) -> Tensor:
+        return self.shift + super().mean
+
+    @property
+    def mode(self) -> Tensor:
+        return self.shift + super().mode
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Elementwise; -inf up to the shift."""
+        above = x > self.shift
+        return torch.where(above, super().log_prob(torch.where(above, x - self.shift, 1.0)), -torch.inf)
+
+    def cdf(self, x: Tensor) -> Tensor:
+        """P(x' < x), elementwise."""
+        return super().cdf((x - self.shift).clamp_min(0.0))
+
+    def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008  # torch's own signature
+        return self.shift + super().rsample(sample_shape)
