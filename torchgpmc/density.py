@@ -25,8 +25,8 @@ def mask_failures(value: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         The same two tensors, with -inf and zeros in the failed rows.
     """
-    ok = torch.isfinite(value + 0.0 * gradient.sum(-1))  # zero times infinity is NaN
-    return torch.where(ok, value, -torch.inf), torch.where(ok[:, None], gradient, 0.0)
+    failed = 0.0 * (value + gradient.sum(-1)) != 0.0  # zero times infinity is NaN
+    return value.masked_fill(failed, -torch.inf), gradient.masked_fill(failed[:, None], 0.0)
 
 
 def keep_freed_memory() -> None:
