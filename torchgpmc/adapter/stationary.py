@@ -22,7 +22,7 @@ class Inputs(NamedTuple):
 
     x1: Tensor
     x2: Tensor
-    is_prefix: bool  # whether x2 begins with x1, so that the leading diagonal holds distances of zero
+    is_prefix: bool  # whether one begins with the other, so that the leading diagonal holds distances of zero
     minus_half_square1: Tensor  # (N1, D), -x1^2 / 2
     minus_half_square2: Tensor
     squared_distance: Tensor | None  # (N1, N2)
@@ -31,7 +31,8 @@ class Inputs(NamedTuple):
 
 def prepare(x1: Tensor, x2: Tensor, isotropic: bool) -> Inputs:
     """All that depends on the inputs ``(N1, D)`` and ``(N2, D)`` alone."""
-    is_prefix = torch.equal(x1, x2[: len(x1)])
+    shorter = min(len(x1), len(x2))
+    is_prefix = torch.equal(x1[:shorter], x2[:shorter])
     # Centred inputs lose the fewest digits in |a|^2 + |b|^2 - 2 ab.
     center = x1.mean(0) if len(x1) else 0.0
     x1, x2 = (x1 - center).contiguous(), (x2 - center).contiguous()

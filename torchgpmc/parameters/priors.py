@@ -17,6 +17,7 @@ from torchgpmc.random import with_forked_global_generator
 
 _MAX_REJECTIONS = 1000
 
+
 class ClosedForm(NamedTuple):
     """An elementwise log density up to a constant, with its derivative, and the numbers in it of one prior or of several."""
 
