@@ -122,9 +122,7 @@ def scaled_rbf_value(weights: Tensor, log_scale: Tensor, inputs: Inputs, impreci
     return exponent.clamp_min_(_LOWEST_EXPONENT[exponent.dtype]).exp_()
 
 
-def scaled_rbf_slopes(
-    gradient: Tensor, covariance: Tensor, inputs: Inputs, imprecise: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def scaled_rbf_slopes(gradient: Tensor, covariance: Tensor, inputs: Inputs, imprecise: Tensor | None) -> tuple[Tensor, Tensor]:
     """Derivatives of sum(gradient * K) in the weights and the log of the scale, given K: two passes, or one matrix product."""
     product = gradient * covariance
     if inputs.squared_distance is not None:
