@@ -118,7 +118,7 @@ def test_enormous_variances_of_softmax_end_and_are_about_right():
 
 
 def test_softmax_of_normals_of_all_widths_together():
-    """Rules differ with the width: each datum has the value and the slopes that it has alone, from 2 nodes to the widest lattice."""
+    """Rules differ with the width: each datum has the value and slopes that it has alone, from 2 nodes to the widest lattice."""
     deviation = torch.tensor([1e-3, 2.9e-3, 3.1e-3, 0.016, 0.018, 0.05, 0.07, 0.21, 0.3, 0.8, 2.0, 5.0, 20.0]).double()
     mean = torch.randn(len(deviation), 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     variance = deviation.square().unsqueeze(-1) * torch.tensor([1.0, 0.5, 0.25])
