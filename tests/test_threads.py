@@ -110,6 +110,13 @@ def test_a_part_does_not_share_its_work_again(two_threads):
     assert side_by_side(lambda _: num_cores(), range(2), CPU) == [1, 1]
 
 
+def test_parts_have_one_thread_each_where_torch_has_its_threads_back(two_threads):
+    with one_torch_thread(), torch_threads_back():
+        assert side_by_side(lambda part: torch.get_num_threads(), range(2), CPU) == [1, 1]
+        assert torch.get_num_threads() == 2
+    assert torch.get_num_threads() == 2
+
+
 def test_torch_has_its_threads_back_only_within_the_outermost_holder(two_threads):
     with one_torch_thread():
         with torch_threads_back():

@@ -25,8 +25,8 @@ def mask_failures(value: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         The same two tensors, with -inf and zeros in the failed rows.
     """
-    ok = torch.isfinite(value + 0.0 * gradient.sum(-1))  # zero times infinity is NaN
-    return torch.where(ok, value, -torch.inf), torch.where(ok[:, None], gradient, 0.0)
+    failed = 0.0 * (value + gradient.sum(-1)) != 0.0  # zero times infinity is NaN
+    return value.masked_fill(failed, -torch.inf), gradient.masked_fill(failed[:, None], 0.0)
 
 
 def keep_freed_memory() -> None:
@@ -121,7 +121,7 @@ class AutogradDensity:
         return self
 
 
-_WORTH_A_THREAD = 5e7  # operations of a slice of rows, some milliseconds: with less, Python's lock costs what a second core gains
+WORTH_A_THREAD = 5e7  # operations of one thread's part, some milliseconds: with less, Python's lock costs what a second core gains
 _WORTH_TORCH_THREADS = 3e10  # operations of one evaluation, some seconds: then the waiting of torch's threads is little beside it
 
 
@@ -193,7 +193,7 @@ class SharedDensity:
         self.device = device
 
     def _shared(self, count: int, function: Callable[[Any, slice], Any]) -> list[Any]:
-        slices = even_slices(count, max(1, count), self.device, max(1, math.ceil(_WORTH_A_THREAD / self.work)))
+        slices = even_slices(count, max(1, count), self.device, max(1, math.ceil(WORTH_A_THREAD / self.work)))
         if len(slices) > 1:
             rows = torch.arange(count, device=self.device)
             return side_by_side(lambda part: function(self.density.select(rows[part]), part), slices, self.device)

@@ -36,6 +36,7 @@ class _OneTorchThread:
         self._lock = threading.Lock()
         self._holders = 0
         self._before = 1
+        self._is_lent = False
         self._worker = threading.local()
 
     @property
@@ -56,25 +57,28 @@ class _OneTorchThread:
         with self._lock:
             lend = self._holders == 1 and not getattr(self._worker, "busy", False)
             if lend:
+                self._is_lent = True
                 torch.set_num_threads(self._before)
         try:
             yield
         finally:
             if lend:
                 with self._lock:
+                    self._is_lent = False
                     torch.set_num_threads(1)
 
     def __enter__(self) -> None:
         with self._lock:
             if self._holders == 0:
                 self._before = torch.get_num_threads()
+            if self._holders == 0 or self._is_lent:
                 torch.set_num_threads(1)
             self._holders += 1
 
     def __exit__(self, *error: object) -> None:
         with self._lock:
             self._holders -= 1
-            if self._holders == 0:
+            if self._holders == 0 or (self._is_lent and self._holders == 1):
                 torch.set_num_threads(self._before)
 
 

@@ -12,6 +12,7 @@ from tests.problems import fixed_kernel, inputs
 from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.approximations.sparse_laplace import inducing_laplace
 from torchgpmc.likelihoods.softmax import expected_log_sum_exp, log_probabilities_of_normals
+from torchgpmc.quadrature import product_rule
 
 
 def dense_expectation(function, mean, variance, center, scale):
@@ -114,3 +115,21 @@ def test_enormous_variances_of_softmax_end_and_are_about_right():
     assert bool(torch.isfinite(torch.autograd.grad(value.sum(), variance)[0]).all())
     probabilities = log_probabilities_of_normals(mean, variance.detach()).exp()
     torch.testing.assert_close(probabilities, torch.full((4, 3), 1 / 3).double(), rtol=0.05, atol=0)
+
+
+def test_softmax_of_normals_of_all_widths_together():
+    """Rules differ with the width: each datum has the value and slopes that it has alone, from 2 nodes to the widest lattice."""
+    deviation = torch.tensor([1e-3, 2.9e-3, 3.1e-3, 0.016, 0.018, 0.05, 0.07, 0.21, 0.3, 0.8, 2.0, 5.0, 20.0]).double()
+    mean = torch.randn(len(deviation), 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    variance = deviation.square().unsqueeze(-1) * torch.tensor([1.0, 0.5, 0.25])
+    y, likelihood = torch.arange(len(deviation)) % 3, tg.likelihoods.Softmax(num_classes=3)
+    together = likelihood.expected_and_slopes(mean, variance, y)
+    alone = [likelihood.expected_and_slopes(*(part[row : row + 1] for part in (mean, variance, y))) for row in range(len(y))]
+    torch.testing.assert_close(together.value, torch.stack([part.value for part in alone]).sum(), rtol=0, atol=2e-6)
+    torch.testing.assert_close(together.mean, torch.cat([part.mean for part in alone]), rtol=0, atol=2e-7)
+    torch.testing.assert_close(together.variance, torch.cat([part.variance for part in alone]), rtol=0, atol=5e-7)
+    narrow = deviation < 0.1  # the rules of few nodes against a product of twenty nodes
+    at, weights = product_rule(2, torch.float64, torch.device("cpu"))
+    pairs = mean[narrow, :2] + variance[narrow, :2].sqrt() * at.unsqueeze(1)
+    expected = (weights.unsqueeze(-1) * torch.logsumexp(pairs, -1)).sum(0)
+    torch.testing.assert_close(expected_log_sum_exp(mean[narrow, :2], variance[narrow, :2]), expected, rtol=0, atol=5e-7)

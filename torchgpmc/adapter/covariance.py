@@ -203,16 +203,17 @@ class BoundClosedForm(NamedTuple):
 
     def _weights(self, values: Values, lengthscale: Tensor) -> tuple[Tensor, Tensor]:
         """Inverse squared lengthscales ``(C, L)`` and the log of the scale ``(C,)``."""
-        weights = lengthscale[:, 0].reciprocal().square()
+        weights = lengthscale[:, 0].pow(-2)
         return weights, torch.zeros_like(weights[:, 0]) if self.form.scale is None else values[self.form.scale].log()
 
     def with_slopes(self, values: Values) -> tuple[Tensor, Callable[[Tensor], dict[str, Tensor]]]:
         """K at ``values``, and the derivatives of sum(gradient * K) in the parameters as a function of that gradient; no graph."""
         form = self.form
         lengthscale = form.lengthscale(values)
-        weights = self._weights(values, lengthscale)
+        weights, log_scale = self._weights(values, lengthscale)
+        imprecise = stationary.imprecise_rows(weights, self.inputs)
         if form.smoothness is None:
-            covariance = response = stationary.scaled_rbf(*weights, self.inputs)
+            covariance = response = stationary.scaled_rbf_value(weights, log_scale, self.inputs, imprecise)
         else:
             correlation, response = stationary.matern_decay(form.smoothness, stationary.scaled_square(self.inputs, lengthscale))
             covariance = correlation
@@ -221,8 +222,8 @@ class BoundClosedForm(NamedTuple):
                 covariance, response = scale * correlation, scale * response
 
         def slopes(gradient: Tensor) -> dict[str, Tensor]:
-            found = stationary.scaled_rbf_slopes(gradient, response, weights[0], self.inputs)
-            result = form.lengthscale_slopes(values, lengthscale, -2 * found[0].unsqueeze(1) / lengthscale**3)
+            found = stationary.scaled_rbf_slopes(gradient, response, self.inputs, imprecise)
+            result = form.lengthscale_slopes(values, lengthscale, (-2 * found[0] * weights).unsqueeze(1) / lengthscale)
             if form.scale is not None:
                 total = found[1] if response is covariance else (gradient * covariance).sum((1, 2))
                 result[form.scale] = total / values[form.scale]

@@ -24,7 +24,7 @@ class Inputs(NamedTuple):
 
     x1: Tensor
     x2: Tensor
-    is_prefix: bool  # whether x2 begins with x1, so that the leading diagonal holds distances of zero
+    is_prefix: bool  # whether one begins with the other, so that the leading diagonal holds distances of zero
     minus_half_square1: Tensor  # (N1, D), -x1^2 / 2
     minus_half_square2: Tensor
     squared_distance: Tensor | None  # (N1, N2), where one lengthscale serves all dimensions
@@ -34,7 +34,8 @@ class Inputs(NamedTuple):
 
 def prepare(x1: Tensor, x2: Tensor, isotropic: bool) -> Inputs:
     """All that depends on the inputs ``(N1, D)`` and ``(N2, D)`` alone."""
-    is_prefix = torch.equal(x1, x2[: len(x1)])
+    shorter = min(len(x1), len(x2))
+    is_prefix = torch.equal(x1[:shorter], x2[:shorter])
     # Centred inputs lose the fewest digits in |a|^2 + |b|^2 - 2 ab.
     center = x1.mean(0) if len(x1) else 0.0
     x1, x2 = (x1 - center).contiguous(), (x2 - center).contiguous()
@@ -60,8 +61,10 @@ def rows_of(inputs: Inputs, rows: slice) -> Inputs:
     )
 
 
-def _imprecise_rows(weights: Tensor, inputs: Inputs) -> Tensor | None:
+def imprecise_rows(weights: Tensor, inputs: Inputs) -> Tensor | None:
     """Settings ``(R,)`` with lengthscales so short that products of inputs would cancel to noise; ``None`` if there are none."""
+    if inputs.squared_distance is not None:
+        return None
     limit = _LOSS[weights.dtype] / torch.finfo(weights.dtype).eps
     size = weights.detach().expand(-1, len(inputs.greatest_square)) @ inputs.greatest_square
     return (size > limit).nonzero().squeeze(-1) if len(size) and float(size.max()) > limit else None
@@ -92,26 +95,28 @@ def _pairwise_square(x1: Tensor, x2: Tensor) -> Tensor:
 class _ScaledRBF(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weights: Tensor, log_scale: Tensor, inputs: Inputs) -> Tensor:
-        covariance = _scaled_rbf(weights, log_scale, inputs)
-        ctx.save_for_backward(covariance, weights)
+        ctx.imprecise = imprecise_rows(weights, inputs)
+        covariance = scaled_rbf_value(weights, log_scale, inputs, ctx.imprecise)
+        ctx.save_for_backward(covariance)
         ctx.inputs = inputs
         return covariance
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-        covariance, weights = ctx.saved_tensors
-        return *scaled_rbf_slopes(gradient, covariance, weights, ctx.inputs), None
+        (covariance,) = ctx.saved_tensors
+        return *scaled_rbf_slopes(gradient, covariance, ctx.inputs, ctx.imprecise), None
 
 
 def scaled_rbf(weights: Tensor, log_scale: Tensor, inputs: Inputs) -> Tensor:
     """exp(log_scale - 0.5 sum_d w_d (x1_d - x2_d)^2) ``(C, N1, N2)``, differentiable once; weights ``(C, 1)`` or ``(C, D)``."""
     if not torch.is_grad_enabled():
-        return _scaled_rbf(weights, log_scale, inputs)
+        return scaled_rbf_value(weights, log_scale, inputs, imprecise_rows(weights, inputs))
     return _ScaledRBF.apply(weights, log_scale, inputs)
 
 
-def _scaled_rbf(weights: Tensor, log_scale: Tensor, inputs: Inputs) -> Tensor:
+def scaled_rbf_value(weights: Tensor, log_scale: Tensor, inputs: Inputs, imprecise: Tensor | None) -> Tensor:
+    """:func:`scaled_rbf` without a graph, :func:`imprecise_rows` being at hand."""
     if inputs.squared_distance is not None:  # three passes over memory
         exponent = (inputs.squared_distance * (-0.5 * weights).unsqueeze(-1)).add_(log_scale[:, None, None])
     elif inputs.squared_differences is not None:
@@ -127,13 +132,12 @@ def _scaled_rbf(weights: Tensor, log_scale: Tensor, inputs: Inputs) -> Tensor:
         else:
             scaled = (x2 * weights[:, None, :]).mT
             exponent = torch.baddbmm(column[:, None, :], x1.expand(chains, -1, -1), scaled).add_(row[:, :, None])
-        imprecise = _imprecise_rows(weights, inputs)
         if imprecise is not None:
             exponent[imprecise] = log_scale[imprecise, None, None] - 0.5 * _precise_square(weights[imprecise], inputs)
     return exponent.clamp_min_(_LOWEST_EXPONENT[exponent.dtype]).exp_()
 
 
-def scaled_rbf_slopes(gradient: Tensor, covariance: Tensor, weights: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
+def scaled_rbf_slopes(gradient: Tensor, covariance: Tensor, inputs: Inputs, imprecise: Tensor | None) -> tuple[Tensor, Tensor]:
     """Derivatives of sum(gradient * K) in the weights and the log of the scale, given K: two passes, or one matrix product."""
     product = gradient * covariance
     if inputs.squared_distance is not None:
@@ -149,7 +153,6 @@ def scaled_rbf_slopes(gradient: Tensor, covariance: Tensor, weights: Tensor, inp
     else:
         cross = (torch.bmm(product.mT, inputs.x1.expand(chains, -1, -1)) * inputs.x2).sum(1)
     slopes = cross.addmm_(row, inputs.minus_half_square1).addmm_(column, inputs.minus_half_square2)
-    imprecise = _imprecise_rows(weights, inputs)
     if imprecise is not None:
         pairs = zip(inputs.x1.unbind(-1), inputs.x2.unbind(-1), strict=True)
         parts = [(product[imprecise] * (left[:, None] - right[None, :]).square()).sum((1, 2)) for left, right in pairs]
@@ -168,7 +171,7 @@ def scaled_square(inputs: Inputs, lengthscale: Tensor) -> Tensor:
     if inputs.is_prefix:
         square = square * (1 - torch.eye(*square.shape[-2:], dtype=square.dtype, device=square.device))
     weights = lengthscale.reciprocal().square().squeeze(1)
-    imprecise = _imprecise_rows(weights, inputs)
+    imprecise = imprecise_rows(weights, inputs)
     if imprecise is not None:
         square = square.index_copy(0, imprecise, _precise_square(weights[imprecise], inputs))
     return square.clamp_min(0.0)

@@ -103,8 +103,9 @@ class SparseGP(GPModel):
         covariance = self.covariance
         if dtype != x.dtype:
             covariance = covariance_function(copy.deepcopy(self.kernel).to(dtype), x.to(dtype))
-        outer = covariance.bind(x.to(dtype), z.to(dtype))
-        return inner, jitter, self.covariance.bind(z, torch.cat([z, x])), DataBindings(inner, jitter, outer, dtype)
+        both = torch.cat([z, x])
+        joint = covariance.bind(both.to(dtype), z.to(dtype))
+        return inner, jitter, self.covariance.bind(z, both), DataBindings(inner, jitter, joint, dtype)
 
     @property
     def latent_inputs(self) -> Tensor:

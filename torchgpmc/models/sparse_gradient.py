@@ -12,18 +12,24 @@ go, and the (C, N, M) covariances are never held at once.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from torchgpmc.adapter.covariance import ClosedForm, Covariance, CovarianceFunction
+from torchgpmc.density import WORTH_A_THREAD
 from torchgpmc.likelihoods.slopes import ExpectedSlopes, slopes_function
-from torchgpmc.linalg import cholesky, factor_adjoint
+from torchgpmc.linalg import cholesky_in_place, factor_adjoint
 from torchgpmc.models.base import GPModel, likelihood_parameters
 from torchgpmc.models.reverse import Part, by_autograd, covariance_part, mean_part
 from torchgpmc.models.targets import Targets
 from torchgpmc.special import log_standard_normal
+from torchgpmc.threads import num_cores, side_by_side
+
+Result = TypeVar("Result")
 
 
 class DataBindings(NamedTuple):
@@ -31,7 +37,7 @@ class DataBindings(NamedTuple):
 
     inner: Covariance  # K(Z, Z)
     jitter: Tensor  # (M, M)
-    outer: Covariance  # K(X, Z), in the precision of products with the data
+    joint: Covariance  # K([Z; X], Z), in the precision of products with the data
     dtype: torch.dtype  # that precision
 
 
@@ -41,10 +47,20 @@ class _Chunk(NamedTuple):
     rows: slice
     covariance: Part  # with u, (C, n, M)
     prior_variance: Part  # (C, n), or (C, 1)
-    prior_mean: Part  # (C, n)
+    prior_mean: Part | None  # (C, n); None for zero
     projection: Tensor  # (C, n, M), the rows a
     variance: Tensor  # (C, n)
     is_floored: Tensor  # (C, n), where the variance would be less than its rounding error
+
+
+class _Sums(NamedTuple):
+    """What a gradient needs of the data, summed over some of them."""
+
+    value: Tensor  # (C,), E log p(y | f)
+    v: Tensor  # (C, K, M), its slope
+    slopes: dict[str, dict[str, Tensor]]  # its slopes in hyperparameters by module
+    adjoint: Tensor  # sum_n a-bar_n a_n', (C, M, M)
+    outer: Tensor | None  # the slope in K(X, Z), (C, N, M), where K([Z; X], Z) is one evaluation
 
 
 class _Expected(NamedTuple):
@@ -84,6 +100,12 @@ def _add(total: dict[str, Tensor], part: dict[str, Tensor]) -> None:
         total[name] = total[name] + slope if name in total else slope
 
 
+def _added(total: _Sums, part: _Sums) -> _Sums:
+    for module, slopes in part.slopes.items():
+        _add(total.slopes[module], slopes)
+    return _Sums(total.value + part.value, total.v + part.v, total.slopes, total.adjoint + part.adjoint, None)
+
+
 class SparseDensity:
     """The joint log density of [theta, v] at C positions, one chunk of data after another; everything without a graph.
 
@@ -120,40 +142,69 @@ class SparseDensity:
         self.at = layout.evaluate(theta)
         self.values: dict[str, Any] = self.at.hyperparameters.by_module
         self.data_values = {name: value.to(bound.dtype) for name, value in self.values["kernel"].items()}
-        self.inner = covariance_part(bound.inner, self.values["kernel"], self.sampled["kernel"])
-        self.factor, self.ok = cholesky((self.inner.value + bound.jitter).expand(len(theta), -1, -1))
+        self.num_inducing = len(bound.jitter)
+        # With all the data in one chunk one evaluation gives K(Z, Z) too: at small sizes the calls cost what the arithmetic does.
+        self.as_one = len(self.all_rows) == 1 and bound.dtype == theta.dtype
+        self.covariance = covariance_part(
+            bound.joint if self.as_one else bound.inner, self.values["kernel"], self.sampled["kernel"]
+        )
+        inner = self.covariance.value[:, : self.num_inducing].expand(len(theta), -1, -1)
+        self.factor, self.ok = cholesky_in_place(inner + bound.jitter)
         self.data_factor = self.factor.to(bound.dtype)
 
     def value(self) -> Tensor:
         """``(C,)``, NaN where K(Z, Z) does not factorise."""
         value = self._log_prior()
-        for rows in self.all_rows:
-            value = value + self._expectation(self._chunk(rows))
-        return torch.where(self.ok, value, torch.nan)
+        for part in self._over_data(lambda rows: self._expectation(self._chunk(rows))):
+            value = value + part
+        return value.masked_fill(~self.ok, torch.nan)
 
     def value_and_grad(self) -> tuple[Tensor, Tensor]:
         """:meth:`value`, and the gradient ``(C, P + V)``."""
-        value = self._log_prior()
-        v_slope, adjoint = -self.v if self.with_prior else torch.zeros_like(self.v), torch.zeros_like(self.factor)
-        slopes: dict[str, dict[str, Tensor]] = {module: {} for module in self.values}
-        for rows in self.all_rows:
-            chunk = self._chunk(rows)
-            part = self._expected(chunk)
-            value, v_slope = value + part.value, v_slope + part.v
-            _add(slopes["likelihood"], part.parameters)
-            if self.sampled["mean"]:
-                _add(slopes["mean"], chunk.prior_mean.slopes(part.mean.sum(-1)))
-            if self.sampled["kernel"]:
-                a_slope = self._a_slope(chunk, part)
-                adjoint += a_slope.mT @ chunk.projection
-                outer = torch.linalg.solve_triangular(self.data_factor.mT, a_slope.mT, upper=True).mT
-                _add(slopes["kernel"], chunk.covariance.slopes(outer))
-                _add(slopes["kernel"], chunk.prior_variance.slopes(part.variance))
+        sums = functools.reduce(_added, self._over_data(self._sums))
+        value = self._log_prior() + sums.value
         if self.sampled["kernel"]:
-            _add(slopes["kernel"], self.inner.slopes(factor_adjoint(self.factor, adjoint.neg_())))
-        prior_slope = self.at.log_prior_slope if self.with_prior else torch.zeros_like(self.at.log_prior_slope)
-        theta_slope = torch.addcmul(prior_slope, self.at.derivative, self.model.layout.gather(slopes, self.theta))
-        return torch.where(self.ok, value, torch.nan), torch.cat([theta_slope, v_slope.flatten(1)], -1)
+            slope = factor_adjoint(self.factor, sums.adjoint.neg_())
+            whole = slope if sums.outer is None else torch.cat([slope, sums.outer], 1)
+            _add(sums.slopes["kernel"], self.covariance.slopes(whole))
+        by_columns = self.model.layout.gather(sums.slopes, self.theta)
+        if not self.with_prior:
+            return value.masked_fill(~self.ok, torch.nan), torch.cat([self.at.derivative * by_columns, sums.v.flatten(1)], -1)
+        theta_slope = torch.addcmul(self.at.log_prior_slope, self.at.derivative, by_columns)
+        return value.masked_fill(~self.ok, torch.nan), torch.cat([theta_slope, (sums.v - self.v).flatten(1)], -1)
+
+    def _over_data(self, function: Callable[[slice], Result]) -> Iterator[Result]:
+        """Of each chunk in turn; as many side by side as there are cores, where a chunk is worth a thread."""
+        x, chains = self.model.train_x, len(self.theta)
+        longest = self.all_rows[0].stop
+        work = 4.0 * chains * longest * self.num_inducing * (self.num_inducing + x.shape[-1])
+        at_once = num_cores() if work > WORTH_A_THREAD else 1
+        for start in range(0, len(self.all_rows), at_once):
+            yield from side_by_side(function, self.all_rows[start : start + at_once], x.device)
+
+    def _sums(self, rows: slice) -> _Sums:
+        chunk = self._chunk(rows)
+        part = self._expected(chunk)
+        slopes: dict[str, dict[str, Tensor]] = {"likelihood": part.parameters, "mean": {}, "kernel": {}}
+        if chunk.prior_mean is not None and self.sampled["mean"]:
+            slopes["mean"] = chunk.prior_mean.slopes(part.mean.sum(-1))
+        if not self.sampled["kernel"]:
+            return _Sums(part.value, part.v, slopes, torch.zeros_like(self.factor), None)
+        a_slope = self._a_slope(chunk, part)
+        adjoint = (a_slope.mT @ chunk.projection).to(self.factor.dtype)
+        outer = torch.linalg.solve_triangular(self.data_factor.mT, a_slope.mT, upper=True).mT
+        _add(slopes["kernel"], chunk.prior_variance.slopes(part.variance))
+        if not self.as_one:
+            _add(slopes["kernel"], chunk.covariance.slopes(outer))
+        return _Sums(part.value, part.v, slopes, adjoint, outer if self.as_one else None)
+
+    def _covariance(self, rows: slice) -> Part:
+        first = self.num_inducing
+        if self.as_one:
+            return self.covariance._replace(value=self.covariance.value[:, first:])
+        return covariance_part(
+            self.bound.joint.rows(slice(first + rows.start, first + rows.stop)), self.data_values, self.sampled["kernel"]
+        )
 
     def _log_prior(self) -> Tensor:
         return (
@@ -162,9 +213,10 @@ class SparseDensity:
 
     def _chunk(self, rows: slice) -> _Chunk:
         model, count, x = self.model, len(self.theta), self.model.train_x[rows]
-        outer = self.bound.outer if len(self.all_rows) == 1 else self.bound.outer.rows(rows)
-        covariance = covariance_part(outer, self.data_values, self.sampled["kernel"])
-        mean = mean_part(model.mean_function, self.values["mean"], self.sampled["mean"], x, count)
+        covariance = self._covariance(rows)
+        mean = None
+        if not model.mean_function.is_zero:
+            mean = mean_part(model.mean_function, self.values["mean"], self.sampled["mean"], x, count)
         variance = _variance_part(model.covariance, self.values["kernel"], self.sampled["kernel"], x)
         right = covariance.value.expand(count, -1, -1).mT
         projection = torch.linalg.solve_triangular(self.data_factor, right, upper=False).mT
@@ -175,7 +227,7 @@ class SparseDensity:
     def _moments(self, chunk: _Chunk) -> tuple[Tensor, Tensor, Tensor]:
         """Mean and variance of f as likelihoods have them, and the targets."""
         mean = (self.v.to(chunk.projection.dtype) @ chunk.projection.mT).to(self.v.dtype)
-        if not self.model.mean_function.is_zero:
+        if chunk.prior_mean is not None:
             mean = mean + chunk.prior_mean.value.unsqueeze(1)
         values, rows = self.targets.values, chunk.rows
         y = values[:, rows] if self.targets.one_a_chain else values[rows]
@@ -210,5 +262,5 @@ class SparseDensity:
     def _a_slope(self, chunk: _Chunk, part: _Expected) -> Tensor:
         """The slope in the rows a, ``(C, n, M)``."""
         dtype = chunk.projection.dtype
-        slope = chunk.projection * (-2 * part.variance).to(dtype).unsqueeze(-1)
-        return slope.baddbmm_(part.mean.to(dtype), self.v.to(dtype))
+        slope = chunk.projection * part.variance.to(dtype).unsqueeze(-1)
+        return slope.baddbmm_(part.mean.to(dtype), self.v.to(dtype), beta=-2)

@@ -34,7 +34,7 @@ class Interval(NamedTuple):
         if math.isinf(self.lower) and math.isinf(self.upper):
             return unconstrained
         if math.isinf(self.upper):
-            return self.lower + torch.exp(unconstrained)
+            return unconstrained.exp() + self.lower if self.lower else unconstrained.exp()
         if math.isinf(self.lower):
             return self.upper - torch.exp(unconstrained)
         return self.lower + (self.upper - self.lower) * torch.sigmoid(unconstrained)

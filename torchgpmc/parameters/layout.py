@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torchgpmc.adapter.functional import constraint_of, parameters_with_owners, public_name
 from torchgpmc.parameters.bijections import Interval
 from torchgpmc.parameters.missing_priors import Missing, missing_priors_message
-from torchgpmc.parameters.priors import RestrictedPrior, support_of
+from torchgpmc.parameters.priors import JointPrior, RestrictedPrior, joint_prior, support_of
 
 
 class Hyperparameters(NamedTuple):
@@ -56,6 +57,15 @@ class FixedEntry(NamedTuple):
         raw = getattr(self.owner, self.leaf).detach()
         constraint = constraint_of(self.owner, self.leaf)
         return raw if constraint is None else constraint.transform(raw)
+
+
+class _Block(NamedTuple):
+    """Entries that follow one another in the same interval and with the same form of prior: evaluated as one."""
+
+    entries: list[Entry]
+    interval: Interval
+    prior: RestrictedPrior | JointPrior
+    size: int
 
 
 class Layout:
@@ -137,16 +147,36 @@ class Layout:
         """:meth:`raw_values_and_log_prior` with derivatives and without a graph."""
         total = theta.new_zeros(len(theta))
         values, slopes, derivatives = [], [], []
-        for entry, unconstrained in self._parts(theta):
-            value = entry.interval.constrain(unconstrained)
-            derivative, jacobian_slope = entry.interval.slopes(unconstrained, value)
-            shaped = value.view(-1, *entry.shape)
-            log_prob, slope = entry.prior.log_prob_and_slope(shaped)
-            total = total + log_prob + entry.interval.log_jacobian(unconstrained).sum(-1)
-            values.append(shaped)
-            slopes.append(torch.addcmul(jacobian_slope, slope.view_as(value), derivative))
+        for block, unconstrained in zip(self._blocks, theta.split([block.size for block in self._blocks], -1), strict=True):
+            value = block.interval.constrain(unconstrained)
+            derivative, jacobian_slope = block.interval.slopes(unconstrained, value)
+            log_prob, slope = block.prior.log_prob_and_slope(value)
+            total = total + log_prob + block.interval.log_jacobian(unconstrained).sum(-1)
+            parts = value.split([math.prod(entry.shape) for entry in block.entries], -1)
+            values += [part.view(-1, *entry.shape) for entry, part in zip(block.entries, parts, strict=True)]
+            slopes.append(torch.addcmul(jacobian_slope, slope, derivative))
             derivatives.append(derivative)
         return Evaluated(self._by_module(theta, values), total, _joined(slopes, theta), _joined(derivatives, theta))
+
+    @cached_property
+    def _blocks(self) -> list[_Block]:
+        """Most of the time that a few numbers take is that of the calls."""
+
+        def kind(entry: Entry) -> tuple[Any, ...]:
+            form = entry.prior.closed_form
+            return entry.interval, entry.name if form is None else form.function
+
+        groups = [list(group) for _, group in itertools.groupby(self.entries, kind)]
+        like = torch.zeros(0, dtype=self.dtype, device=self.device)
+        return [
+            _Block(
+                group,
+                group[0].interval,
+                group[0].prior if group[0].prior.closed_form is None else joint_prior([entry.prior for entry in group], like),
+                sum(math.prod(entry.shape) for entry in group),
+            )
+            for group in groups
+        ]
 
     def gather(self, by_module: dict[str, dict[str, Tensor]], theta: Tensor) -> Tensor:
         """Per-parameter tensors ``(C, *shape)`` of the sampled parameters as columns of theta; zeros where one is missing."""
@@ -229,7 +259,7 @@ class Layout:
 
 
 def _joined(columns: list[Tensor], theta: Tensor) -> Tensor:
-    return torch.cat(columns, -1) if columns else theta.new_zeros(len(theta), 0)
+    return torch.cat(columns, -1) if len(columns) > 1 else columns[0] if columns else theta.new_zeros(len(theta), 0)
 
 
 def _constrain(entry: Entry, unconstrained: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from gpytorch.priors import GammaPrior, HalfCauchyPrior, HalfNormalPrior, LogNormalPrior, NormalPrior, Prior
@@ -17,45 +18,59 @@ from torchgpmc.random import with_forked_global_generator
 
 _MAX_REJECTIONS = 1000
 
-# Elementwise log density up to a constant, and its derivative.
-Slopes = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+class ClosedForm(NamedTuple):
+    """An elementwise log density up to a constant, with its derivative, and the numbers in it of one prior or of several."""
+
+    function: Callable[..., tuple[Tensor, Tensor]]  # of x and the numbers
+    numbers: tuple[float | Tensor, ...]
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.function(x, *self.numbers)
 
 
-def _closed_slopes(prior: Prior) -> Slopes | None:
+def _gamma(x: Tensor, power: Any, rate: Any) -> tuple[Tensor, Tensor]:
+    return power * x.log() - rate * x, power / x - rate
+
+
+def _shifted_gamma(x: Tensor, power: Any, rate: Any, shift: Any) -> tuple[Tensor, Tensor]:
+    return _gamma(x - shift, power, rate)
+
+
+def _log_normal(x: Tensor, location: Any, precision: Any) -> tuple[Tensor, Tensor]:
+    log = x.log()
+    gap = log - location
+    pull = precision * gap
+    return -0.5 * pull * gap - log, -(pull + 1) / x
+
+
+def _half_cauchy(x: Tensor, square_scale: Any) -> tuple[Tensor, Tensor]:
+    square = x.square()
+    return -torch.log1p(square / square_scale), -2 * x / (square_scale + square)
+
+
+def _normal(x: Tensor, mean: Any, precision: Any) -> tuple[Tensor, Tensor]:
+    gap = x - mean
+    pull = precision * gap
+    return -0.5 * pull * gap, -pull
+
+
+def _closed_form(prior: Prior) -> ClosedForm | None:
     """Of the priors used most, when their parameters are single numbers; ``None`` for others."""
     numbers = [parameter for parameter in (*prior.buffers(), *prior.parameters())]
     if getattr(prior, "_transform", None) is not None or any(number.numel() != 1 for number in numbers):
         return None
-    if type(prior) in (GammaPrior, ShiftedGammaPrior):
-        power, rate = float(prior.concentration) - 1, float(prior.rate)
-        shift = prior.shift if type(prior) is ShiftedGammaPrior else 0.0
-
-        def of_excess(x: Tensor) -> tuple[Tensor, Tensor]:
-            excess = x - shift
-            return power * excess.log() - rate * excess, power / excess - rate
-
-        return of_excess
+    if type(prior) is GammaPrior:
+        return ClosedForm(_gamma, (float(prior.concentration) - 1, float(prior.rate)))
+    if type(prior) is ShiftedGammaPrior:
+        return ClosedForm(_shifted_gamma, (float(prior.concentration) - 1, float(prior.rate), prior.shift))
     if type(prior) is LogNormalPrior:
-        location, precision = float(prior.loc), float(prior.scale) ** -2
-
-        def of_log(x: Tensor) -> tuple[Tensor, Tensor]:
-            log = x.log()
-            pull = precision * (log - location)
-            return -0.5 * pull * (log - location) - log, -(pull + 1) / x
-
-        return of_log
+        return ClosedForm(_log_normal, (float(prior.loc), float(prior.scale) ** -2))
     if type(prior) is HalfCauchyPrior:
-        square_scale = float(prior.scale) ** 2
-        return lambda x: (-torch.log1p(x.square() / square_scale), -2 * x / (square_scale + x.square()))
+        return ClosedForm(_half_cauchy, (float(prior.scale) ** 2,))
     if type(prior) in (NormalPrior, HalfNormalPrior):
         mean = float(prior.loc) if type(prior) is NormalPrior else 0.0
-        precision = float(prior.scale) ** -2
-
-        def of_gap(x: Tensor) -> tuple[Tensor, Tensor]:
-            pull = precision * (x - mean)
-            return -0.5 * pull * (x - mean), -pull
-
-        return of_gap
+        return ClosedForm(_normal, (mean, float(prior.scale) ** -2))
     return None
 
 
@@ -99,34 +114,31 @@ class RestrictedPrior:
         log_mass = self._restricted_log_mass(support_of(prior))
         self.is_normalised = log_mass is not None
         self._log_mass = torch.zeros_like(self._like) if log_mass is None else log_mass
-        self._closed = _closed_slopes(self.prior)
-        self._closed_constant = self._constant_of(self._closed)
+        self.closed_form = _closed_form(self.prior)
+        self.closed_constant = self._constant_of(self.closed_form)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density of C values ``(C, *shape)``, summed over the elements of each: ``(C,)``."""
         return self._unnormalised(value) - self._log_mass
 
     def log_prob_and_slope(self, value: Tensor) -> tuple[Tensor, Tensor]:
-        """:meth:`log_prob` ``(C,)`` and its derivative ``(C, *shape)``, without a graph."""
-        if self._closed is not None:
-            log_prob, slope = self._closed(value)
-            return log_prob.flatten(1).sum(1) + self._closed_constant if self.shape else log_prob + self._closed_constant, slope
+        """:meth:`log_prob` ``(C,)`` and its derivative, without a graph; the elements of each value lie in a row, ``(C, size)``."""
         with torch.enable_grad():
             leaf = value.detach().requires_grad_(True)
-            log_prob = self.log_prob(leaf)
+            log_prob = self.log_prob(leaf.view(-1, *self.shape))
             if not log_prob.requires_grad:
                 return log_prob, torch.zeros_like(value)
             (slope,) = torch.autograd.grad(log_prob.sum(), leaf)
         return log_prob.detach(), slope
 
-    def _constant_of(self, closed: Slopes | None) -> float:
+    def _constant_of(self, closed: ClosedForm | None) -> float:
         """What :meth:`log_prob` has beyond the closed form; forgets a closed form that does not fit."""
         if closed is None:
             return 0.0
         value = self._test_values()
         gap = self.log_prob(value) - closed(value)[0].reshape(len(value), -1).sum(1)
         if not bool((gap - gap.mean()).abs().max() < 1e-4 * (1 + gap.mean().abs())):
-            self._closed = None
+            self.closed_form = None
         return float(gap.mean())
 
     def _unnormalised(self, value: Tensor) -> Tensor:
@@ -220,3 +232,27 @@ class RestrictedPrior:
         """
         draws = with_forked_global_generator(lambda: self._unrestricted_draws(num_draws), generator)
         return float(self.interval.contains(draws).reshape(num_draws, -1).all(-1).double().mean())
+
+
+class JointPrior(NamedTuple):
+    """Independent priors of one closed form, whose values lie side by side."""
+
+    form: ClosedForm
+    constant: float
+
+    def log_prob_and_slope(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Of values ``(C, size)``: ``(C,)`` and ``(C, size)``."""
+        log_prob, slope = self.form(value)
+        return log_prob.sum(1) + self.constant, slope
+
+
+def joint_prior(priors: Sequence[RestrictedPrior], like: Tensor) -> JointPrior:
+    """One evaluation for several priors of the same closed form, one after another; each number is a row if they differ in it."""
+    sizes = torch.tensor([math.prod(prior.shape) for prior in priors])
+    forms = [prior.closed_form for prior in priors if prior.closed_form is not None]
+    columns = zip(*(form.numbers for form in forms), strict=True)
+    rows = (
+        column[0] if len(set(column)) == 1 else torch.as_tensor(column).to(like).repeat_interleave(sizes.to(like.device))
+        for column in columns
+    )
+    return JointPrior(ClosedForm(forms[0].function, tuple(rows)), sum(prior.closed_constant for prior in priors))
