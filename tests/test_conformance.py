@@ -32,6 +32,7 @@ from torchgpmc.trees import pack
 METHODS = {
     "NUTS": tg.NUTS(max_tree_depth=4),
     "HMC": tg.HMC(num_steps=3),
+    "ChEES": tg.ChEES(max_steps=4),
     "AdaptiveMH": tg.AdaptiveMH(),
     "Slice": tg.Slice(),
     "EllipticalSlice": tg.EllipticalSlice(),

@@ -13,6 +13,7 @@ ENGINES = {
     "whitening": (tg.NUTS(whitening=tg.Laplace(), max_tree_depth=3), CHAINS),
     "marginal": (tg.NUTS(marginal=tg.EP(), importance_weights=2, max_tree_depth=2), CHAINS),
     "HMC": (tg.HMC(num_steps=2), CHAINS),
+    "ChEES": (tg.ChEES(max_steps=4), CHAINS),
     "AdaptiveMH": (tg.AdaptiveMH(), CHAINS),
     "Slice": (tg.Slice(), CHAINS),
     "PseudoMarginal": (tg.PseudoMarginal(independent_share=0.5, latent_steps=1), CHAINS),

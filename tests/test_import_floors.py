@@ -20,8 +20,9 @@ FLOORS = [
     {"evidence", "fitting"},
     {"runs"},
     {"methods"},
-    {"recommend"},
+    {"recommend", "tuning"},
     {"loop", "plots"},
+    {"density_sampling"},
     {"integrations"},
     {"__init__"},
 ]

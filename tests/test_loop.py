@@ -25,6 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarnin
 OPTIONS = {"num_samples": 12, "warmup_steps": 25, "num_chains": 3, "seed": 4, "progress": False}
 METHODS = [tg.NUTS(max_tree_depth=4), tg.HMC(num_steps=3), tg.HMC(num_steps=2, whitening=tg.Laplace())]
 METHODS += [
+    tg.ChEES(max_steps=4),
     tg.AdaptiveMH(),
     tg.Slice(),
     tg.PseudoMarginal(num_importance=4),
@@ -140,7 +141,9 @@ def test_a_run_that_died_resumes_to_the_same_bits(method, calls, tmp_path, monke
     assert same(plain, tg.sample(model, method, **OPTIONS, checkpoint=checkpoint))
 
 
-@pytest.mark.parametrize("method", each(method for method in METHODS if isinstance(method, tg.PseudoMarginal | tg.Slice)))
+@pytest.mark.parametrize(
+    "method", each([*(method for method in METHODS if isinstance(method, tg.PseudoMarginal | tg.ChEES)), tg.Slice()])
+)
 @pytest.mark.parametrize("advances", [9, 20, 23, 29])  # while tuned, at the hand-over, in the rest of warm-up, in the draws
 def test_runs_in_phases_resume_to_the_same_bits(method, advances, tmp_path, monkeypatch):
     options = {**OPTIONS, "num_samples": 6}

@@ -3,6 +3,7 @@
 from torchgpmc import approximations, diagnostics, evidence, likelihoods, orthant, samplers, scores
 from torchgpmc.approximations import EP, Laplace
 from torchgpmc.checks import SamplingWarning
+from torchgpmc.density_sampling import sample_density
 from torchgpmc.fitted import Fitted
 from torchgpmc.fitting import fit
 from torchgpmc.integrations.scikit_learn import GPClassifier, GPRegressor
@@ -15,6 +16,7 @@ from torchgpmc.methods import (
     PCN,
     AdaptiveMH,
     AuxiliaryGradient,
+    ChEES,
     EllipticalSlice,
     OrthantGPC,
     PseudoMarginal,
@@ -37,6 +39,7 @@ from torchgpmc.prediction import Prediction
 from torchgpmc.recommend import explain, recommend
 from torchgpmc.samplers import MassMatrix
 from torchgpmc.storage.checkpoint import Checkpoint
+from torchgpmc.tuning import tune_hmc
 from torchgpmc.versions import show_versions
 
 __version__ = "0.1.0"
@@ -52,6 +55,7 @@ __all__ = [
     "PCN",
     "AdaptiveMH",
     "AuxiliaryGradient",
+    "ChEES",
     "Checkpoint",
     "ConditionedGP",
     "EllipticalSlice",
@@ -82,7 +86,9 @@ __all__ = [
     "orthant",
     "recommend",
     "sample",
+    "sample_density",
     "samplers",
     "scores",
     "show_versions",
+    "tune_hmc",
 ]

@@ -1,9 +1,10 @@
-"""The estimators of arviz-stats that we use; on Python 3.10, which it no longer serves, those of ArviZ."""
+"""The estimators of arviz-stats that we use, and its container; on Python 3.10, which it no longer serves, those of ArviZ."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -47,3 +48,12 @@ else:
         """Pareto-smoothed log weights, which sum to one, and k-hat."""
         smoothed, khat = arviz.psislw(log_weights)
         return smoothed, float(khat)
+
+
+def as_datatree(groups: Mapping[str, Mapping[str, Any]]) -> Any:
+    """An ArviZ ``DataTree`` of arrays ``(C, S, ...)``, by group and name; needs the extra ``arviz``."""
+    try:
+        from arviz_base import from_dict
+    except ImportError as error:
+        raise ImportError("to_arviz needs arviz-base. Install it with: pip install 'torchgpmc[arviz]'") from error
+    return from_dict(groups)

@@ -109,6 +109,11 @@ class AutogradDensity:
         position = position.detach().requires_grad_(True)
         with torch.enable_grad():
             value = self.function(position)
+            if not value.requires_grad:
+                raise ValueError(
+                    "the log density has no gradient: it does not come from its position by torch operations that autograd can "
+                    "follow. Expected a function built of those, or a method without gradients, for instance torchgpmc.Slice()."
+                )
             (gradient,) = torch.autograd.grad(value.sum(), position)
         return mask_failures(value.detach(), gradient)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from torchgpmc.random import make_generator
 from torchgpmc.recommend import recommend
 from torchgpmc.runs.base import Method, Run, Settings, chain_settings
 from torchgpmc.storage.checkpoint import Checkpoint, CheckpointFile
-from torchgpmc.storage.draws import DrawStore
+from torchgpmc.storage.draws import Draws, DrawStore
 from torchgpmc.storage.fingerprint import Fingerprint, model_fingerprint
 from torchgpmc.threads import num_cores, one_torch_thread
 from torchgpmc.trees import unpack
@@ -87,18 +88,12 @@ def sample(
         )
     with one_torch_thread():
         model.refresh()
-        settings = _check_settings(model, num_samples, warmup_steps, num_chains, chain_chunk)
-        if seed is None:
-            seed = secrets.randbits(62)
-        check_count("seed", seed, 0)
+        settings = check_settings(num_samples, warmup_steps, num_chains, chain_chunk)
+        _check_one_data_set_a_chain(model, settings)
+        order = Order(method, settings, checked_seed(seed), model.train_x.device, checkpoint, progress)
         run = method.prepare(model, settings)
-        file = _checkpoint_file(checkpoint, model, method, settings, seed)
-        loop = _Loop(run, model, make_generator(seed, model.train_x.device), file)
-        info = loop.run({**_description(method, settings, seed), "target": run.label, "threads": num_cores()}, progress)
-        draw, stats = loop.store.joined()
-        draws = run.finish(loop.state, draw)
-        stats = {name: value[:, : draws.theta.shape[1]] for name, value in stats.items()}
-        posterior = Posterior(model, draws, stats, {**info, **draws.info})
+        widths = model.layout.size, model.latent_size
+        posterior = Posterior(model, *order.carry_out(run, widths, lambda: model_fingerprint(model)))
         found = posterior.complaints()
     for complaint in found:
         warn(complaint)
@@ -110,9 +105,8 @@ def _default_method(model: GPModel, chains_wanted: bool) -> Method:
     return NUTS() if isinstance(method, AMIS) and (chains_wanted or model.targets.one_a_chain) else method
 
 
-def _check_settings(
-    model: GPModel, num_samples: int, warmup_steps: int | None, num_chains: int | None, chain_chunk: int | None
-) -> Settings:
+def check_settings(num_samples: int, warmup_steps: int | None, num_chains: int | None, chain_chunk: int | None) -> Settings:
+    """Raises a ``ValueError`` for a number out of range."""
     check_count("num_samples", num_samples)
     if warmup_steps is not None:
         check_count("warmup_steps", warmup_steps, 0)
@@ -120,41 +114,72 @@ def _check_settings(
         check_count("num_chains", num_chains)
     if chain_chunk is not None:
         check_count("chain_chunk", chain_chunk)
-    settings = Settings(num_samples, warmup_steps, num_chains, chain_chunk)
+    return Settings(num_samples, warmup_steps, num_chains, chain_chunk)
+
+
+def checked_seed(seed: int | None) -> int:
+    """The seed, drawn where the user gave none."""
+    if seed is None:
+        seed = secrets.randbits(62)
+    check_count("seed", seed, 0)
+    return seed
+
+
+def _check_one_data_set_a_chain(model: GPModel, settings: Settings) -> None:
     if model.targets.one_a_chain and model.targets.num_data_sets != chain_settings(settings)[1]:
         raise ValueError(
-            f"the model has targets for {model.targets.num_data_sets} chains and num_chains is {num_chains}. "
+            f"the model has targets for {model.targets.num_data_sets} chains and num_chains is {settings.num_chains}. "
             f"Expected num_chains={model.targets.num_data_sets}: one data set a chain."
         )
-    return settings
 
 
-def _description(method: Method, settings: Settings, seed: int) -> dict[str, Any]:
-    return {"method": repr(method), "num_samples": settings.num_samples, "seed": seed, "torch": str(torch.__version__)}
+class Order(NamedTuple):
+    """What was asked for, beside what is sampled."""
 
+    method: Any
+    settings: Settings
+    seed: int
+    device: torch.device
+    checkpoint: str | os.PathLike[str] | Checkpoint | None
+    progress: bool
 
-def _checkpoint_file(
-    checkpoint: str | os.PathLike[str] | Checkpoint | None,
-    model: GPModel,
-    method: Method,
-    settings: Settings,
-    seed: int,
-) -> CheckpointFile | None:
-    if checkpoint is None:
-        return None
-    checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
-    check_count("checkpoint.every", checkpoint.every)
-    identity: Fingerprint = {key: str(value) for key, value in _description(method, settings, seed).items()}
-    identity |= {key: str(value) for key, value in settings._asdict().items()}
-    return CheckpointFile(checkpoint, identity | {"device": str(model.train_x.device)} | model_fingerprint(model), model)
+    def carry_out(
+        self, run: Run, widths: tuple[int, int], identity: Callable[[], Fingerprint]
+    ) -> tuple[Draws, dict[str, Tensor], dict[str, Any]]:
+        """All draws of ``run``, their statistics ``(C, S)``, and what was run.
+
+        Args:
+            run: from its start, or from the checkpoint.
+            widths: numbers of hyperparameters and of latents in a draw.
+            identity: what is sampled, for checkpoints.
+        """
+        loop = _Loop(run, self.device, make_generator(self.seed, self.device), self._file(widths, identity))
+        info = loop.run({**self._description(), "target": run.label, "threads": num_cores()}, self.progress)
+        draw, stats = loop.store.joined()
+        draws = run.finish(loop.state, draw)
+        stats = {name: value[:, : draws.theta.shape[1]] for name, value in stats.items()}
+        return draws, stats, {**info, **draws.info}
+
+    def _description(self) -> dict[str, Any]:
+        number = self.settings.num_samples
+        return {"method": repr(self.method), "num_samples": number, "seed": self.seed, "torch": str(torch.__version__)}
+
+    def _file(self, widths: tuple[int, int], identity: Callable[[], Fingerprint]) -> CheckpointFile | None:
+        if self.checkpoint is None:
+            return None
+        checkpoint = self.checkpoint if isinstance(self.checkpoint, Checkpoint) else Checkpoint(self.checkpoint)
+        check_count("checkpoint.every", checkpoint.every)
+        settings: Fingerprint = {key: str(value) for key, value in self._description().items()}
+        settings |= {key: str(value) for key, value in self.settings._asdict().items()}
+        return CheckpointFile(checkpoint, settings | {"device": str(self.device)} | identity(), widths)
 
 
 class _Loop:
     """Advances a run to its end, or to an interruption; what is kept is in ``store``."""
 
-    def __init__(self, run: Run, model: GPModel, generator: torch.Generator, file: CheckpointFile | None):
+    def __init__(self, run: Run, device: torch.device, generator: torch.Generator, file: CheckpointFile | None):
         self.run_ = run
-        self.device = model.train_x.device
+        self.device = device
         self.generator = generator
         self.file = file
         self.store = DrawStore()

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from torchgpmc.adapter.conversion import as_likelihood
+from torchgpmc.chain_statistics import as_datatree
 from torchgpmc.checks import check_count, warn
 from torchgpmc.diagnostics import Summary, complaints, complaints_about_latents, nested_rhat, summarise
 from torchgpmc.fitted import Fitted
@@ -258,10 +259,6 @@ class Posterior:
         Warns (:class:`SamplingWarning`) where draws are weighted, since ArviZ takes all draws for equal: the weights are among the
         statistics, and ``resampled(n).to_arviz()`` needs none.
         """
-        try:
-            from arviz_base import from_dict
-        except ImportError as error:
-            raise ImportError("to_arviz needs arviz-base. Install it with: pip install 'torchgpmc[arviz]'") from error
         groups: dict[str, dict[str, Any]] = {
             "posterior": {name: value.numpy() for name, value in self.samples.items()},
             "sample_stats": {name: value.numpy() for name, value in self.stats.items()},
@@ -275,7 +272,7 @@ class Posterior:
             groups["sample_stats"]["log_weight"] = self.log_weights.numpy()
         if not self.model.targets.one_a_chain:
             groups["observed_data"] = {"y": self.model.train_y.cpu().numpy()}
-        return from_dict(groups)
+        return as_datatree(groups)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes draws, statistics and settings to one file, atomically; tensors, numbers and strings only."""

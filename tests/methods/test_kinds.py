@@ -14,6 +14,7 @@ CASES = [
         for kind, option in (
             (tg.NUTS, "whitening"),
             (tg.HMC, "whitening"),
+            (tg.ChEES, "whitening"),
             (tg.NUTS, "marginal"),
             (tg.HMC, "marginal"),
             (tg.AdaptiveMH, "marginal"),

@@ -18,6 +18,7 @@ from torchgpmc.samplers import (
     Block,
     Preconditioner,
     auxiliary_gradient,
+    chees,
     elliptical_slice,
     given_the_rest,
     hmc,
@@ -44,6 +45,13 @@ def _nuts(model, density, like):
 def _hmc(model, density, like):
     tuning = preconditioner(model, like)
     return hmc(density, step_size=torch.tensor(0.5).to(like), preconditioner=tuning, num_steps=4, random_length=True)
+
+
+def _chees(model, density, like):
+    """One to four steps, as of :func:`_hmc`."""
+    tuning = preconditioner(model, like)
+    step_size, length = (torch.tensor(number).to(like) for number in (0.5, 2.0))
+    return chees(density, step_size=step_size, preconditioner=tuning, trajectory_length=length)
 
 
 def _metropolis(model, density, like):
@@ -156,6 +164,7 @@ SAMPLERS = {
     "nuts": Row("nuts", _nuts, (tg.NUTS(thinning=6), 150)),
     "nuts, white under sites": Row("nuts", _white_under_sites, (tg.NUTS(thinning=4, whitening=tg.Laplace()), 75)),
     "hmc": Row("hmc", _hmc, (tg.HMC(num_steps=12, thinning=10), 150)),
+    "chees": Row("chees", _chees, (tg.ChEES(max_steps=12, thinning=10), 150)),
     "metropolis": Row("metropolis", _metropolis, (tg.AdaptiveMH(thinning=300), 1000)),
     "slice": Row("slice_sampler", _slice, (tg.Slice(thinning=10), 50)),
     "elliptical slice": Row("elliptical_slice", _latents_alone(elliptical_slice)),

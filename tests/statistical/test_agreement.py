@@ -24,6 +24,7 @@ ENGINES = {
     "slice on [theta, v]": tg.Slice(),
     "NUTS, white under Laplace's sites": tg.NUTS(whitening=tg.Laplace()),
     "HMC, white under EP's sites": tg.HMC(num_steps=6, whitening=tg.EP()),
+    "ChEES": tg.ChEES(),
     "AMIS": tg.AMIS(),
     "white noise out": tg.PseudoMarginal(evidence=tg.evidence.SmoothProbit(num_importance=4)),
     "orthant integrals, pseudo-marginal": tg.PseudoMarginal(evidence=tg.evidence.Orthant(num_points=16)),

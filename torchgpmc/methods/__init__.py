@@ -3,6 +3,7 @@
 from torchgpmc.methods.adaptive_metropolis import AdaptiveMH
 from torchgpmc.methods.amis import AMIS
 from torchgpmc.methods.auxiliary_gradient import AuxiliaryGradient
+from torchgpmc.methods.chees import ChEES
 from torchgpmc.methods.coordinate_slice import Slice
 from torchgpmc.methods.crank_nicolson import PCN
 from torchgpmc.methods.hamiltonian import HMC
@@ -22,6 +23,7 @@ __all__ = [
     "PCN",
     "AdaptiveMH",
     "AuxiliaryGradient",
+    "ChEES",
     "EllipticalSlice",
     "Method",
     "OrthantGPC",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from torchgpmc.approximations import Approximation, Conjugate
 from torchgpmc.approximations.base import check_approximation
@@ -30,11 +30,24 @@ class DensityOptions:
     marginal: Approximation | None = None
     importance_weights: int = 0
     from_mode: bool = False
+    needs_gradients: ClassVar[bool] = False
 
     def prepare(self, model: GPModel, settings: Settings) -> ChainRun:
         """A run on [theta, v], or on theta alone."""
         self.check_options()
         return self.run_on(self._target(model, settings), settings)
+
+    def prepare_density(self, target: ChainTarget, settings: Settings) -> ChainRun:
+        """A run on a density that is no model's.
+
+        Raises:
+            ValueError: an option out of range, or one that has a meaning for models alone.
+        """
+        self.check_options()
+        for option in ("marginal", "whitening", "importance_weights", "from_mode"):
+            if value := getattr(self, option, None):
+                raise ValueError(f"{option} is {value!r}, and a density has no latents to treat so. Expected a method without it.")
+        return self.run_on(target, settings)
 
     def check_options(self) -> None:
         """Raises a ``ValueError`` or ``TypeError`` for options that suit no target."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torchgpmc.approximations import Approximation
 from torchgpmc.approximations.base import check_approximation
@@ -12,6 +13,7 @@ from torchgpmc.models.base import GPModel
 from torchgpmc.runs.base import Settings
 from torchgpmc.runs.chain_targets import ChainTarget, joint_target
 from torchgpmc.runs.sites import posterior_sites
+from torchgpmc.samplers.adaptation import WindowedAdaptation
 from torchgpmc.types import WarmUp
 
 
@@ -23,6 +25,7 @@ class GradientOptions(DensityOptions):
     step_size: float = 0.1
     adapt_step_size: bool = True
     whitening: Approximation | None = None
+    needs_gradients: ClassVar[bool] = True
 
     def check_options(self) -> None:
         super().check_options()
@@ -30,6 +33,9 @@ class GradientOptions(DensityOptions):
         check_positive("step_size", self.step_size)
 
     def _warm_up(self, target: ChainTarget, steps: int) -> WarmUp:
+        return self._windows_on_gradients(target, steps)
+
+    def _windows_on_gradients(self, target: ChainTarget, steps: int) -> WindowedAdaptation:
         return self._windows(
             target,
             steps,

@@ -167,6 +167,16 @@ def estimated_target(
     return ChainTarget(density, model.layout.size, model.layout.size, start, read, _EXACT)
 
 
+def density_target(density: LogDensity, start: Tensor) -> ChainTarget:
+    """Any density of positions, from ``start`` ``(C, D)`` on; the draws are positions alone."""
+
+    def read(state: Any, generator: torch.Generator) -> tuple[Draw, dict[str, Tensor]]:
+        position = state.position[:, None]
+        return Draw(position, position[..., :0]), {"lp": state.log_density}
+
+    return ChainTarget(density, 0, start.shape[1], lambda _: (start, None), read, "the given density")
+
+
 def suited_approximation(model: GPModel, approximation: Approximation) -> Approximation:
     """The exact conditional where the model has one, else the given approximation."""
     return Conjugate() if model.is_conjugate else approximation

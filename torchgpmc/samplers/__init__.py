@@ -1,6 +1,7 @@
 """Markov kernels on C chains at once. They know log densities, not Gaussian processes."""
 
 from torchgpmc.samplers.auxiliary_gradient import auxiliary_gradient
+from torchgpmc.samplers.chees import chees
 from torchgpmc.samplers.elliptical_slice import elliptical_slice
 from torchgpmc.samplers.hmc import hmc
 from torchgpmc.samplers.metropolis import IndependentProposal, metropolis
@@ -23,6 +24,7 @@ __all__ = [
     "MassMatrix",
     "Preconditioner",
     "auxiliary_gradient",
+    "chees",
     "correlated_pseudo_marginal",
     "delayed_acceptance",
     "elliptical_slice",

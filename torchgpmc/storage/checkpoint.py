@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from torchgpmc.checks import warn
-from torchgpmc.models.base import GPModel
 from torchgpmc.storage.draws import DrawStore, check_draws
 from torchgpmc.storage.files import read_tensors, write_atomically
 from torchgpmc.storage.fingerprint import Fingerprint, differences
@@ -61,14 +60,14 @@ class CheckpointFile:
     Args:
         checkpoint: where, and how often.
         settings: everything that determines the draws; a file made with other settings is refused.
-        model: what is sampled, for the shapes of its draws.
+        widths: numbers of hyperparameters and of latents in a draw.
     """
 
-    def __init__(self, checkpoint: Checkpoint, settings: Fingerprint, model: GPModel):
+    def __init__(self, checkpoint: Checkpoint, settings: Fingerprint, widths: tuple[int, int]):
         self.path = Path(checkpoint.path)
         self.every = checkpoint.every
         self.settings = settings
-        self._widths = model.layout.size, model.latent_size
+        self._widths = widths
         self._segments = 0
         self._pieces_saved = 0
 

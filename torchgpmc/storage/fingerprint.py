@@ -15,6 +15,7 @@ from torch.distributions.utils import lazy_property
 from torchgpmc.models.base import GPModel, likelihood_parameters
 from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.models.targets import Targets
+from torchgpmc.types import LogDensity
 
 Fingerprint = dict[str, str | Tensor]
 
@@ -51,6 +52,13 @@ def model_fingerprint(model: GPModel) -> Fingerprint:
     parameters = [f"{entry.name} {tuple(entry.shape)} sampled" for entry in model.layout.entries]
     parameters += [f"{entry.name} {tuple(entry.value().shape)} fixed" for entry in model.layout.fixed]
     return {**words, "parameters": ", ".join(parameters), **_numbers(model)}
+
+
+def density_fingerprint(density: LogDensity, start: Tensor) -> Fingerprint:
+    """What identifies a density and where its chains start: its values there ``(C, D)`` and at fixed distances from there."""
+    steps = _formula(*start.shape).to(start)
+    values = torch.stack([density(start + scale * steps).detach() for scale in (0.0, *_SPREADS)])
+    return {"start": start.cpu(), "log density": values.cpu()}
 
 
 def differences(old: Fingerprint, new: Fingerprint) -> str:

@@ -1,0 +1,86 @@
+"""Hamiltonian Monte Carlo of many chains with a learned trajectory length."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torchgpmc.checks import check_count, warn
+from torchgpmc.methods.gradient_options import GradientOptions
+from torchgpmc.models.base import GPModel
+from torchgpmc.runs.base import Settings, chain_settings
+from torchgpmc.runs.chain import ChainRun
+from torchgpmc.runs.chain_targets import ChainTarget
+from torchgpmc.samplers.chees import ChEESAdaptation, ChEESTuning, chees
+from torchgpmc.types import LogDensity, Sampler, WarmUp
+
+_MANY_CHAINS = 64
+_FEWEST_CHAINS = 8
+
+
+@dataclass(frozen=True)
+class ChEES(GradientOptions):
+    """ChEES-HMC on [theta, v] (Hoffman, Radul & Sountsov 2021; see :func:`torchgpmc.samplers.chees`).
+
+    Every chain takes the same number of leapfrog steps a transition, so none waits for another, and warm-up learns from all of them
+    at once: for many chains, 64 unless ``num_chains`` says otherwise, and few draws of each.
+
+    Args:
+        max_steps: at most this many gradients a transition.
+        target_accept_prob: harmonic mean acceptance of the chains that warm-up steers the step size to.
+        step_size: where the search for a step size begins; kept if ``adapt_step_size`` is false.
+        adapt_step_size: whether warm-up tunes the step size.
+        mass_matrix: which covariances warm-up estimates.
+        thinning: keep one draw in this many.
+        marginal: :class:`Laplace` or :class:`EP` to integrate out the latents approximately; ``None`` samples them.
+        importance_weights: with ``marginal``, importance samples a draw for the weights that make the draws exact; 0 for none.
+        from_mode: of methods on theta alone: start at draws from the normal approximation at the posterior mode, and keep its
+            covariance for the mass matrix in place of learning one (paper E, section 4.3.1).
+        whitening: :class:`Laplace` or :class:`EP` to sample [theta, w], w being white under the posterior of the latents that this
+            approximation's sites give (see :mod:`torchgpmc.models.whitening`): the same posterior from far fewer gradients, each at
+            one and a half to three times the cost (Murray & Adams 2010). For one latent function; of a SparseGP, Laplace alone.
+            ``None`` samples [theta, v], v being white under the prior.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> x, kernel = torch.linspace(0, 1, 4), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+        >>> posterior = tg.sample(model, tg.ChEES(), num_samples=500, warmup_steps=200, num_chains=16, progress=False)
+        >>> posterior.samples["kernel.lengthscale"].shape, len(posterior.stats["trajectory_length"].unique())
+        (torch.Size([16, 500, 1, 1]), 1)
+    """
+
+    max_steps: int = 1000
+    target_accept_prob: float = field(default=0.651, kw_only=True)
+
+    def check_options(self) -> None:
+        super().check_options()
+        check_count("max_steps", self.max_steps)
+
+    def prepare(self, model: GPModel, settings: Settings) -> ChainRun:
+        """A run on [theta, v], or on theta alone."""
+        if settings.num_chains is None and not model.targets.one_a_chain:
+            settings = settings._replace(num_chains=_MANY_CHAINS)
+        return super().prepare(model, settings)
+
+    def run_on(self, target: ChainTarget, settings: Settings) -> ChainRun:
+        _, chains = chain_settings(settings)
+        if chains < _FEWEST_CHAINS:
+            warn(
+                f"ChEES learns the trajectory length from how its chains spread, and {chains} of them say little: draws stay "
+                f"exact, but may mix slowly. Use num_chains={_MANY_CHAINS}, at least {_FEWEST_CHAINS}, or NUTS() for a few chains.",
+            )
+        return super().run_on(target, settings)
+
+    def _kernel(self, density: LogDensity, tuning: ChEESTuning) -> Sampler:
+        return chees(
+            density,
+            step_size=tuning.adaptation.step_size,
+            preconditioner=tuning.adaptation.preconditioner,
+            trajectory_length=tuning.trajectory.log_length.exp(),
+            max_steps=tuning.max_steps,
+        )
+
+    def _warm_up(self, target: ChainTarget, steps: int) -> WarmUp:
+        return ChEESAdaptation(self._windows_on_gradients(target, steps), self.max_steps)
