@@ -69,6 +69,11 @@ def scaled_rbf(num_columns=2):
     return ScaleKernel(base, outputscale_prior=GammaPrior(2.0, 1.0))
 
 
+def one_lengthscale():
+    """The kernel of :func:`written_out_gp`."""
+    return ScaleKernel(RBFKernel(lengthscale_prior=GammaPrior(2.0, 2.0)), outputscale_prior=GammaPrior(2.0, 1.0))
+
+
 def sum_of_kernels():
     """A kernel without a closed form here, some parameters fixed."""
     periodic = PeriodicKernel(lengthscale_prior=GammaPrior(2.0, 2.0))
