@@ -3,8 +3,8 @@
     python benchmarks/pyro_bridge.py
 
 Eight schools, logistic regression (200 x 10), a GP classifier written in Pyro (n=50) and the same through our GP site, and
-Dirichlet with LKJ. Fresh processes of one thread; warm-up inside the time of both. Ours runs 16 chains as one batch. Pyro's chains are
-processes of equal cost, so one stands for all of them: more cost, and yield, as many times more. Target: at least 10 times better.
+Dirichlet with LKJ. Fresh processes of one thread; warm-up inside the time of both. Ours runs 16 chains as one batch. Pyro's chains
+are processes of equal cost, so one stands for all: more cost, and yield, as many times more. Target: at least 10 times better.
 """
 
 import argparse

@@ -228,8 +228,7 @@ def test_starts_strategies_transforms_and_nesting():
     torch.testing.assert_close(slopes, 2 * mcmc.draws.position[..., 1:])
 
 
-@pytest.mark.parametrize("mcmc_class", [MCMC, pyro.infer.MCMC])
-@pytest.mark.parametrize("kernel", [NUTS, HMC])
+@pytest.mark.parametrize(("mcmc_class", "kernel"), [(MCMC, HMC), (pyro.infer.MCMC, NUTS)])
 @quiet
 def test_a_potential(mcmc_class, kernel):
     potential = lambda values: 0.5 * ((values["a"] - 3.0).square().sum() + (values["b"] / 0.3).square())  # noqa: E731
