@@ -27,9 +27,10 @@ from tests.integrations.pyro_models import (
     scaled_rbf,
     sum_of_kernels,
 )
+from torchgpmc.density import AutogradDensity
 from torchgpmc.diagnostics import effective_sizes
 from torchgpmc.integrations.pyro import GP, HMC, MCMC, NUTS
-from torchgpmc.integrations.pyro.density import ByRows, Vectorised, faster_route, model_problem, potential_problem
+from torchgpmc.integrations.pyro.density import ByRows, Vectorised, faster_route, model_problem, nearer_starts, potential_problem
 from torchgpmc.special import log_ndtr
 
 quiet = pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")
@@ -121,6 +122,13 @@ def test_a_density_that_is_not_the_potentials_is_not_taken(error):
     one = lambda position: exact(position[None])[0]  # noqa: E731
     assert isinstance(faster_route(one, by_rows, problem.start), Vectorised)
     assert isinstance(faster_route(lambda position: one(position) + error(position), by_rows, problem.start), ByRows)
+
+
+def test_a_chain_far_out_climbs_and_the_others_stay():
+    density = AutogradDensity(lambda x: -0.5 * (x / 0.1).square().sum(-1))
+    start = torch.tensor([[0.1, 0.2], [30.0, -40.0], [0.0, 0.3]], dtype=F64)
+    found = nearer_starts(density, start)
+    assert torch.equal(found[[0, 2]], start[[0, 2]]) and density(found)[1] > density(start).max() - 20.0
 
 
 def test_a_failed_factorisation_is_that_chains_alone():

@@ -18,6 +18,8 @@ from torchgpmc.types import LogDensity
 
 Potential = Callable[[dict[str, Tensor]], Tensor]
 _PROBE_STEP = 0.1  # between a chain's start and a second position to compare routes at
+_FAR = 10.0  # log density a dimension below the best chain's
+_MOST_CLIMBS = 200
 
 
 class Sites(NamedTuple):
@@ -152,6 +154,27 @@ def faster_route(log_density: Callable[[Tensor], Tensor], by_rows: ByRows, start
     return vectorised if agree else by_rows
 
 
+def nearer_starts(density: LogDensity, start: Tensor) -> Tensor:
+    """Starts ``(C, D)`` of which those far below the best one's log density have climbed until they are not.
+
+    Chains share a step size, tuned to their mean acceptance: one chain so far out that it needs a tiny one would never move.
+    """
+    position, step = start, torch.full_like(start[:, :1], 0.1)
+    value, gradient = density.value_and_grad(position)
+    for _ in range(_MOST_CLIMBS):
+        far = (value < value.max() - _FAR * start.shape[1]).unsqueeze(-1)
+        if not bool(far.any()):
+            break
+        uphill = gradient / gradient.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(start.dtype).tiny)
+        proposal = torch.where(far, position + step * uphill, position)
+        found = density.value_and_grad(proposal)
+        better = far & (found[0] > value).unsqueeze(-1)
+        position = torch.where(better, proposal, position)
+        value, gradient = torch.where(better[:, 0], found[0], value), torch.where(better, found[1], gradient)
+        step = torch.where(better, 1.5 * step, 0.5 * step)
+    return position
+
+
 def model_problem(
     model: Callable[..., Any],
     args: Sequence[Any],
@@ -215,7 +238,8 @@ def model_problem(
         return total.to(position)
 
     by_rows, start = ByRows(potential, sites), sites.position(initial_params).detach()
-    return Problem(faster_route(log_density, by_rows, start), sites, start, transforms)
+    density = faster_route(log_density, by_rows, start)
+    return Problem(density, sites, start if given is not None else nearer_starts(density, start), transforms)
 
 
 def potential_problem(
