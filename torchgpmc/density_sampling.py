@@ -111,14 +111,15 @@ def sample_density(
         )
     start = _checked_start(start, num_chains)
     settings = check_settings(num_samples, warmup_steps, len(start), None)
-    target: Any = density if hasattr(density, "value_and_grad") else AutogradDensity(density)
-    _check_density(target, start, method.needs_gradients)
-    order = Order(method, settings, checked_seed(seed), start.device, checkpoint, progress)
     with one_torch_thread():
+        target: Any = density if hasattr(density, "value_and_grad") else AutogradDensity(density)
+        _check_density(target, start, method.needs_gradients)
+        order = Order(method, settings, checked_seed(seed), start.device, checkpoint, progress)
         run = method.prepare_density(density_target(target, start), settings)
         found, stats, info = order.carry_out(run, (start.shape[1], 0), lambda: density_fingerprint(target, start))
-    draws = DensityDraws(found.theta, stats, info)
-    for complaint in draws.complaints():
+        draws = DensityDraws(found.theta, stats, info)
+        found_wanting = draws.complaints()
+    for complaint in found_wanting:
         warn(complaint)
     return draws
 

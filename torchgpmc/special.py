@@ -85,10 +85,16 @@ def log_ndtr_and_hazard(x: Tensor) -> tuple[Tensor, Tensor]:
 
 class _LogNdtr(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        value = _log_ndtr_value(x)
-        ctx.save_for_backward(x, value)
-        return value
+    def forward(x: Tensor) -> Tensor:
+        return _log_ndtr_value(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0], output)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int], x: Tensor) -> tuple[Tensor, int]:
+        return _LogNdtr.apply(x), in_dims[0]  # elementwise, so one dimension more changes nothing
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:

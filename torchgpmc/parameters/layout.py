@@ -8,6 +8,7 @@ import math
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from gpytorch.priors import Prior
 from torch import Tensor, nn
@@ -358,12 +359,12 @@ def _match(full_name: str, owner: nn.Module, closure: Any) -> tuple[nn.Module, s
     twin = copy.deepcopy(owner)
     owners = dict(owner.named_modules())
     candidates = {raw for raw, _, _ in parameters_with_owners(owner)}
-    generator = torch.Generator().manual_seed(0)
+    generator = np.random.default_rng(0)  # vmap, under which a Pyro model may build a layout, refuses torch's random numbers
     for _ in range(2):
         values = {}
         for raw, part, leaf in parameters_with_owners(twin):
             parameter = getattr(part, leaf)
-            noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+            noise = torch.as_tensor(generator.standard_normal(parameter.shape)).to(parameter)
             parameter.data = noise
             constraint = constraint_of(part, leaf)
             values[raw] = noise if constraint is None else constraint.transform(noise)
