@@ -76,7 +76,7 @@ def main():
 
 
 def draw(found, x, y, inducing_points, axis):
-    figure = Figure(figsize=(10, 5), layout="constrained")
+    figure = Figure(figsize=(10, 5.6), layout="constrained")
     for panel, (name, probs) in zip(figure.subplots(1, 2, sharey=True), found.items(), strict=True):
         for label, colour in enumerate(COLOURS):
             panel.scatter(*x[y == label].T, s=4, color=colour, alpha=0.4)

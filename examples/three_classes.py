@@ -20,7 +20,7 @@ def main():
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("classes-output"))
     parser.add_argument("--count", type=int, default=150, help="points in all")
     parser.add_argument("--points", type=int, default=12, help="inducing points")
-    parser.add_argument("--samples", type=int, default=60, help="a chain")
+    parser.add_argument("--samples", type=int, default=150, help="a chain")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
@@ -38,7 +38,7 @@ def main():
     axis = torch.linspace(-4, 4, 40, dtype=torch.float64)
     grid = torch.cartesian_prod(axis, axis)
     found = {"Gaussian": start.predict(grid).probs, "sampled": posterior.predict(grid, num_draws=100).probs}
-    figure = Figure(figsize=(10, 5), layout="constrained")
+    figure = Figure(figsize=(10, 5.6), layout="constrained")
     for panel, (name, probs) in zip(figure.subplots(1, 2, sharey=True), found.items(), strict=True):
         for label, colour in enumerate(COLOURS):
             panel.scatter(*x[y == label].T, s=5, color=colour, alpha=0.5)
