@@ -25,6 +25,13 @@ def test_edges_belong_to_the_cell_above_and_the_last_to_the_last():
     assert tg.bin_events(points.unsqueeze(-1), [[0, 1]], (4,)).counts.tolist() == [1, 1, 1, 2]
 
 
+def test_ends_keep_the_precision_of_the_points():
+    dates = torch.tensor([1851.20260095825, 1900.0, 1962.2], dtype=torch.float64)
+    binned = tg.bin_events(dates, (float(dates[0]), float(dates[-1])), 2)
+    assert binned.counts.tolist() == [2.0, 1.0]
+    assert float(binned.area) == pytest.approx(float(dates[-1] - dates[0]) / 2, rel=1e-15)
+
+
 def test_no_events_are_counts_of_zero():
     binned = tg.bin_events(torch.zeros(0, 3), [[0, 1], [0, 2], [0, 3]], 2)
     assert binned.counts.tolist() == [0.0] * 8 and float(binned.area) == pytest.approx(6 / 8)

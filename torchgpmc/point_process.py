@@ -76,7 +76,7 @@ def bin_events(
 
 
 def _ends(window: Tensor | Sequence[float] | Sequence[Sequence[float]], points: Tensor) -> tuple[Tensor, Tensor]:
-    ends = torch.as_tensor(window).to(points)
+    ends = torch.as_tensor(window, dtype=points.dtype, device=points.device)
     ends = ends.unsqueeze(0) if ends.dim() == 1 else ends
     if tuple(ends.shape) != (points.shape[-1], 2):
         raise ValueError(

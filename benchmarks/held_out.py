@@ -1,0 +1,93 @@
+"""What the proofs of sparse MCMC share: the Gaussian fit and the sampled posterior on one split, and their paired difference.
+
+The Gaussian rival is the start of the chains, so both see the same inducing points, priors and data.
+"""
+
+import argparse
+import math
+import pathlib
+import time
+import warnings
+from typing import NamedTuple
+
+import torch
+
+import torchgpmc as tg
+
+CHAINS = 4
+
+
+class Scores(NamedTuple):
+    """Held-out mean log densities of one split, and what they cost."""
+
+    gaussian: float
+    sampled: float
+    rhat: float
+    effective: float  # of the slowest hyperparameter
+    fitting: float  # seconds
+    sampling: float
+    start: tg.Start
+    posterior: tg.Posterior
+
+
+def options(description, draws):
+    """The arguments that every proof has; ``draws`` are all draws of all chains in the paper."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=pathlib.Path, required=True, help="folder of the data sets")
+    parser.add_argument("--splits", type=int, default=10, help="random halves of the data")
+    parser.add_argument("--fraction", type=float, default=1.0, help=f"of {draws} draws in {CHAINS} chains")
+    parser.add_argument("--first", type=int, default=0, help="split to begin with")
+    return parser
+
+
+def draws_a_chain(draws, fraction):
+    return max(50, math.ceil(draws * fraction / CHAINS))
+
+
+def halves(count, train, seed):
+    """Rows to train on, and the rest."""
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    return order[:train], order[train:]
+
+
+def compare(model, test_x, test_y, draws, seed, *, move_points=False):
+    """Scores of the Gaussian fit of ``model`` and of NUTS from it, ``draws`` a chain after as many of warm-up at most."""
+    began = time.perf_counter()
+    start = tg.initialize(model, optimize_inducing_points=move_points, progress=False)
+    gaussian = float(start.predict(test_x).log_prob(test_y).mean())
+    fitting = time.perf_counter() - began
+    began = time.perf_counter()
+    posterior = tg.sample(
+        start.model,
+        tg.NUTS(),
+        start=start,
+        num_samples=draws,
+        warmup_steps=min(draws, 300),
+        num_chains=CHAINS,
+        seed=seed,
+        progress=False,
+    )
+    sampling = time.perf_counter() - began
+    sampled = float(posterior.predict(test_x, num_draws=500).log_prob(test_y).mean())
+    rhat, effective = worst(posterior)
+    return Scores(gaussian, sampled, rhat, effective, fitting, sampling, start, posterior)
+
+
+def worst(posterior):
+    """The largest R-hat and the smallest bulk effective size of hyperparameters."""
+    rows = [row for row in posterior.summary().rows if row.name != "lp"]
+    return max(row.rhat for row in rows), min(row.ess_bulk for row in rows)
+
+
+def paired(scores):
+    """Mean Gaussian and sampled score, their mean difference and its standard error (NaN of one split)."""
+    gaussian, sampled = (torch.tensor([getattr(found, name) for found in scores]) for name in ("gaussian", "sampled"))
+    difference = sampled - gaussian
+    error = float(difference.std() / len(difference) ** 0.5) if len(difference) > 1 else math.nan
+    return float(gaussian.mean()), float(sampled.mean()), float(difference.mean()), error
+
+
+def quiet():
+    """Short runs are complained about in every row; R-hat and effective sizes are in the table."""
+    warnings.simplefilter("ignore", tg.SamplingWarning)
+    torch.set_num_threads(1)

@@ -1,0 +1,70 @@
+"""Image segmentation (Hensman et al. 2015, section 5.1): a Gaussian fit against MCMC, by inducing points and their placement.
+
+    python benchmarks/image.py --data DATA --splits 10 --fraction 1.0 --points 5 10 20 50 100 --kernels isotropic ARD
+
+1000 training and 1019 test rows of a permutation (67 are left out, as in the paper), standardised on the training rows; Bernoulli
+likelihood with a probit link; lengthscales and variance Gamma(1.1, 1). The score is the mean log predictive probability of a test
+label.
+"""
+
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.priors import GammaPrior
+from held_out import CHAINS, compare, draws_a_chain, halves, options, paired, quiet
+from real_data import table
+
+import torchgpmc as tg
+
+DRAWS = 3000
+TRAIN, TEST = 1000, 1019
+
+
+def sparse(x, y, points, ard):
+    base = RBFKernel(ard_num_dims=x.shape[1] if ard else None, lengthscale_prior=GammaPrior(1.1, 1.0))
+    kernel = ScaleKernel(base, outputscale_prior=GammaPrior(1.1, 1.0))
+    return tg.SparseGP(x, y, kernel, tg.likelihoods.Bernoulli(), inducing_points=tg.kmeans_inducing_points(x, points))
+
+
+def split_of(data, seed):
+    """Standardised inputs and labels, of training and of test rows."""
+    train, rest = halves(len(data), TRAIN, seed)
+    test = rest[:TEST]
+    x, y = data[:, :-1], data[:, -1]
+    mean, deviation = x[train].mean(0), x[train].std(0)
+    return (x[train] - mean) / deviation, y[train], (x[test] - mean) / deviation, y[test]
+
+
+def main():
+    parser = options(__doc__, DRAWS)
+    parser.add_argument("--points", type=int, nargs="+", default=[5, 10, 20, 50, 100])
+    parser.add_argument("--kernels", nargs="+", choices=["isotropic", "ARD"], default=["isotropic", "ARD"])
+    parser.add_argument("--placements", nargs="+", choices=["k-means", "optimised"], default=["k-means", "optimised"])
+    arguments = parser.parse_args()
+    quiet()
+    data = torch.as_tensor(table(arguments.data, "image"))
+    draws = draws_a_chain(DRAWS, arguments.fraction)
+    print(f"{arguments.splits} splits, {CHAINS} x {draws} draws\n")
+    print("| kernel | M | inducing points | Gaussian | MCMC | difference (error) | R-hat | effective | fit, s | sampling, s |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    for kernel in arguments.kernels:
+        for points in arguments.points:
+            for placement in arguments.placements:
+                scores = []
+                for split in range(arguments.first, arguments.first + arguments.splits):
+                    train_x, train_y, test_x, test_y = split_of(data, split)
+                    model = sparse(train_x, train_y, points, kernel == "ARD")
+                    scores.append(compare(model, test_x, test_y, draws, split, move_points=placement == "optimised"))
+                gaussian, sampled, difference, error = paired(scores)
+                rhat, effective = max(found.rhat for found in scores), min(found.effective for found in scores)
+                fitting, sampling = (
+                    sum(getattr(found, name) for found in scores) / len(scores) for name in ("fitting", "sampling")
+                )
+                print(
+                    f"| {kernel} | {points} | {placement} | {gaussian:.4f} | {sampled:.4f} | {difference:.4f} ({error:.4f}) | "
+                    f"{rhat:.3f} | {effective:.0f} | {fitting:.1f} | {sampling:.1f} |",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()
