@@ -6,8 +6,7 @@ Without ``--data`` the genes are simulated, and the truth is drawn beside what i
     python examples/transcription.py --data p53.csv.gz --initial-log-concentration -5
     python examples/transcription.py --data ecoli_lexa.csv.gz --represses --free-initial
 
-Run with defaults it takes about a minute and a half on one core. Bands of decay rates that reach beyond 1 / spacing of the grid,
-where Simpson's rule is coarse, call for a larger ``--num-points``.
+Run with defaults it takes about a minute and a half on one core.
 """
 
 import argparse
