@@ -16,7 +16,7 @@ import torchgpmc as tg
 from torchgpmc.approximations import ApproximateMarginal
 from torchgpmc.importance import add_draws, log_weights
 from torchgpmc.random import make_generator
-from torchgpmc.runs.base import Settings
+from torchgpmc.runs.run import Settings
 from torchgpmc.runs.starts import posterior_modes
 
 GRADIENT = 3  # operations: a factorisation, and two for the inverse

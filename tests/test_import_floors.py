@@ -63,3 +63,8 @@ def test_every_unit_has_a_floor():
 @pytest.mark.parametrize("path", units(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_stay_under_400_lines(path):
     assert len(path.read_text().splitlines()) < 400
+
+
+def test_no_two_files_share_a_name():
+    names = [path.stem for path in units() if path.stem != "__init__"]
+    assert sorted(names) == sorted(set(names))

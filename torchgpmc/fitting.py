@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from torchgpmc.approximations import Approximation, Laplace
-from torchgpmc.approximations.base import check_model
+from torchgpmc.approximations.gaussian_form import check_model
 from torchgpmc.ascent import ascend
 from torchgpmc.checks import check_count, warn
 from torchgpmc.density import AutogradDensity
-from torchgpmc.models.base import GPModel
+from torchgpmc.models.gp_model import GPModel
 from torchgpmc.random import make_generator
 from torchgpmc.threads import one_torch_thread
 

@@ -17,11 +17,11 @@ from tqdm.auto import tqdm
 from torchgpmc.checks import check_count, warn
 from torchgpmc.default_call import Rule, sample_by_default
 from torchgpmc.methods import NUTS
-from torchgpmc.models.base import GPModel
+from torchgpmc.models.gp_model import GPModel
 from torchgpmc.posterior import Posterior
 from torchgpmc.random import make_generator
 from torchgpmc.recommend import WANTED, Candidate, candidates
-from torchgpmc.runs.base import Method, Run, Settings, chain_settings
+from torchgpmc.runs.run import Method, Run, Settings, chain_settings
 from torchgpmc.storage.checkpoint import Checkpoint, CheckpointFile
 from torchgpmc.storage.draws import Draws, DrawStore
 from torchgpmc.storage.fingerprint import Fingerprint, model_fingerprint

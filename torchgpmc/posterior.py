@@ -26,7 +26,7 @@ from torchgpmc.diagnostics import (
 )
 from torchgpmc.fitted import Fitted
 from torchgpmc.likelihoods.counts import checked_exposure
-from torchgpmc.models.base import GPModel, JointGaussian, likelihood_parameters
+from torchgpmc.models.gp_model import GPModel, JointGaussian, likelihood_parameters
 from torchgpmc.models.validation import check_inputs
 from torchgpmc.prediction import Given, Jointly, Prediction
 from torchgpmc.random import make_generator

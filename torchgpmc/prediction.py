@@ -12,7 +12,7 @@ from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.checks import check_count
 from torchgpmc.intensity import Intensity, Interval, check_levels, interval_levels
 from torchgpmc.linalg import cholesky
-from torchgpmc.models.base import GPModel, JointGaussian
+from torchgpmc.models.gp_model import GPModel, JointGaussian
 from torchgpmc.models.validation import as_tensor
 from torchgpmc.quadrature import FIRST_NODES
 from torchgpmc.random import make_generator, normal_like, uniform

@@ -18,9 +18,9 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from torchgpmc.checks import check_count
 from torchgpmc.methods import HMC
-from torchgpmc.models.base import GPModel
+from torchgpmc.models.gp_model import GPModel
 from torchgpmc.random import make_generator
-from torchgpmc.runs.base import Settings
+from torchgpmc.runs.run import Settings
 from torchgpmc.samplers.adaptation import Tuning
 from torchgpmc.samplers.hmc import HMCState, hmc
 

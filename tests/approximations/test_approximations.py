@@ -10,7 +10,7 @@ from tests.approximations.reference import evidence_by_quadrature, gaussian_evid
 from tests.problems import gp
 from torchgpmc.approximations import laplace_mode
 from torchgpmc.approximations import marginal as marginal_module
-from torchgpmc.approximations.base import dense_r
+from torchgpmc.approximations.gaussian_form import dense_r
 
 SMOOTH = ["probit", "logit", "poisson", "gaussian"]
 FUNCTIONS = {"laplace": tg.approximations.laplace, "ep": tg.approximations.expectation_propagation}

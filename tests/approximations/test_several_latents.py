@@ -11,7 +11,7 @@ from tests.approximations.reference import evidence_by_quadrature
 from tests.problems import gp, inputs, kernel
 from torchgpmc.approximations import several_latents
 from torchgpmc.likelihoods import Factorised
-from torchgpmc.models.base import likelihood_values
+from torchgpmc.models.gp_model import likelihood_values
 from torchgpmc.random import normal_like
 
 

@@ -13,7 +13,7 @@ from tests.calibration import SHARE, without_jacobian
 from torchgpmc.adapter.mean_function import MeanFunction
 from torchgpmc.evidence import ImportanceEstimator
 from torchgpmc.likelihoods import gaussian
-from torchgpmc.models.base import GPModel
+from torchgpmc.models.gp_model import GPModel
 from torchgpmc.parameters.priors import RestrictedPrior
 from torchgpmc.random import normal_like
 from torchgpmc.runs import weighted

@@ -9,7 +9,7 @@ import torch
 import torchgpmc as tg
 from tests.device.pretended import DEVICE, pretended_device
 from tests.problems import gp, sparse_gp
-from torchgpmc.runs.base import Settings
+from torchgpmc.runs.run import Settings
 
 MARK = "<!-- waits -->\n"
 STEPS = 4

@@ -6,10 +6,10 @@ import torch
 import torchgpmc as tg
 from tests.problems import LIKELIHOODS, gp, sparse_gp
 from torchgpmc.adapter.conversion import as_likelihood
-from torchgpmc.approximations.base import problem_of, without_graph
+from torchgpmc.approximations.gaussian_form import problem_of, without_graph
 from torchgpmc.evidence.gaussian_draws import draws_around
 from torchgpmc.evidence.importance_sampling import _CHUNK_ELEMENTS
-from torchgpmc.models.base import likelihood_values
+from torchgpmc.models.gp_model import likelihood_values
 
 # Others are drawn from mixtures: test_mixtures.py.
 LOG_CONCAVE = [name for name in LIKELIHOODS if as_likelihood(LIKELIHOODS[name]()).is_log_concave]

@@ -9,7 +9,7 @@ import torchgpmc as tg
 from tests.evidence.test_importance import dense_precision, thetas
 from tests.problems import gp
 from torchgpmc.evidence.mixtures import MixtureEstimator
-from torchgpmc.models.base import likelihood_values
+from torchgpmc.models.gp_model import likelihood_values
 
 NORMAL = torch.distributions.MultivariateNormal
 

@@ -18,7 +18,7 @@ def whitened_quadrature(model, theta):
 
     import numpy as np
 
-    from torchgpmc.models.base import likelihood_values
+    from torchgpmc.models.gp_model import likelihood_values
 
     size = model.latent_size
     nodes, weights = np.polynomial.hermite_e.hermegauss(17 if size == 5 else 11)

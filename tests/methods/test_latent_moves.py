@@ -8,10 +8,10 @@ from tests.problems import LIKELIHOODS, fixed_kernel, inputs, kernel, targets
 from tests.runs.resume import dies_and_resumes
 from tests.test_conformance import quiet_sample
 from tests.trials.test_a_likelihood import Integrals
-from torchgpmc.models.base import GPModel
-from torchgpmc.runs.base import Settings
+from torchgpmc.models.gp_model import GPModel
 from torchgpmc.runs.control_inputs import ControlSearch, add_controls, prior_of_controls, unexplained
 from torchgpmc.runs.partition import Partition, Refinement, start_partition
+from torchgpmc.runs.run import Settings
 from torchgpmc.samplers.regions import RegionRates, RegionsInfo
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")
@@ -155,7 +155,7 @@ def test_control_inputs_are_frozen_before_the_draws_and_chains_share_them():
 
 
 def test_the_prior_of_controls_is_worked_out_once_at_fixed_hyperparameters(monkeypatch):
-    module = __import__("torchgpmc.methods.control_variables", fromlist=["prior_of_controls"])
+    module = __import__("torchgpmc.methods.control_values", fromlist=["prior_of_controls"])
     counts = []
     monkeypatch.setattr(module, "prior_of_controls", lambda *arguments: counts.append(1) or prior_of_controls(*arguments))
     list(run_through(tg.ControlVariables(), smooth(), 0, 7))

@@ -7,7 +7,7 @@ import torchgpmc as tg
 from tests.problems import LIKELIHOODS, fixed_kernel, inputs, kernel, targets
 from torchgpmc.approximations import Conjugate
 from torchgpmc.approximations.functions import predict
-from torchgpmc.runs.base import Settings
+from torchgpmc.runs.run import Settings
 from torchgpmc.runs.sites import posterior_sites
 
 F64 = torch.float64

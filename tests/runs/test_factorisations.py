@@ -14,7 +14,7 @@ from tests.problems import LIKELIHOODS, fixed_kernel, gp, gp_regression, inputs,
 from tests.statistical.kernels import SAMPLERS
 from torchgpmc.approximations import ApproximateMarginal, Conjugate
 from torchgpmc.models import JointLogDensity
-from torchgpmc.runs.base import Settings
+from torchgpmc.runs.run import Settings
 from torchgpmc.trees import where
 
 CHAINS = 3

@@ -9,7 +9,7 @@ from tests.methods.test_importance import grid_truth, regression, small
 from tests.problems import gp, gp_regression, targets
 from torchgpmc.approximations import ApproximateMarginal, Conjugate
 from torchgpmc.runs import starts
-from torchgpmc.runs.base import Settings
+from torchgpmc.runs.run import Settings
 from torchgpmc.samplers import MassMatrix
 
 few_draws = pytest.mark.filterwarnings("ignore:.*(effective draws|R-hat|diverged|weighted draws)")

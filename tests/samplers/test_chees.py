@@ -10,7 +10,7 @@ import torchgpmc as tg
 from tests.calibration import worst_excess
 from tests.problems import gp
 from torchgpmc.density import AutogradDensity
-from torchgpmc.runs.base import Settings
+from torchgpmc.runs.run import Settings
 from torchgpmc.samplers.adaptation import WindowedAdaptation
 from torchgpmc.samplers.chees import ChEESAdaptation, Proposal, chees, chees_slope
 from torchgpmc.samplers.preconditioner import MassMatrix, Preconditioner, identity_preconditioner

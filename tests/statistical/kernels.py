@@ -12,7 +12,7 @@ import torch
 import torchgpmc as tg
 from torchgpmc.approximations import Laplace
 from torchgpmc.models import JointLogDensity
-from torchgpmc.models.base import likelihood_values
+from torchgpmc.models.gp_model import likelihood_values
 from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.runs.blocks import JointWithPrior, LatentsGivenTheta
 from torchgpmc.runs.control_inputs import prior_of_controls

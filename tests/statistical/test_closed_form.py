@@ -10,7 +10,7 @@ from gpytorch.priors import GammaPrior
 import torchgpmc as tg
 from tests.calibration import without_jacobian, worst_excess
 from tests.problems import fixed_kernel, inputs
-from torchgpmc.likelihoods.base import Derivatives
+from torchgpmc.likelihoods.likelihood import Derivatives
 from torchgpmc.methods import adaptive_metropolis
 from torchgpmc.types import Sampler
 

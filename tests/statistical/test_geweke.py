@@ -22,7 +22,7 @@ from tests.calibration import without_jacobian, worst_excess
 from tests.problems import gp
 from tests.statistical.kernels import SAMPLERS, HalvedLogDensity, NoLikelihood, NoVolume, Row, gibbs, position_of
 from torchgpmc.models import JointLogDensity
-from torchgpmc.models.base import likelihood_values
+from torchgpmc.models.gp_model import likelihood_values
 from torchgpmc.models.whitening import GaussianSites, whiten_under_sites
 from torchgpmc.runs.parameterizations import _single_site_precision
 from torchgpmc.samplers import hmc

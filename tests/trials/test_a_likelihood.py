@@ -9,7 +9,7 @@ from gpytorch.priors import GammaPrior
 
 import torchgpmc as tg
 from tests.test_conformance import METHODS, OF_LATENTS, quiet_sample
-from torchgpmc.likelihoods.base import LogLikelihood
+from torchgpmc.likelihoods.likelihood import LogLikelihood
 
 REPLICAS, TIMES, GRID = 2, 3, 7
 

@@ -9,7 +9,7 @@ import torchgpmc as tg
 from tests.test_conformance import METHODS, OF_LATENTS, WEIGHTED, quiet_sample
 from torchgpmc.linalg import cholesky, solve_lower
 from torchgpmc.models import GPModel
-from torchgpmc.models.base import Cross
+from torchgpmc.models.gp_model import Cross
 
 
 class FITC(GPModel):

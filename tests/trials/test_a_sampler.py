@@ -18,10 +18,10 @@ from tests.statistical.kernels import preconditioner as unequal_scales
 from tests.statistical.test_geweke import geweke
 from torchgpmc.models import JointLogDensity
 from torchgpmc.random import log_uniform, normal_like
-from torchgpmc.runs.base import chain_settings, in_chunks
 from torchgpmc.runs.blocks import JointWithPrior
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.chain_targets import joint_target, marginal_target
+from torchgpmc.runs.run import chain_settings, in_chunks
 from torchgpmc.samplers import Block, MassMatrix, given_the_rest, sweep
 from torchgpmc.samplers.adaptation import WindowedAdaptation
 from torchgpmc.samplers.sweep import SweepWarmUp

@@ -7,8 +7,8 @@ import torch
 import torchgpmc as tg
 from tests.calibration import worst_excess
 from tests.problems import gp, sparse_gp
-from torchgpmc.models.base import likelihood_values
-from torchgpmc.variational.gaussian import GaussianLatents, expected_log_likelihood, from_natural, optimal_latents
+from torchgpmc.models.gp_model import likelihood_values
+from torchgpmc.variational.normal_latents import GaussianLatents, expected_log_likelihood, from_natural, optimal_latents
 
 
 def at_three_thetas(model):

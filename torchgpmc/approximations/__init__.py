@@ -1,9 +1,9 @@
 """Gaussian approximations of p(f | y, theta): Laplace and expectation propagation, for a whole batch of thetas at once."""
 
-from torchgpmc.approximations.base import Approximation, GaussianApproximation, covariance_factor
 from torchgpmc.approximations.conjugate import Conjugate
 from torchgpmc.approximations.ep import EP
 from torchgpmc.approximations.functions import expectation_propagation, laplace, negative_log_evidence, predict
+from torchgpmc.approximations.gaussian_form import Approximation, GaussianApproximation, covariance_factor
 from torchgpmc.approximations.laplace_mode import Laplace
 from torchgpmc.approximations.marginal import ApproximateMarginal
 

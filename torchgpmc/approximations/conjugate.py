@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchgpmc.approximations.base import (
+from torchgpmc.approximations.gaussian_form import (
     GaussianApproximation,
     LatentProblem,
     apply_r,
@@ -19,8 +19,8 @@ from torchgpmc.approximations.base import (
     without_graph,
 )
 from torchgpmc.linalg import times_vector
-from torchgpmc.models.base import GPModel, LatentPrior
 from torchgpmc.models.exact_evidence import evidence_and_grad_by_parts
+from torchgpmc.models.gp_model import GPModel, LatentPrior
 from torchgpmc.models.targets import Targets
 from torchgpmc.special import LOG_2PI
 

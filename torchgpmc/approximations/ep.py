@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.approximations.base import (
+from torchgpmc.approximations.gaussian_form import (
     GaussianApproximation,
     LatentProblem,
     apply_r,
@@ -22,7 +22,7 @@ from torchgpmc.approximations.base import (
     without_graph,
 )
 from torchgpmc.linalg import times_vector
-from torchgpmc.models.base import GPModel, LatentPrior
+from torchgpmc.models.gp_model import GPModel, LatentPrior
 from torchgpmc.models.targets import Targets
 
 # Sites of likelihoods that are not log-concave may want a negative precision; they get this one.

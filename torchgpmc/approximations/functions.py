@@ -7,15 +7,15 @@ import math
 import torch
 from torch import Tensor
 
-from torchgpmc.approximations.base import (
+from torchgpmc.approximations.ep import EP
+from torchgpmc.approximations.gaussian_form import (
     Approximation,
     GaussianApproximation,
     check_model,
 )
-from torchgpmc.approximations.ep import EP
 from torchgpmc.approximations.laplace_mode import Laplace
 from torchgpmc.linalg import solve_lower
-from torchgpmc.models.base import GPModel, LatentPrior, conditional_variance, likelihood_values
+from torchgpmc.models.gp_model import GPModel, LatentPrior, conditional_variance, likelihood_values
 from torchgpmc.models.validation import check_inputs
 from torchgpmc.prediction import Prediction
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.approximations import several_latents
-from torchgpmc.approximations.base import (
+from torchgpmc.approximations.gaussian_form import (
     GaussianApproximation,
     LatentProblem,
     dense_r,
@@ -22,7 +22,7 @@ from torchgpmc.approximations.base import (
     without_graph,
 )
 from torchgpmc.linalg import solve_lower, times_vector
-from torchgpmc.models.base import GPModel, LatentPrior
+from torchgpmc.models.gp_model import GPModel, LatentPrior
 from torchgpmc.models.targets import Targets
 
 _MAX_HALVINGS = 40

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchgpmc.approximations.base import Approximation, check_model
+from torchgpmc.approximations.gaussian_form import Approximation, check_model
 from torchgpmc.density import AutogradDensity, keep_freed_memory, mask_failures
-from torchgpmc.models.base import GPModel
+from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.targets import Targets
 
 _CHUNK_ELEMENTS = 16_000_000  # of covariance matrices, of which an evaluation with its gradient holds about ten

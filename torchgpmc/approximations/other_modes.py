@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.approximations.base import GaussianApproximation, LatentProblem
+from torchgpmc.approximations.gaussian_form import GaussianApproximation, LatentProblem
 
 # A datum alone is looked for within so many standard deviations of its prior mean, on nested grids.
 _REACH, _GRIDS, _POINTS = 6.0, 3, 33

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.approximations.base import (
+from torchgpmc.approximations.gaussian_form import (
     GaussianApproximation,
     LatentProblem,
     iterate,
@@ -19,7 +19,7 @@ from torchgpmc.approximations.base import (
     with_gradient,
     without_graph,
 )
-from torchgpmc.likelihoods.base import Curvature
+from torchgpmc.likelihoods.likelihood import Curvature
 from torchgpmc.linalg import cholesky, solve_lower, times_blocks
 
 _MAX_HALVINGS = 40

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.linalg import cholesky
-from torchgpmc.models.base import GPModel, LatentsAt, likelihood_values
+from torchgpmc.models.gp_model import GPModel, LatentsAt, likelihood_values
 from torchgpmc.models.targets import Targets
 
 _HALVINGS = 8

@@ -14,10 +14,10 @@ from torchgpmc.checks import warn
 from torchgpmc.distributed.ranks import HeldInterrupt, Ranks, held_interrupt
 from torchgpmc.loop import Order, check_settings, checked_seed
 from torchgpmc.methods import NUTS
-from torchgpmc.models.base import GPModel
+from torchgpmc.models.gp_model import GPModel
 from torchgpmc.posterior import Posterior
-from torchgpmc.runs.base import Method, Settings
 from torchgpmc.runs.chain import ChainRun, ChainState
+from torchgpmc.runs.run import Method, Settings
 from torchgpmc.storage.checkpoint import Checkpoint
 from torchgpmc.storage.draws import Draw, Draws
 from torchgpmc.storage.fingerprint import Fingerprint, differences, model_fingerprint

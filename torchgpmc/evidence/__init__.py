@@ -1,9 +1,9 @@
 """Unbiased estimators of p(y | theta): importance sampling from a Gaussian approximation, annealing, and orthant integrals."""
 
 from torchgpmc.evidence.annealing import AnnealedEstimator, annealed
-from torchgpmc.evidence.base import Evidence, LatentEstimate, LatentEstimator
 from torchgpmc.evidence.estimators import importance
 from torchgpmc.evidence.importance_sampling import ImportanceEstimate, ImportanceEstimator
+from torchgpmc.evidence.latent_estimates import Evidence, LatentEstimate, LatentEstimator
 from torchgpmc.evidence.orthants import Orthant, OrthantClassifier, OrthantEstimator, classify, exact_latents
 from torchgpmc.evidence.smooth_probit import SmoothProbit, SmoothProbitEstimator
 

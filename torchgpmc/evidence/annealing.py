@@ -11,11 +11,11 @@ from torch import Tensor
 
 from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.approximations import Approximation
-from torchgpmc.approximations.base import covariance_factor, problem_of, without_graph
+from torchgpmc.approximations.gaussian_form import covariance_factor, problem_of, without_graph
 from torchgpmc.checks import check_count
 from torchgpmc.evidence.estimators import importance
 from torchgpmc.evidence.gaussian_draws import log_likelihoods, or_prior, prior_unless, quadratic, stacked_mean
-from torchgpmc.models.base import GPModel
+from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.targets import Targets
 from torchgpmc.random import normal_like
 from torchgpmc.samplers.elliptical_slice import EllipticalSliceState, elliptical_slice

@@ -6,11 +6,11 @@ from torch import Tensor
 
 from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.approximations import Approximation, Laplace
-from torchgpmc.approximations.base import check_model
+from torchgpmc.approximations.gaussian_form import check_model
 from torchgpmc.checks import check_count
 from torchgpmc.evidence.importance_sampling import ImportanceEstimator
 from torchgpmc.evidence.mixtures import MixtureEstimator
-from torchgpmc.models.base import GPModel
+from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.targets import Targets
 
 

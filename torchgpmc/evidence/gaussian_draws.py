@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from torchgpmc.approximations import GaussianApproximation
-from torchgpmc.approximations.base import LatentProblem
+from torchgpmc.approximations.gaussian_form import LatentProblem
 from torchgpmc.linalg import times_blocks
-from torchgpmc.models.base import GPModel, LatentPrior
+from torchgpmc.models.gp_model import GPModel, LatentPrior
 from torchgpmc.models.targets import Targets
 
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from torchgpmc.approximations import Approximation, GaussianApproximation
-from torchgpmc.approximations.base import LatentProblem, problem_of, without_graph
+from torchgpmc.approximations.gaussian_form import LatentProblem, problem_of, without_graph
 from torchgpmc.evidence.gaussian_draws import GaussianDraws, draws_around, log_likelihoods, or_prior, quadratic, stacked_mean
 from torchgpmc.linalg import apply_factor, times_blocks
-from torchgpmc.models.base import GPModel, LatentPrior, likelihood_values
+from torchgpmc.models.gp_model import GPModel, LatentPrior, likelihood_values
 from torchgpmc.models.targets import Targets
 from torchgpmc.random import normal_like
 from torchgpmc.samplers.elliptical_slice import EllipticalSliceState, elliptical_slice

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.approximations import GaussianApproximation, Laplace
-from torchgpmc.approximations.base import LatentProblem
+from torchgpmc.approximations.gaussian_form import LatentProblem
 from torchgpmc.approximations.other_modes import other_modes
 from torchgpmc.evidence.gaussian_draws import (
     GaussianDraws,
@@ -21,7 +21,7 @@ from torchgpmc.evidence.gaussian_draws import (
 )
 from torchgpmc.evidence.importance_sampling import ImportanceEstimate, ImportanceEstimator
 from torchgpmc.linalg import cholesky_in_place, times_blocks
-from torchgpmc.models.base import LatentPrior
+from torchgpmc.models.gp_model import LatentPrior
 from torchgpmc.random import uniform
 
 _PRIOR_SHARE = 0.1

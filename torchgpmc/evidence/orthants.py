@@ -16,12 +16,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.approximations.base import check_model
+from torchgpmc.approximations.gaussian_form import check_model
 from torchgpmc.checks import check_count
-from torchgpmc.evidence.base import LatentEstimate
+from torchgpmc.evidence.latent_estimates import LatentEstimate
 from torchgpmc.likelihoods import Bernoulli
 from torchgpmc.linalg import cholesky
-from torchgpmc.models.base import GPModel, LatentPrior
+from torchgpmc.models.gp_model import GPModel, LatentPrior
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.validation import check_inputs
 from torchgpmc.orthant import SeparationOfVariables, Sequential

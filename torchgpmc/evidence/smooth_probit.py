@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from torchgpmc.approximations import Approximation, Laplace
-from torchgpmc.evidence.base import LatentEstimate
 from torchgpmc.evidence.estimators import importance
 from torchgpmc.evidence.importance_sampling import ImportanceEstimator
+from torchgpmc.evidence.latent_estimates import LatentEstimate
 from torchgpmc.evidence.orthants import check_probit
 from torchgpmc.linalg import cholesky, solve_lower, times_blocks, times_vector
-from torchgpmc.models.base import GPModel, LatentPrior
+from torchgpmc.models.gp_model import GPModel, LatentPrior
 from torchgpmc.models.targets import Targets
 from torchgpmc.random import normal_like
 from torchgpmc.special import interval_quantile, ndtr

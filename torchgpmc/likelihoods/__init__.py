@@ -1,10 +1,10 @@
 """Likelihoods: ours, with closed forms and no floors; any gpytorch likelihood with a factorised ``forward`` works too."""
 
-from torchgpmc.likelihoods.base import Factorised, LogLikelihood
 from torchgpmc.likelihoods.bernoulli import Bernoulli
 from torchgpmc.likelihoods.beta import Beta
 from torchgpmc.likelihoods.gaussian import Gaussian
 from torchgpmc.likelihoods.heteroskedastic import HeteroskedasticGaussian
+from torchgpmc.likelihoods.likelihood import Factorised, LogLikelihood
 from torchgpmc.likelihoods.negative_binomial import NegativeBinomial
 from torchgpmc.likelihoods.ordinal import Ordinal
 from torchgpmc.likelihoods.poisson import Poisson

@@ -14,7 +14,7 @@ from torch.distributions import Bernoulli as BernoulliDistribution
 from torch.nn.functional import logsigmoid
 
 from torchgpmc import quadrature
-from torchgpmc.likelihoods.base import Derivatives, Factorised, Moments, TiltedMoments, require_targets
+from torchgpmc.likelihoods.likelihood import Derivatives, Factorised, Moments, TiltedMoments, require_targets
 from torchgpmc.likelihoods.slopes import ExpectedSlopes
 from torchgpmc.random import uniform
 from torchgpmc.special import log_ndtr, log_ndtr_and_hazard, ndtr

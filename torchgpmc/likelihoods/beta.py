@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import Beta as BetaDistribution
 
 from torchgpmc import quadrature
-from torchgpmc.likelihoods.base import Factorised, require_targets
+from torchgpmc.likelihoods.likelihood import Factorised, require_targets
 
 
 class Beta(Factorised, BetaLikelihood):

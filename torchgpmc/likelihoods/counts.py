@@ -10,7 +10,7 @@ import torch
 from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
-from torchgpmc.likelihoods.base import Factorised, require_targets
+from torchgpmc.likelihoods.likelihood import Factorised, require_targets
 
 
 class Counts(Factorised, Likelihood):

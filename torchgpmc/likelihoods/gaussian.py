@@ -9,7 +9,7 @@ from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 from torch.distributions import Normal
 
-from torchgpmc.likelihoods.base import Derivatives, Factorised, Moments, TiltedMoments
+from torchgpmc.likelihoods.likelihood import Derivatives, Factorised, Moments, TiltedMoments
 from torchgpmc.likelihoods.slopes import ExpectedSlopes, through_parameters
 from torchgpmc.random import normal_like
 from torchgpmc.special import LOG_SQRT_2PI

@@ -11,7 +11,7 @@ from torch.distributions import Normal
 
 from torchgpmc import quadrature
 from torchgpmc.checks import check_positive
-from torchgpmc.likelihoods.base import Curvature, Factorised, Moments
+from torchgpmc.likelihoods.likelihood import Curvature, Factorised, Moments
 from torchgpmc.random import normal_like
 from torchgpmc.special import LOG_SQRT_2PI
 

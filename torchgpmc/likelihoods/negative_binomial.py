@@ -13,8 +13,8 @@ from torch.distributions import NegativeBinomial as NegativeBinomialDistribution
 from torch.nn.functional import softplus
 
 from torchgpmc import quadrature
-from torchgpmc.likelihoods.base import Derivatives, Moments
 from torchgpmc.likelihoods.counts import Counts
+from torchgpmc.likelihoods.likelihood import Derivatives, Moments
 
 
 class NegativeBinomial(Counts):

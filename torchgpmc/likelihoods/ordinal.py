@@ -14,7 +14,7 @@ from torch.distributions import Categorical
 
 from torchgpmc import quadrature
 from torchgpmc.checks import check_count
-from torchgpmc.likelihoods.base import Derivatives, Factorised, Moments, TiltedMoments, require_classes
+from torchgpmc.likelihoods.likelihood import Derivatives, Factorised, Moments, TiltedMoments, require_classes
 from torchgpmc.random import normal_like
 from torchgpmc.special import LOG_SQRT_2PI, log_ndtr_interval
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Poisson as PoissonDistribution
 
-from torchgpmc.likelihoods.base import Derivatives, Moments
 from torchgpmc.likelihoods.counts import Counts
+from torchgpmc.likelihoods.likelihood import Derivatives, Moments
 from torchgpmc.likelihoods.slopes import ExpectedSlopes
 
 

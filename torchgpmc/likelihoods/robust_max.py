@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.distributions import Categorical
 
 from torchgpmc.checks import check_count, check_positive
-from torchgpmc.likelihoods.base import Factorised, Moments, require_classes
 from torchgpmc.likelihoods.largest import QUICK, probabilities_of_largest, probability_and_slopes, probability_of_largest
+from torchgpmc.likelihoods.likelihood import Factorised, Moments, require_classes
 from torchgpmc.likelihoods.slopes import ExpectedSlopes
 from torchgpmc.random import uniform
 

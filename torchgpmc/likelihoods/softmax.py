@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributions import Categorical
 
-from torchgpmc.likelihoods.base import Curvature, Factorised, Moments, require_classes
+from torchgpmc.likelihoods.likelihood import Curvature, Factorised, Moments, require_classes
 from torchgpmc.likelihoods.slopes import ExpectedSlopes
 from torchgpmc.quadrature import expectation_of_several, gauss_hermite, log_integral_of_several
 from torchgpmc.random import log_uniform

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import StudentT as StudentTDistribution
 
 from torchgpmc import quadrature
-from torchgpmc.likelihoods.base import Derivatives, Factorised, Moments
+from torchgpmc.likelihoods.likelihood import Derivatives, Factorised, Moments
 from torchgpmc.likelihoods.slopes import ExpectedSlopes, through_parameters
 
 _NODES = 100  # where normals are wider than the likelihood

@@ -18,8 +18,8 @@ from gpytorch.priors import GammaPrior, LogNormalPrior, Prior
 from torch import Tensor
 
 from torchgpmc.checks import check_count, warn
-from torchgpmc.likelihoods.base import LogLikelihood
 from torchgpmc.likelihoods.decaying_integral import DecayingIntegral, decayed
+from torchgpmc.likelihoods.likelihood import LogLikelihood
 from torchgpmc.random import draw, normal_like
 from torchgpmc.special import LOG_SQRT_2PI
 

@@ -2,13 +2,12 @@
 
 from torchgpmc.methods.adaptive_metropolis import AdaptiveMH
 from torchgpmc.methods.amis import AMIS
-from torchgpmc.methods.auxiliary_gradient import AuxiliaryGradient
-from torchgpmc.methods.chees import ChEES
-from torchgpmc.methods.control_variables import ControlVariables
+from torchgpmc.methods.control_values import ControlVariables
 from torchgpmc.methods.coordinate_slice import Slice
 from torchgpmc.methods.crank_nicolson import PCN
+from torchgpmc.methods.ensemble_hamiltonian import ChEES
 from torchgpmc.methods.gibbs import Gibbs
-from torchgpmc.methods.gibbs_like import GibbsLike
+from torchgpmc.methods.gradient_moves import AuxiliaryGradient
 from torchgpmc.methods.hamiltonian import HMC
 from torchgpmc.methods.latent_slice import EllipticalSlice
 from torchgpmc.methods.local_regions import LocalRegions
@@ -17,7 +16,8 @@ from torchgpmc.methods.marginal_chains import PseudoMarginal
 from torchgpmc.methods.marginal_slices import PseudoMarginalSlice
 from torchgpmc.methods.no_u_turn import NUTS
 from torchgpmc.methods.orthant_gpc import OrthantGPC
-from torchgpmc.runs.base import Method, Run, Settings
+from torchgpmc.methods.single_sites import GibbsLike
+from torchgpmc.runs.run import Method, Run, Settings
 
 __all__ = [
     "AMIS",

@@ -7,12 +7,12 @@ from typing import Any
 
 from torchgpmc.checks import check_count
 from torchgpmc.methods.density_options import DensityOptions, Scope
-from torchgpmc.models.base import GPModel
+from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.joint_density import joint_log_density
-from torchgpmc.runs.base import Settings, chain_settings, in_chunks
 from torchgpmc.runs.blocks import JointWithPrior
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.chain_targets import ChainTarget
+from torchgpmc.runs.run import Settings, chain_settings, in_chunks
 from torchgpmc.samplers.adaptation import Tuning
 from torchgpmc.samplers.preconditioner import MassMatrix
 from torchgpmc.samplers.slice import slice_sampler

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchgpmc.checks import check_positive
-from torchgpmc.models.base import GPModel
-from torchgpmc.runs.base import Settings
+from torchgpmc.models.gp_model import GPModel
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.latent_moves import Move, latent_run
+from torchgpmc.runs.run import Settings
 from torchgpmc.samplers.adaptation import Tuning, WindowedAdaptation
 from torchgpmc.samplers.pcn import pcn
 from torchgpmc.samplers.preconditioner import MassMatrix

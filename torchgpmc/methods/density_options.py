@@ -7,13 +7,13 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 from torchgpmc.approximations import Approximation, Conjugate
-from torchgpmc.approximations.base import check_approximation
+from torchgpmc.approximations.gaussian_form import check_approximation
 from torchgpmc.checks import check_count
-from torchgpmc.models.base import GPModel
-from torchgpmc.runs.base import Settings, chain_settings, check_mass_matrix
+from torchgpmc.models.gp_model import GPModel
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.chain_targets import ChainTarget, joint_target, marginal_target
 from torchgpmc.runs.latent_moves import Move
+from torchgpmc.runs.run import Settings, chain_settings, check_mass_matrix
 from torchgpmc.samplers.adaptation import WindowedAdaptation
 from torchgpmc.samplers.preconditioner import MassMatrix
 from torchgpmc.types import LogDensity, Sampler, WarmUp

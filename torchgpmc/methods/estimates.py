@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import torch
 
 from torchgpmc.approximations import ApproximateMarginal
-from torchgpmc.approximations.base import check_approximation
+from torchgpmc.approximations.gaussian_form import check_approximation
 from torchgpmc.checks import check_count
-from torchgpmc.models.base import GPModel
+from torchgpmc.models.gp_model import GPModel
 from torchgpmc.runs.anchors import AnchoredAdaptation, AnchoredTuning, Anchors, MarginalDensity
-from torchgpmc.runs.base import Settings, chain_settings, check_mass_matrix, in_chunks
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.chain_targets import check_has_hyperparameters, estimated_target, estimator_for, suited_approximation
+from torchgpmc.runs.run import Settings, chain_settings, check_mass_matrix, in_chunks
 from torchgpmc.runs.starts import check_one_data_set
 from torchgpmc.samplers.adaptation import Tuning, WindowedAdaptation
 from torchgpmc.samplers.preconditioner import MassMatrix

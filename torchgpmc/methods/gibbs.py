@@ -8,15 +8,15 @@ from typing import Any
 
 from torchgpmc.checks import check_count
 from torchgpmc.methods.adaptive_metropolis import AdaptiveMH
-from torchgpmc.methods.auxiliary_gradient import AuxiliaryGradient
-from torchgpmc.models.base import GPModel
+from torchgpmc.methods.gradient_moves import AuxiliaryGradient
+from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.joint_density import joint_log_density
-from torchgpmc.runs.base import Settings, chain_settings, in_chunks
 from torchgpmc.runs.blocks import JointWithPrior
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.chain_targets import check_has_hyperparameters, joint_target
 from torchgpmc.runs.latent_moves import LatentMove
 from torchgpmc.runs.parameterizations import Interwoven, Parameterization, ThetaBlock
+from torchgpmc.runs.run import Settings, chain_settings, in_chunks
 from torchgpmc.samplers.sweep import Block, SweepWarmUp, Update, sweep
 from torchgpmc.types import Sampler
 

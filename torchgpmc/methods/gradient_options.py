@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from torchgpmc.approximations import Approximation
-from torchgpmc.approximations.base import check_approximation
+from torchgpmc.approximations.gaussian_form import check_approximation
 from torchgpmc.checks import check_positive
 from torchgpmc.methods.density_options import DensityOptions, Scope
-from torchgpmc.models.base import GPModel
-from torchgpmc.runs.base import Settings
+from torchgpmc.models.gp_model import GPModel
 from torchgpmc.runs.chain_targets import ChainTarget, check_smooth, joint_target
+from torchgpmc.runs.run import Settings
 from torchgpmc.runs.sites import posterior_sites
 from torchgpmc.samplers.adaptation import WindowedAdaptation
 from torchgpmc.types import WarmUp

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torchgpmc.approximations import ApproximateMarginal, Approximation, Laplace
-from torchgpmc.approximations.base import check_approximation, check_model
+from torchgpmc.approximations.gaussian_form import check_approximation, check_model
 from torchgpmc.checks import check_count, check_positive
 from torchgpmc.evidence import Evidence
 from torchgpmc.importance import (
     Adaptation,
 )
-from torchgpmc.models.base import GPModel
+from torchgpmc.models.gp_model import GPModel
 from torchgpmc.parameters.normal_scale import linear_scale, normal_scale
-from torchgpmc.runs.base import Settings, refuse_chain_options
 from torchgpmc.runs.chain_targets import check_has_hyperparameters, estimator_for, suited_approximation
+from torchgpmc.runs.run import Settings, refuse_chain_options
 from torchgpmc.runs.weighted import ImportanceRun
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchgpmc.models.base import GPModel
-from torchgpmc.runs.base import Settings
+from torchgpmc.models.gp_model import GPModel
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.latent_moves import Move, latent_run
+from torchgpmc.runs.run import Settings
 from torchgpmc.samplers.adaptation import BurnIn
 from torchgpmc.samplers.elliptical_slice import elliptical_slice
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchgpmc.checks import check_count, check_positive
-from torchgpmc.models.base import GPModel
-from torchgpmc.runs.base import Settings
+from torchgpmc.models.gp_model import GPModel
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.latent_moves import Move, latent_run
 from torchgpmc.runs.partition import Partition, Refinement
+from torchgpmc.runs.run import Settings
 from torchgpmc.samplers.regions import local_regions
 from torchgpmc.types import Sampler
 

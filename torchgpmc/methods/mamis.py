@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torchgpmc.methods.importance_options import ImportanceOptions
-from torchgpmc.models.base import GPModel
-from torchgpmc.runs.base import Settings
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.runs.run import Settings
 from torchgpmc.runs.weighted import ImportanceRun
 
 

@@ -8,10 +8,10 @@ from torchgpmc.approximations import Approximation, Laplace
 from torchgpmc.checks import check_count
 from torchgpmc.evidence import Evidence
 from torchgpmc.methods.estimates import Kernels, estimated_run
-from torchgpmc.models.base import GPModel
+from torchgpmc.models.gp_model import GPModel
 from torchgpmc.runs.anchors import MarginalDensity
-from torchgpmc.runs.base import Settings
 from torchgpmc.runs.chain import ChainRun
+from torchgpmc.runs.run import Settings
 from torchgpmc.samplers.adaptation import Tuning
 from torchgpmc.samplers.preconditioner import MassMatrix
 from torchgpmc.samplers.pseudo_marginal import (

@@ -9,9 +9,9 @@ from torchgpmc.evidence import Orthant
 from torchgpmc.evidence.orthants import check_probit
 from torchgpmc.methods.amis import AMIS
 from torchgpmc.methods.mamis import MAMIS
-from torchgpmc.models.base import GPModel
-from torchgpmc.runs.base import Run, Settings, refuse_chain_options
+from torchgpmc.models.gp_model import GPModel
 from torchgpmc.runs.independent import IndependentRun
+from torchgpmc.runs.run import Run, Settings, refuse_chain_options
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """Gaussian process models whose posterior is to be sampled."""
 
-from torchgpmc.models.base import GPModel, LatentGaussian, LatentPrior, LatentsAt
 from torchgpmc.models.conditioned import ConditionedGP
 from torchgpmc.models.fitc import FITC
 from torchgpmc.models.full import GP
+from torchgpmc.models.gp_model import GPModel, LatentGaussian, LatentPrior, LatentsAt
 from torchgpmc.models.joint_density import JointLogDensity, joint_log_density
 from torchgpmc.models.kmeans import kmeans_inducing_points
 from torchgpmc.models.projected import ProjectedProcess

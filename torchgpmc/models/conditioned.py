@@ -10,7 +10,7 @@ from gpytorch.means import Mean
 from torch import Tensor
 
 from torchgpmc.linalg import cholesky, solve_lower
-from torchgpmc.models.base import Cross, GPModel, LatentPrior, conditional_variance
+from torchgpmc.models.gp_model import Cross, GPModel, LatentPrior, conditional_variance
 from torchgpmc.models.validation import check_devices, check_inputs
 from torchgpmc.parameters.layout import Hyperparameters
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchgpmc.likelihoods.gaussian import Gaussian
 from torchgpmc.linalg import cholesky_in_place, solve_lower, times_vector
-from torchgpmc.models.base import GPModel, likelihood_parameters
+from torchgpmc.models.gp_model import GPModel, likelihood_parameters
 from torchgpmc.models.reverse import Part, by_autograd, covariance_part, mean_part
 from torchgpmc.models.targets import Targets
 from torchgpmc.special import log_standard_normal

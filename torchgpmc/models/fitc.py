@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from torchgpmc.linalg import cholesky, whiten
-from torchgpmc.models.base import Cross, GPModel, LatentPrior, conditional_variance
+from torchgpmc.models.gp_model import Cross, GPModel, LatentPrior, conditional_variance
 from torchgpmc.parameters.layout import Hyperparameters
 
 

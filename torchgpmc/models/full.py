@@ -10,7 +10,7 @@ from gpytorch.means import Mean
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from torchgpmc.models.base import GPModel
+from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.reverse import value_and_grad_by_parts
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.whitening import GaussianSites

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.density import AutogradDensity, keep_freed_memory, mask_failures
-from torchgpmc.models.base import GPModel, LatentsAt
+from torchgpmc.models.gp_model import GPModel, LatentsAt
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.whitening import GaussianSites, undo_whitening
 from torchgpmc.special import log_standard_normal

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from torchgpmc.adapter.conversion import as_likelihood
-from torchgpmc.models.base import Cross, GPModel, LatentPrior, LatentsAt, likelihood_values
+from torchgpmc.models.gp_model import Cross, GPModel, LatentPrior, LatentsAt, likelihood_values
 from torchgpmc.models.targets import Targets
 
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.adapter.covariance import BoundClosedForm, Covariance, Values
 from torchgpmc.adapter.mean_function import MeanFunction
-from torchgpmc.likelihoods.base import LogLikelihood
+from torchgpmc.likelihoods.likelihood import LogLikelihood
 from torchgpmc.linalg import cholesky
-from torchgpmc.models.base import GPModel, likelihood_parameters
+from torchgpmc.models.gp_model import GPModel, likelihood_parameters
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.whitening import GaussianSites, white_under_prior, white_under_sites
 from torchgpmc.special import log_standard_normal

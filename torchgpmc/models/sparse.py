@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchgpmc.adapter.covariance import covariance_function
 from torchgpmc.checks import check_count
-from torchgpmc.models.base import Cross, GPModel, LatentsAt, likelihood_values
+from torchgpmc.models.gp_model import Cross, GPModel, LatentsAt, likelihood_values
 from torchgpmc.models.sparse_gradient import DataBindings, SparseDensity, automatic_chunk
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.validation import check_inducing_points

@@ -23,7 +23,7 @@ from torchgpmc.adapter.covariance import ClosedForm, Covariance, CovarianceFunct
 from torchgpmc.density import WORTH_A_THREAD
 from torchgpmc.likelihoods.slopes import ExpectedSlopes, slopes_function
 from torchgpmc.linalg import cholesky_in_place, factor_adjoint
-from torchgpmc.models.base import GPModel, likelihood_parameters
+from torchgpmc.models.gp_model import GPModel, likelihood_parameters
 from torchgpmc.models.reverse import Part, by_autograd, covariance_part, mean_part
 from torchgpmc.models.targets import Targets
 from torchgpmc.special import log_standard_normal

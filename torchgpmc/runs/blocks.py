@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.density import AutogradDensity
-from torchgpmc.models.base import LatentsAt
+from torchgpmc.models.gp_model import LatentsAt
 from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.samplers.sweep import Conditional
 from torchgpmc.special import log_standard_normal

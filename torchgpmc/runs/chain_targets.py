@@ -13,12 +13,12 @@ from torchgpmc.checks import check_count
 from torchgpmc.density import SharedDensity
 from torchgpmc.evidence import Evidence, LatentEstimate, LatentEstimator, importance
 from torchgpmc.models.affine import AffineJointLogDensity
-from torchgpmc.models.base import GPModel
+from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.random import normal_like
-from torchgpmc.runs.base import Settings, chain_settings, in_chunks
 from torchgpmc.runs.blocks import KeptPrior, LatentsGivenTheta
+from torchgpmc.runs.run import Settings, chain_settings, in_chunks
 from torchgpmc.runs.starts import check_one_data_set, positions_around, start_at_mode, starting_positions, starting_thetas
 from torchgpmc.special import log_standard_normal
 from torchgpmc.storage.draws import Draw

@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from torchgpmc.checks import check_count
-from torchgpmc.models.base import GPModel
-from torchgpmc.runs.base import Settings, chain_settings
+from torchgpmc.models.gp_model import GPModel
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.chain_targets import latent_target
+from torchgpmc.runs.run import Settings, chain_settings
 from torchgpmc.types import Sampler, WarmUp
 
 

@@ -19,13 +19,13 @@ from torch import Tensor
 
 from torchgpmc.density import AutogradDensity
 from torchgpmc.linalg import factor_with_gradient
-from torchgpmc.models.base import GPModel, LatentsAt, likelihood_values
+from torchgpmc.models.gp_model import GPModel, LatentsAt, likelihood_values
 from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.whitening import GaussianSites, undo_whitening, whiten_under_sites
 from torchgpmc.random import normal_like
-from torchgpmc.runs.base import in_chunks
 from torchgpmc.runs.blocks import JointWithPrior, KeptPrior
+from torchgpmc.runs.run import in_chunks
 from torchgpmc.samplers.sweep import Block, BlockStep, Conditional, SweepState, Update, given_the_rest
 from torchgpmc.special import log_standard_normal
 from torchgpmc.trees import take

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from torchgpmc.approximations import ApproximateMarginal, Approximation, Laplace
-from torchgpmc.approximations.base import check_approximation, check_model
+from torchgpmc.approximations.gaussian_form import check_approximation, check_model
 from torchgpmc.approximations.sparse_laplace import InducingLaplace, inducing_laplace
 from torchgpmc.checks import warn
-from torchgpmc.models.base import GPModel
+from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.parameters.normal_scale import normal_scale
 from torchgpmc.random import make_generator, normal_like

@@ -11,7 +11,7 @@ from torchgpmc.approximations import ApproximateMarginal
 from torchgpmc.checks import warn
 from torchgpmc.importance import Mode, find_modes
 from torchgpmc.linalg import cholesky
-from torchgpmc.models.base import GPModel
+from torchgpmc.models.gp_model import GPModel
 from torchgpmc.parameters.normal_scale import NormalScale, OnNormalScale
 from torchgpmc.random import normal_like
 from torchgpmc.types import LogDensity

@@ -25,7 +25,7 @@ from torchgpmc.importance import (
     with_defence,
 )
 from torchgpmc.linalg import solve_lower
-from torchgpmc.models.base import GPModel
+from torchgpmc.models.gp_model import GPModel
 from torchgpmc.parameters.normal_scale import NormalScale
 from torchgpmc.parameters.prior_mass import log_prior_mass
 from torchgpmc.runs.starts import posterior_modes

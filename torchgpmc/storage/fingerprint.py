@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, Transform
 from torch.distributions.utils import lazy_property
 
-from torchgpmc.models.base import GPModel, likelihood_parameters
+from torchgpmc.models.gp_model import GPModel, likelihood_parameters
 from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.models.targets import Targets
 from torchgpmc.types import LogDensity

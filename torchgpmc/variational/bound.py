@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from torchgpmc.density import AutogradDensity, mask_failures
-from torchgpmc.models.base import GPModel, LatentsAt
-from torchgpmc.variational.gaussian import LatentSites, Optimum, expected_log_likelihood, optimal_latents
+from torchgpmc.models.gp_model import GPModel, LatentsAt
+from torchgpmc.variational.normal_latents import LatentSites, Optimum, expected_log_likelihood, optimal_latents
 
 
 class Positions(NamedTuple):

@@ -10,7 +10,7 @@ from tqdm.auto import tqdm
 
 from torchgpmc.ascent import ascend
 from torchgpmc.checks import check_count, warn
-from torchgpmc.models.base import GPModel
+from torchgpmc.models.gp_model import GPModel
 from torchgpmc.random import make_generator
 from torchgpmc.variational.bound import Positions, VariationalMarginal, inducing_positions
 from torchgpmc.variational.minibatches import ascend_by_minibatches

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from torchgpmc.models.base import GPModel, LatentsAt
+from torchgpmc.models.gp_model import GPModel, LatentsAt
 from torchgpmc.random import make_generator
 from torchgpmc.variational.bound import Positions
-from torchgpmc.variational.gaussian import GaussianLatents, expected_log_likelihood, from_natural
+from torchgpmc.variational.normal_latents import GaussianLatents, expected_log_likelihood, from_natural
 
 _LEARNING_RATE = 0.03  # of Adam, on logs of scales and on inducing points in deviations of the inputs
 _NATURAL_SHARE = 0.1  # of the way to the natural gradient's goal

@@ -13,15 +13,15 @@ from torch import Tensor
 
 from torchgpmc.checks import warn
 from torchgpmc.models.affine import AffineMap
-from torchgpmc.models.base import GPModel, likelihood_values
+from torchgpmc.models.gp_model import GPModel, likelihood_values
 from torchgpmc.models.sparse import SparseGP
 from torchgpmc.models.validation import check_inputs
 from torchgpmc.prediction import Prediction
 from torchgpmc.storage.fingerprint import differences, model_fingerprint
 from torchgpmc.variational.bound import VariationalMarginal
-from torchgpmc.variational.conversion import convert_variational
 from torchgpmc.variational.curvature import curvature
-from torchgpmc.variational.gaussian import GaussianLatents, expected_log_likelihood
+from torchgpmc.variational.gpytorch_parts import convert_variational
+from torchgpmc.variational.normal_latents import GaussianLatents, expected_log_likelihood
 
 _DATA_CHUNK_ELEMENTS = 20_000_000  # of projections
 

@@ -18,9 +18,9 @@ from torchgpmc.checks import check_positive
 from torchgpmc.integrations.pyro.density import Potential, Problem, model_problem, potential_problem
 from torchgpmc.methods.density_options import DensityOptions
 from torchgpmc.random import make_generator
-from torchgpmc.runs.base import Settings
 from torchgpmc.runs.chain import ChainRun, ChainState
 from torchgpmc.runs.chain_targets import density_target
+from torchgpmc.runs.run import Settings
 from torchgpmc.samplers import MassMatrix, hmc
 from torchgpmc.samplers.adaptation import Tuning
 from torchgpmc.types import LogDensity, Sampler

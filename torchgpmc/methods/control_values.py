@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from torchgpmc.checks import check_positive
-from torchgpmc.models.base import GPModel, LatentPrior
-from torchgpmc.runs.base import Settings
+from torchgpmc.models.gp_model import GPModel, LatentPrior
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.control_inputs import ControlSearch, ControlTuning, prior_of_controls
 from torchgpmc.runs.latent_moves import Move, latent_run
+from torchgpmc.runs.run import Settings
 from torchgpmc.samplers.control_variables import ControlPrior, control_variables
 from torchgpmc.types import Sampler
 

@@ -17,8 +17,8 @@ from gpytorch.variational import (
 from torch import Tensor
 
 from torchgpmc.linalg import solve_lower
-from torchgpmc.models.base import GPModel
-from torchgpmc.variational.gaussian import GaussianLatents
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.variational.normal_latents import GaussianLatents
 
 _REMEDY = "Expected a kernel and inducing points that all latent functions share; use tg.initialize on a SparseGP instead."
 

@@ -18,7 +18,7 @@ from torchgpmc.adapter.conversion import as_likelihood, check_forward, convert_l
 from torchgpmc.adapter.covariance import BoundClosedForm, CovarianceFunction, covariance_function
 from torchgpmc.adapter.functional import PureModule, constraint_of, parameters_with_owners
 from torchgpmc.adapter.mean_function import MeanFunction
-from torchgpmc.likelihoods.base import Factorised
+from torchgpmc.likelihoods.likelihood import Factorised
 from torchgpmc.linalg import apply_factor, cholesky, factor_with_gradient, whiten
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.validation import as_tensor, check_devices, check_inputs, check_targets, warn_of_scales

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from torchgpmc.likelihoods.base import Derivatives, TiltedMoments
+from torchgpmc.likelihoods.likelihood import Derivatives, TiltedMoments
 from torchgpmc.linalg import cholesky, cholesky_in_place, solve_lower, times_blocks
-from torchgpmc.models.base import GPModel, LatentPrior, likelihood_values
+from torchgpmc.models.gp_model import GPModel, LatentPrior, likelihood_values
 from torchgpmc.models.targets import Targets
 from torchgpmc.trees import take
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from torchgpmc.checks import check_count, warn
 from torchgpmc.methods.density_options import Scope
 from torchgpmc.methods.gradient_options import GradientOptions
-from torchgpmc.models.base import GPModel
-from torchgpmc.runs.base import Settings, chain_settings
+from torchgpmc.models.gp_model import GPModel
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.chain_targets import ChainTarget
+from torchgpmc.runs.run import Settings, chain_settings
 from torchgpmc.samplers.chees import ChEESAdaptation, ChEESTuning, chees
 from torchgpmc.types import LogDensity, Sampler, WarmUp
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from torchgpmc.adapter.conversion import as_likelihood
-from torchgpmc.models.base import GPModel, LatentPrior, likelihood_values
+from torchgpmc.models.gp_model import GPModel, LatentPrior, likelihood_values
 from torchgpmc.models.targets import Targets
-from torchgpmc.runs.base import Settings
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.latent_moves import Move, latent_run
+from torchgpmc.runs.run import Settings
 from torchgpmc.samplers.adaptation import BurnIn
 from torchgpmc.samplers.gibbs_like import SiteUpdates, by_normals, by_slices, gibbs_like
 from torchgpmc.samplers.regions import local_regions

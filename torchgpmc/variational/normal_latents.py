@@ -18,7 +18,7 @@ from torch import Tensor
 
 from torchgpmc.likelihoods.slopes import slopes_function
 from torchgpmc.linalg import cholesky, solve_lower
-from torchgpmc.models.base import GPModel, LatentsAt, likelihood_values
+from torchgpmc.models.gp_model import GPModel, LatentsAt, likelihood_values
 from torchgpmc.models.targets import Targets
 
 _TOLERANCE = 1e-10

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.density import ChunkedDensity
-from torchgpmc.models.base import GPModel
+from torchgpmc.models.gp_model import GPModel
 from torchgpmc.samplers.preconditioner import MassMatrix
 from torchgpmc.storage.draws import Draw, Draws
 from torchgpmc.variational import Start

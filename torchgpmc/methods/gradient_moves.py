@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from torchgpmc.checks import check_positive
-from torchgpmc.models.base import GPModel
-from torchgpmc.runs.base import Settings
+from torchgpmc.models.gp_model import GPModel
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.latent_moves import Move, latent_run
+from torchgpmc.runs.run import Settings
 from torchgpmc.samplers.adaptation import Tuning, WindowedAdaptation
 from torchgpmc.samplers.auxiliary_gradient import auxiliary_gradient
 from torchgpmc.samplers.preconditioner import MassMatrix
