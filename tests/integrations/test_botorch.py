@@ -21,7 +21,7 @@ from botorch.optim import optimize_acqf
 from botorch.posteriors.fully_bayesian import GaussianMixturePosterior
 
 from torchgpmc.integrations import botorch as bridge
-from torchgpmc.integrations.botorch.regression import loadable, regression_of
+from torchgpmc.integrations.botorch.counterparts import loadable, regression_of
 
 QUICK = {"warmup_steps": 3, "num_samples": 16, "thinning": 4, "max_tree_depth": 3, "disable_progbar": True}
 pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning", "ignore:.*:UserWarning")

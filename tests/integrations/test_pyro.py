@@ -30,7 +30,7 @@ from tests.integrations.pyro_models import (
 from torchgpmc.density import AutogradDensity
 from torchgpmc.diagnostics import effective_sizes
 from torchgpmc.integrations.pyro import GP, HMC, MCMC, NUTS
-from torchgpmc.integrations.pyro.density import ByRows, Vectorised, faster_route, model_problem, nearer_starts, potential_problem
+from torchgpmc.integrations.pyro.log_joint import ByRows, Vectorised, faster_route, model_problem, nearer_starts, potential_problem
 from torchgpmc.special import log_ndtr
 
 quiet = pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchgpmc.adapter.functional import constraint_of, parameters_with_owners, public_name
 from torchgpmc.parameters.bijections import Interval
 from torchgpmc.parameters.missing_priors import Missing, missing_priors_message
-from torchgpmc.parameters.priors import JointPrior, RestrictedPrior, joint_prior, support_of
+from torchgpmc.parameters.restricted_priors import JointPrior, RestrictedPrior, joint_prior, support_of
 
 
 class Hyperparameters(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torchgpmc.checks import SamplingWarning, check_count, warn
 from torchgpmc.diagnostics import MAX_LATENT_RHAT, Summary
-from torchgpmc.integrations.botorch.regression import largest_rhat, loadable, regression_of
+from torchgpmc.integrations.botorch.counterparts import largest_rhat, loadable, regression_of
 from torchgpmc.loop import sample
 from torchgpmc.methods import NUTS
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torchgpmc.chain_statistics import as_datatree
 from torchgpmc.checks import check_count
 from torchgpmc.density_sampling import DensityDraws, sample_density
-from torchgpmc.integrations.pyro.kernels import GradientKernel, seed_from_global
+from torchgpmc.integrations.pyro.transitions import GradientKernel, seed_from_global
 from torchgpmc.storage.checkpoint import Checkpoint
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchgpmc import methods
 from torchgpmc.checks import check_positive
-from torchgpmc.integrations.pyro.density import Potential, Problem, model_problem, potential_problem
+from torchgpmc.integrations.pyro.log_joint import Potential, Problem, model_problem, potential_problem
 from torchgpmc.methods.density_options import DensityOptions
 from torchgpmc.random import make_generator
 from torchgpmc.runs.chain import ChainRun, ChainState
