@@ -368,7 +368,7 @@ def test_targets_for_each_chain_must_match_the_chains():
         tg.sample(model, tg.NUTS(), **OPTIONS)
 
 
-def test_the_default_method_and_defaults_of_numbers(monkeypatch):
+def test_defaults_of_numbers(monkeypatch):
     seen = {}
 
     def prepare(self, model, settings):
@@ -377,7 +377,7 @@ def test_the_default_method_and_defaults_of_numbers(monkeypatch):
 
     monkeypatch.setattr(tg.NUTS, "prepare", prepare)
     with pytest.raises(Stop):
-        run_module.sample(sparse_gp("probit"))
+        run_module.sample(sparse_gp("probit"), tg.NUTS())
     assert seen["num_samples"] == 1000 and seen["warmup_steps"] is None and seen["num_chains"] is None
 
 

@@ -179,6 +179,8 @@ def joint_errors(problem, rng):
     if not finite.any():
         return []
     tolerance = EXACT[problem.dtype] * (1 + np.abs(expected[finite]).max())
+    if problem.kind is tg.SparseGP:
+        tolerance += problem.likelihood.promise * problem.y.shape[-1]
     found = []
     gap = value[finite] - expected[finite]
     if np.ptp(gap) > tolerance or not np.allclose(

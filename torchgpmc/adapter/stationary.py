@@ -41,7 +41,7 @@ def prepare(x1: Tensor, x2: Tensor, isotropic: bool) -> Inputs:
     x1, x2 = (x1 - center).contiguous(), (x2 - center).contiguous()
     constant = not (x1.requires_grad or x2.requires_grad)
     distance = _pairwise_square(x1, x2) if constant and isotropic else None
-    # On a GPU a pass over memory costs less than waiting for the host, which products of inputs need; see _imprecise_rows.
+    # On a GPU a pass over memory costs less than waiting for the host, which products of inputs need; see imprecise_rows.
     keep = constant and not isotropic and x1.device.type != "cpu" and x1.numel() * len(x2) <= _MOST_KEPT
     differences = (x1.T[:, :, None] - x2.T[:, None, :]).square_() if keep else None
     squares = -0.5 * x1.square(), -0.5 * x2.square()
@@ -63,7 +63,7 @@ def rows_of(inputs: Inputs, rows: slice) -> Inputs:
 
 def imprecise_rows(weights: Tensor, inputs: Inputs) -> Tensor | None:
     """Settings ``(R,)`` with lengthscales so short that products of inputs would cancel to noise; ``None`` if there are none."""
-    if inputs.squared_distance is not None:
+    if inputs.squared_distance is not None or inputs.squared_differences is not None:
         return None
     limit = _LOSS[weights.dtype] / torch.finfo(weights.dtype).eps
     size = weights.detach().expand(-1, len(inputs.greatest_square)) @ inputs.greatest_square
