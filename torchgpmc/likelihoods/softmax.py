@@ -227,7 +227,8 @@ def _greatest_of_sums(mean: Tensor, variance: Tensor) -> tuple[_Sums, Tensor]:
     """The sums f_k + g_k, and the log density of the greatest of them where that is the j-th ``(n, ..., K)``."""
     mean, deviation = mean.double(), variance.double().sqrt()
     lowest = (mean - _REACH * deviation).detach().amax(-1, keepdim=True) - 4
-    length = float(((mean + _REACH * deviation).detach().amax(-1, keepdim=True) + _GUMBEL_REACH - lowest).max())
+    lengths = (mean + _REACH * deviation).detach().amax(-1, keepdim=True) + _GUMBEL_REACH - lowest
+    length = float(lengths.nan_to_num(0.0).max())  # a normal that is none has no say, and its answer is NaN
     u = lowest + _STEP * torch.arange(int(length / _STEP) + 2, dtype=mean.dtype, device=mean.device).view(-1, *[1] * mean.dim())
     wide = deviation > _WIDE
     parts = _sum_over_nodes(mean, torch.where(wide, _WIDE, deviation), u)
