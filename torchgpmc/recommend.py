@@ -141,7 +141,7 @@ def candidates(model: GPModel, wanted: int = WANTED) -> list[Candidate]:
     if model.is_conjugate:
         exact = "the evidence is exact and the hyperparameters are few: weighted draws, no warm-up."
         many = f"{size} hyperparameters may be more than importance weights survive."
-        chains = _chains(model, NUTS(max_tree_depth=8), many, 150)
+        chains = _chains(model, NUTS(max_tree_depth=8, target_accept_prob=0.9), many, 150)
         return [_weighted(model, AMIS(), exact, wanted), chains] if size <= MANY_WITH_EXACT_EVIDENCE else [chains]
     few = "the latents integrate out well and the hyperparameters are few: weighted draws, no warm-up."
     white = f"chains of {size} hyperparameters and the latents together, in white coordinates, need no evidence."
@@ -155,12 +155,12 @@ def candidates(model: GPModel, wanted: int = WANTED) -> list[Candidate]:
 def _together(model: GPModel, one_latent: bool) -> list[Candidate]:
     """Of models whose latents cannot be integrated out one site a datum."""
     why = "hyperparameters and latents are sampled together, as the latents cannot be integrated out one site a datum."
-    white = NUTS(whitening=Laplace(), max_tree_depth=8) if one_latent else NUTS(max_tree_depth=8)
+    white = NUTS(whitening=Laplace(), max_tree_depth=8) if one_latent else NUTS(max_tree_depth=8, target_accept_prob=0.9)
     found = [_chains(model, white, why, 200)]
     if model.factorises and not model.is_conjugate:
         around = "chains begin around a variational fit, in coordinates white under it."
         fit = partial(initialize, model, optimize_inducing_points=False, progress=False)
-        found.insert(0, _chains(model, NUTS(max_tree_depth=8), around, 100)._replace(start=fit))
+        found.insert(0, _chains(model, NUTS(max_tree_depth=8, target_accept_prob=0.9), around, 100)._replace(start=fit))
     return found
 
 

@@ -127,9 +127,10 @@ def test_equals_scipys_mode(name):
         torch.testing.assert_close(found.log_evidence[row].detach(), log_evidence, rtol=1e-7, atol=1e-7)
 
 
+@pytest.mark.parametrize("num_data", [1, 6])
 @pytest.mark.parametrize("name", ["sum", *LIKELIHOODS])
-def test_gradients_equal_finite_differences(name):
-    model = model_of(name, 6)
+def test_gradients_equal_finite_differences(name, num_data):
+    model = model_of(name, num_data)
     theta = thetas(model).requires_grad_(True)
     (gradient,) = torch.autograd.grad(tg.approximations.laplace(model, theta, tolerance=1e-20).log_evidence.sum(), theta)
     step = 1e-5

@@ -331,3 +331,16 @@ def test_quadrature_defaults_agree_with_the_overrides():
         likelihood, y = make(name), targets(name, 5)
         generic = Factorised.expected_log_likelihood(likelihood, MEAN, VARIANCE, y)
         torch.testing.assert_close(likelihood.expected_log_likelihood(MEAN, VARIANCE, y), generic, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", [*LIKELIHOODS, *NOT_SMOOTH])
+@pytest.mark.parametrize(("mean", "variance"), [(torch.nan, 1.0), (0.5, torch.nan), (torch.nan, torch.nan)])
+def test_a_normal_that_is_no_number_has_no_expectation_and_other_settings_keep_theirs(name, mean, variance):
+    likelihood, y = make(name), targets(name, 5)
+    means, variances = several(likelihood, MEAN).clone(), several(likelihood, VARIANCE).abs().clone()
+    means[0, 1], variances[0, 1] = mean, variance
+    for function in (likelihood.expected_log_likelihood, likelihood.predictive_log_prob):
+        found = function(means, variances, y).detach()
+        assert bool(found[0, 1].isnan())
+        torch.testing.assert_close(found[1:], function(means[1:], variances[1:], y).detach(), rtol=1e-6, atol=1e-6)
+        assert bool(function(means[:1, 1:2], variances[:1, 1:2], y[1:2]).isnan())

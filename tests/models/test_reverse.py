@@ -88,6 +88,17 @@ def test_a_row_that_does_not_factorise_fails_alone():
     assert bool(torch.isfinite(gradient).all()) and float(gradient[1].abs().max()) == 0.0
 
 
+@pytest.mark.parametrize("name", LIKELIHOODS)
+def test_where_no_chain_has_a_density_all_have_density_zero(name):
+    """Steps that are far too long take variances to 0, which torch's own distributions refuse, and positions to NaN."""
+    model = gp(name)
+    size = model.layout.size + model.latent_size
+    for far, may_be_finite in ((-800.0, True), (torch.nan, False)):
+        value, gradient = joint_log_density(model).value_and_grad(torch.full((2, size), far, dtype=torch.float64))
+        assert bool(((value == -torch.inf) | (torch.isfinite(value) & may_be_finite)).all())
+        assert bool(torch.isfinite(gradient).all()) and (may_be_finite or float(gradient.abs().max()) == 0.0)
+
+
 class Shifted(tg.likelihoods.Bernoulli):
     """A user's subclass, whose density is not its parent's."""
 

@@ -8,7 +8,7 @@ from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior
 
 import torchgpmc as tg
 from tests.models.test_whitening import random_sites
-from tests.problems import LIKELIHOODS, inputs, kernel, sparse_gp, targets
+from tests.problems import LIKELIHOODS, NOT_SMOOTH, inputs, kernel, sparse_gp, targets
 from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.density import AutogradDensity
 from torchgpmc.likelihoods.slopes import slopes_by_autograd
@@ -143,6 +143,18 @@ def test_a_row_that_does_not_factorise_fails_alone(chunk):
     alone = density.value_and_grad(position[rows])
     torch.testing.assert_close(value[rows], alone[0], rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(gradient[rows], alone[1], rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", [*LIKELIHOODS, *NOT_SMOOTH])
+def test_a_position_that_is_no_number_fails_alone(name):
+    model = sparse_gp(name, jitter=1e-4)
+    position = positions(model, 3)
+    position[1] = torch.nan
+    for density in (tg.joint_log_density(model), AutogradDensity(tg.joint_log_density(model)._evaluate)):
+        value, gradient = density.value_and_grad(position)
+        assert torch.isfinite(value).tolist() == [True, False, True] and float(gradient[1].abs().max()) == 0.0
+        value, gradient = density.value_and_grad(position[1:2])
+        assert float(value) == -torch.inf and float(gradient.abs().max()) == 0.0
 
 
 class Doubled(tg.SparseGP):

@@ -355,3 +355,33 @@ def test_columns_of_a_prefix():
     assert [name for name in layout.names if not torch.equal(before[name], after[name])] == ["kernel.base_kernel.lengthscale"]
     with pytest.raises(ValueError, match=r"under 'kern'.*kernel.outputscale"):
         layout.columns("kern")
+
+
+TAILS = {
+    "gamma": (lambda: GammaPrior(1.25, 4.0), lambda: GreaterThan(2.0)),
+    "normal above": (lambda: NormalPrior(0.0, 1.0), lambda: GreaterThan(5.0)),
+    "normal below": (lambda: NormalPrior(0.0, 1.0), lambda: LessThan(-5.0)),
+    "log normal between": (lambda: LogNormalPrior(0.0, 0.25), lambda: Interval(3.0, 3.5)),
+}
+
+
+@pytest.mark.parametrize("shape", [(), (1, 2)])
+@pytest.mark.parametrize("name", TAILS)
+@pytest.mark.statistical
+def test_draws_from_a_far_tail(name, shape):
+    """Where rejection would take thousands of tries a draw."""
+    prior, constraint = TAILS[name]
+    layout, one = layout_of(prior(), constraint(), shape), layout_of(prior(), constraint())
+    value = layout.constrain(layout.sample_prior(10_000, torch.Generator().manual_seed(1)))["kernel.x"].reshape(10_000, -1)
+    middle = grid_integral(one, lambda x: x)
+    functions = [lambda x: x, lambda x: x.square(), lambda x: (x < middle).double()]
+    expected = torch.tensor([grid_integral(one, function) for function in functions])
+    for element in value.unbind(-1):
+        assert worst_excess(torch.stack([function(element) for function in functions], -1), expected) < 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_draws_where_rounding_has_left_no_mass_are_an_error(dtype):
+    layout = layout_of(NormalPrior(0.0, 1.0), GreaterThan(9.0), dtype=dtype)
+    with pytest.raises(RuntimeError, match=r"could not draw from NormalPrior inside \(9.0, inf\)"):
+        layout.sample_prior(3, torch.Generator().manual_seed(1))

@@ -47,7 +47,9 @@ def model_of(targets=None, **options):
     return tg.GP(torch.linspace(0, 1, GRID), y, kernel, Integrals(), **options)
 
 
-TAKEN = {name: METHODS[name] for name in ("NUTS", "HMC", "ChEES", "AdaptiveMH", "Slice", "Gibbs", *OF_LATENTS) if name != "GibbsLike"}
+TAKEN = {
+    name: METHODS[name] for name in ("NUTS", "HMC", "ChEES", "AdaptiveMH", "Slice", "Gibbs", *OF_LATENTS) if name != "GibbsLike"
+}
 
 
 @pytest.mark.parametrize("method", TAKEN)

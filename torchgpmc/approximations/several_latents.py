@@ -191,7 +191,7 @@ def differentiable(problem: LatentProblem, factor: Tensor, found: GaussianApprox
         pull = _pull(constant, found.mean, marginal)
         moved = pull - times_precision(found.precision, ((half @ pull.unsqueeze(-1)).mT @ half)).squeeze(1)
         response = times_blocks(moved, constant.covariance)
-        beside = times_precision(found.precision, half).view(count, size * latents, -1)
+        beside = times_precision(found.precision, half).reshape(count, size * latents, -1)
         r = torch.diag_embed(found.precision.diagonal(dim1=-2, dim2=-1).sum(-1)) - beside.mT @ beside  # of all latents together
         alpha, direction = (part.view(count, latents, -1) for part in (found.alpha, moved))
         covariance = (0.5 * alpha + direction).mT @ alpha - 0.5 * r

@@ -128,10 +128,12 @@ def _lattice(mean: Tensor, variance: Tensor, accuracy: Accuracy) -> _Lattice | N
         lowest = (mean - accuracy.reach * deviation).amax(-1)
         length = (mean + accuracy.reach * deviation).amax(-1) - lowest
         is_shared = variance.stride(-1) == 0
-        widths = 2 * accuracy.reach * latents**0.5 if is_shared else float((length * (1 / variance).sum(-1).sqrt()).max())
-        count = math.ceil(widths / accuracy.step) + 1
-        if not count <= _MOST_NODES:
+        widths = 2 * accuracy.reach * latents**0.5
+        if not is_shared:  # a normal that is none has no say, and its answer is NaN
+            widths = float((length * (1 / variance).sum(-1).sqrt()).nan_to_num(0.0, posinf=torch.inf).max())
+        if not widths <= (_MOST_NODES - 1) * accuracy.step:
             return None
+        count = max(1, math.ceil(widths / accuracy.step)) + 1
         step = length / (count - 1)
         steps = torch.arange(count, dtype=mean.dtype, device=mean.device).view(-1, *[1] * (mean.dim() - 1))
         return _Lattice(lowest + step * steps, step)

@@ -257,7 +257,8 @@ def _sums_on_lattice(mean: Tensor, variance: Tensor) -> _Sums:
     """The sums f_k + g_k, from where some of them all but surely exceeds u up to where all are surely below."""
     mean, deviation = mean.double(), variance.double().sqrt()
     lowest = (mean - _REACH * deviation).detach().amax(-1, keepdim=True) - 4
-    length = float(((mean + _REACH * deviation).detach().amax(-1, keepdim=True) + _GUMBEL_REACH - lowest).max())
+    lengths = (mean + _REACH * deviation).detach().amax(-1, keepdim=True) + _GUMBEL_REACH - lowest
+    length = float(lengths.nan_to_num(0.0).max())  # a normal that is none has no say, and its answer is NaN
     u = lowest + _STEP * torch.arange(int(length / _STEP) + 2, dtype=mean.dtype, device=mean.device).view(-1, *[1] * mean.dim())
     wide = deviation > _WIDE
     parts = _sum_over_nodes(mean, torch.where(wide, _WIDE, deviation), u)

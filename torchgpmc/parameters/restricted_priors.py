@@ -17,6 +17,9 @@ from torchgpmc.priors import ShiftedGammaPrior
 from torchgpmc.random import with_forked_global_generator
 
 _MAX_REJECTIONS = 1000
+_PATIENCE = 100  # rejections after which the distribution function is inverted, where there is one
+_INVERTIBLE = 1000  # roundings of a distribution function that an interval has to hold for its draws to be right to a thousandth
+_BISECTIONS = 64
 
 
 class ClosedForm(NamedTuple):
@@ -111,9 +114,10 @@ class RestrictedPrior:
         self.interval = interval
         self._like = torch.zeros((), dtype=dtype, device=device)
         self._rows_at_once = self._answers_rows_independently()
-        log_mass = self._restricted_log_mass(support_of(prior))
-        self.is_normalised = log_mass is not None
-        self._log_mass = torch.zeros_like(self._like) if log_mass is None else log_mass
+        ends = self._probabilities_below_ends(support_of(prior))
+        self.is_normalised = ends is not None
+        self._ends = (torch.zeros_like(self._like), torch.ones_like(self._like)) if ends is None else ends
+        self._log_mass = torch.log(self._ends[1] - self._ends[0]).expand(self.shape or torch.Size([1])).sum()
         self.closed_form = _closed_form(self.prior)
         self.closed_constant = self._constant_of(self.closed_form)
 
@@ -163,16 +167,14 @@ class RestrictedPrior:
             return False
         return together.shape == alone.shape and torch.allclose(together, alone, rtol=1e-4, atol=1e-5, equal_nan=True)
 
-    def _restricted_log_mass(self, support: Interval) -> Tensor | None:
+    def _probabilities_below_ends(self, support: Interval) -> tuple[Tensor, Tensor] | None:
+        """The distribution function at both ends of the interval."""
         if self.has_transform:
             return None
-        if self.interval == support:
-            return torch.zeros_like(self._like)
         try:
-            bounds = (self._cdf(self.interval.lower, support, 0.0), self._cdf(self.interval.upper, support, 1.0))
+            return self._cdf(self.interval.lower, support, 0.0), self._cdf(self.interval.upper, support, 1.0)
         except (NotImplementedError, AttributeError):  # no distribution function: the constant matters to the evidence alone
             return None
-        return torch.log(bounds[1] - bounds[0]).expand(self.shape or torch.Size([1])).sum()
 
     @property
     def has_transform(self) -> bool:
@@ -195,7 +197,7 @@ class RestrictedPrior:
         return True
 
     def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Draws ``(num_draws, *shape)`` from the restricted prior, by rejection.
+        """Draws ``(num_draws, *shape)`` from the restricted prior: by rejection, and by inversion where that takes long.
 
         Raises:
             NotImplementedError: the prior cannot draw.
@@ -207,17 +209,39 @@ class RestrictedPrior:
 
         result = with_forked_global_generator(propose, generator)
         joint = len(self.prior.event_shape) > 0
-        for _ in range(_MAX_REJECTIONS):
+        for attempt in range(_MAX_REJECTIONS):
             outside = ~self.interval.contains(result)
             if joint and self.shape:  # one prior for the whole vector: accept or reject it whole
                 outside = outside.reshape(num_draws, -1).any(-1).view(-1, *[1] * len(self.shape)).expand_as(result)
             if not bool(outside.any()):
                 return result
-            result = torch.where(outside, with_forked_global_generator(propose, generator), result)
+            invert = attempt >= _PATIENCE and self._can_invert()
+            fresh = self._by_inversion(num_draws, generator) if invert else with_forked_global_generator(propose, generator)
+            result = torch.where(outside, fresh, result)
         raise RuntimeError(
             f"could not draw from {type(self.prior).__name__} inside ({self.interval.lower}, {self.interval.upper}): "
             f"nearly all of its mass lies outside. Change the prior or the constraint."
         )
+
+    def _can_invert(self) -> bool:
+        """Whether the interval cuts off a part that the distribution function tells, and what it leaves is more than rounding."""
+        mass = self._ends[1] - self._ends[0]
+        return bool((mass < 1).any() and (mass > _INVERTIBLE * torch.finfo(mass.dtype).eps).all())
+
+    def _by_inversion(self, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Draws ``(num_draws, *shape)``, by bisection of the distribution function on the unconstrained scale."""
+        below, above = self._ends
+        like = self._like
+        share = torch.rand(num_draws, *self.shape, dtype=like.dtype, device=like.device, generator=generator)
+        level = below + share * (above - below)
+        widest = math.log(torch.finfo(like.dtype).max) - 1
+        falls = math.isinf(self.interval.lower)  # the value, as what it is made of rises
+        low, high = (torch.full_like(share, end if falls else -end) for end in (widest, -widest))
+        for _ in range(_BISECTIONS):
+            middle = 0.5 * (low + high)
+            is_low = self.prior.cdf(self.interval.constrain(middle)) < level
+            low, high = torch.where(is_low, middle, low), torch.where(is_low, high, middle)
+        return self.interval.constrain(high)
 
     def _unrestricted_draws(self, num_draws: int) -> Tensor:
         event = self.prior.batch_shape + self.prior.event_shape
