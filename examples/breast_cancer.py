@@ -86,9 +86,11 @@ def main():
     model = tg.SparseGP(
         train_x, train_y, make_kernel(train_x.shape[1]), tg.likelihoods.Bernoulli(), inducing_points=inducing_points
     )
+    start = tg.initialize(model, optimize_inducing_points=False, seed=options.seed)
     posterior = tg.sample(
-        model,
-        tg.NUTS(whitening=tg.Laplace()),
+        start.model,
+        tg.NUTS(),
+        start=start,
         num_samples=options.num_samples,
         warmup_steps=options.warmup_steps,
         num_chains=options.num_chains,
