@@ -140,7 +140,7 @@ def test_a_missing_jacobian_is_caught(sampler, monkeypatch):
 )
 def test_a_halved_log_ratio_is_caught(sampler):
     # Kernels that keep the prior of v drift from the joint distribution more slowly than the others.
-    slower = dict.fromkeys(("elliptical slice", "gibbs like", "sweep", "interwoven", "surrogate"), 40)
+    slower = dict.fromkeys(("elliptical slice", "pcn", "gibbs like", "sweep", "interwoven", "surrogate"), 40)
     rounds = {**slower, "slice": 8, "nuts": 10, "nuts, white under sites": 6}.get(sampler, 20)
     of_conditional_priors = sampler.startswith(("local regions", "control variables"))
     chains = None if rounds == 40 or of_conditional_priors else PLANTED

@@ -205,7 +205,12 @@ class _ExpectedLogSumExp(torch.autograd.Function):
 
 
 def _by_width(function: Callable[[Tensor, Tensor], tuple[Tensor, ...]], mean: Tensor, variance: Tensor) -> tuple[Tensor, ...]:
-    """``function`` of means and variances ``(..., K)``, those of like widths together: the widest normal sets what a rule costs."""
+    """``function`` of means and variances ``(..., K)``, those of like widths together: the widest normal sets what a rule costs.
+
+    On a GPU all together: to be told apart they would have to be looked at from the host.
+    """
+    if variance.device.type != "cpu":
+        return function(mean, variance)
     edges = torch.tensor(_WIDTHS, dtype=variance.dtype, device=variance.device).square()
     kinds = torch.bucketize(variance.detach().amax(-1), edges)
     parts = [(kinds == kind).nonzero(as_tuple=True) for kind in kinds.unique().tolist()]
