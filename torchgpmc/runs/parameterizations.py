@@ -179,7 +179,7 @@ class Surrogate(_Recoordinated):
         return _Noisy(f + noise, white), log_volume + _log_noise(noise, precision)
 
     def latents(self, model: GPModel, at: LatentsAt, held: _Noisy, targets: Targets) -> tuple[Tensor, Tensor]:
-        """v, and log |dv / d eta| + log N(g | f, S)."""
+        """v, and ``log |dv / d eta| + log N(g | f, S)``."""
         precision = _single_site_precision(model, at, targets)
         sites = GaussianSites(precision, precision * held.noisy)
         v, log_volume = undo_whitening(at.projection.mT, at.mean, sites, held.white)

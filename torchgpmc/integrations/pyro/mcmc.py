@@ -45,8 +45,6 @@ class MCMC(AbstractMCMC):  # type: ignore[misc]  # Pyro's classes are untyped
         checkpoint: as in :func:`torchgpmc.sample_density`; starts must repeat for it, so give a ``seed``.
 
     Attributes:
-        draws: the :class:`DensityDraws` on the unconstrained scale, with ``stats``, ``complaints()`` and ``info``, whose
-            ``"evaluated"`` says whether all chains were evaluated at once.
         transforms: of the sites.
 
     Example:
@@ -132,7 +130,7 @@ class MCMC(AbstractMCMC):  # type: ignore[misc]  # Pyro's classes are untyped
 
     @property
     def draws(self) -> DensityDraws:
-        """The draws on the unconstrained scale, with their statistics.
+        """The draws on the unconstrained scale, with ``stats`` and ``complaints()``; ``info["evaluated"]`` names the route.
 
         Raises:
             RuntimeError: before :meth:`run`.
