@@ -102,7 +102,7 @@ def interrupted(rank, folder):
     """Ctrl-C on rank 1 alone, and then the rest of the run."""
     before = ChainRun.advance
     if rank == 1:
-        at_iteration(33, lambda: os.kill(os.getpid(), signal.SIGINT))
+        at_iteration(33, lambda: signal.raise_signal(signal.SIGINT))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         partial = chains("nuts", checkpoint=folder / "interrupted.ckpt")
@@ -132,10 +132,10 @@ def sharded_interrupted(rank, folder):
     model, found = shard(rank), {}
     if rank == 1:
         answer = model.shard
-        model.shard = lambda *args, **options: (os.kill(os.getpid(), signal.SIGINT), answer(*args, **options))[1]
+        model.shard = lambda *args, **options: (signal.raise_signal(signal.SIGINT), answer(*args, **options))[1]
     with model.leading() as leads:
         if leads:
-            at_iteration(33, lambda: os.kill(os.getpid(), signal.SIGINT))
+            at_iteration(33, lambda: signal.raise_signal(signal.SIGINT))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 found = told(tg.sample(model, METHODS["nuts"], **SHARDED))
