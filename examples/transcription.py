@@ -6,7 +6,7 @@ Without ``--data`` the genes are simulated, and the truth is drawn beside what i
     python examples/transcription.py --data p53.csv.gz --initial-log-concentration -5
     python examples/transcription.py --data ecoli_lexa.csv.gz --represses --free-initial
 
-Run with defaults it takes about a minute and a half on one core.
+Run with defaults it takes a few minutes on one core.
 """
 
 import argparse

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from torchgpmc.checks import warn
@@ -94,7 +95,7 @@ def sample_by_default(engines: Sequence[Candidate], wanted: int, run: Callable[[
     for number, engine in enumerate(engines):
         rule = Rule(wanted, engine.every, engine.most, engine.budget)
         try:
-            trials.append(_tried(engine, wanted, lambda: run(number, engine, rule)))  # noqa: B023  (called at once)
+            trials.append(_tried(engine, wanted, partial(run, number, engine, rule)))
         except KeyboardInterrupt:
             if not any(trial.posterior for trial in trials):
                 raise

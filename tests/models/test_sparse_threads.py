@@ -42,13 +42,15 @@ def test_results_do_not_depend_on_threads(threads, monkeypatch, name):
 
 
 def test_small_chunks_stay_in_the_calling_thread(threads, monkeypatch):
-    monkeypatch.setattr(sparse_gradient, "side_by_side", lambda function, parts, device: [function(part) for part in _one(parts)])
+    at_once = []
+
+    def one_after_another(function, parts, device):
+        at_once.append(len(parts))
+        return [function(part) for part in parts]
+
+    monkeypatch.setattr(sparse_gradient, "side_by_side", one_after_another)
     threads(2)
     model = sparse_gp(num_data=40, data_chunk=7)
     position = torch.zeros(1, model.layout.size + model.latent_size, dtype=torch.float64)
     tg.joint_log_density(model).value_and_grad(position)
-
-
-def _one(parts):
-    assert len(parts) == 1
-    return parts
+    assert at_once == [1] * 6  # forty data by sevens
