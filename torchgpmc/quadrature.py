@@ -285,9 +285,9 @@ def rule_about(
     r"""Nodes x and weights w such that E g(f) = sum w g(mean + sd x) where g is smooth but turns at ``center``, however narrowly.
 
     ``scale`` is how far from the real line g has its nearest singularity, which is what rules converge by. Where all standard
-    deviations are below it these are 25 to 65 evenly spaced nodes, the fewer the narrower the normals; else Gauss-Legendre nodes in
-    t, f = center + scale sinh(t), over mean +- 8 standard deviations. Rules err by about 1e-11 and less, so that which of them a
-    batch gets is not seen. Off the CPU each normal has its own choice of the two, which the host need not know.
+    deviations are below it these are 25 to 65 evenly spaced nodes, the fewer the narrower the normals; else those normals that are
+    wider get Gauss-Legendre nodes in t, f = center + scale sinh(t), over mean +- 8 standard deviations. Rules err by about 1e-11 and
+    less, so that which of them a batch gets is not seen. Off the CPU it is always the latter choice, which the host need not know.
 
     Args:
         mean: any shape ``...``.
@@ -306,19 +306,19 @@ def rule_about(
     """
     with torch.no_grad():
         shape = (-1,) + (1,) * mean.dim()
-        if mean.device.type != "cpu":
-            half = num_nodes // 2
-            even = _lattice(_LATTICE_REACH / half, mean.dtype, mean.device)
-            own = _over_reach(mean, variance, center, scale, 2 * half + 1)
-            narrow = variance / scale**2 <= _widest(_LATTICE_REACH / half)
-            nodes, weights = (torch.where(narrow, one.view(shape), other) for one, other in zip(even, own, strict=True))
-            return nodes, weights
-        widest = float((variance / scale**2).max()) if variance.numel() else 0.0
-        for step in _LATTICES:
-            if widest <= _widest(step):
-                nodes, weights = _lattice(step, mean.dtype, mean.device)
-                return nodes.view(shape), weights.view(shape)
-        return _over_reach(mean, variance, center, scale, num_nodes)
+        if mean.device.type == "cpu":
+            widest = float((variance / scale**2).max()) if variance.numel() else 0.0
+            for step in _LATTICES:
+                if widest <= _widest(step):
+                    nodes, weights = _lattice(step, mean.dtype, mean.device)
+                    return nodes.view(shape), weights.view(shape)
+        # The second rule's nodes are differences of numbers as large as the mean, which narrow normals are lost in.
+        half = num_nodes // 2
+        even = _lattice(_LATTICE_REACH / half, mean.dtype, mean.device)
+        own = _over_reach(mean, variance, center, scale, 2 * half + 1)
+        narrow = variance / scale**2 <= _widest(_LATTICE_REACH / half)
+        nodes, weights = (torch.where(narrow, one.view(shape), other) for one, other in zip(even, own, strict=True))
+        return nodes, weights
 
 
 def _over_reach(

@@ -8,7 +8,7 @@ import torch
 
 import torchgpmc as tg
 from tests.likelihoods.test_predictive import CASES, MEANS, NAMES, SOFTMAX, VARIANCES
-from tests.problems import fixed_kernel, inputs
+from tests.problems import LIKELIHOODS, fixed_kernel, inputs, targets
 from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.approximations.sparse_laplace import inducing_laplace
 from torchgpmc.likelihoods.softmax import expected_log_sum_exp, log_probabilities_of_normals
@@ -133,3 +133,17 @@ def test_softmax_of_normals_of_all_widths_together():
     pairs = mean[narrow, :2] + variance[narrow, :2].sqrt() * at.unsqueeze(1)
     expected = (weights.unsqueeze(-1) * torch.logsumexp(pairs, -1)).sum(0)
     torch.testing.assert_close(expected_log_sum_exp(mean[narrow, :2], variance[narrow, :2]), expected, rtol=0, atol=5e-7)
+
+
+@pytest.mark.parametrize("name", ["probit", "logit", "student_t", "ordinal"])
+def test_slopes_of_narrow_normals_survive_wide_ones_beside_them(name):
+    """A chain's slopes were off by up to 5e-4 where another chain's normal was wide: nodes came as differences of large numbers."""
+    likelihood = LIKELIHOODS[name]().double().requires_grad_(False)
+    variance = torch.tensor([[1e-14, 1e-12, 1e-8, 1e-4, 1.0, 1e4]]).double()
+    mean, y = torch.full_like(variance, 0.3), targets(name, 1).double().expand(variance.shape[1])
+    together = likelihood.expected_and_slopes(mean, variance, y)
+    for column in range(variance.shape[1]):
+        part = slice(column, column + 1)
+        alone = likelihood.expected_and_slopes(mean[:, part], variance[:, part], y[part])
+        torch.testing.assert_close(together.mean[:, part], alone.mean, rtol=1e-8, atol=1e-12)
+        torch.testing.assert_close(together.variance[:, part], alone.variance, rtol=1e-8, atol=1e-12)
