@@ -286,8 +286,8 @@ def rule_about(
 
     ``scale`` is how far from the real line g has its nearest singularity, which is what rules converge by. Where all standard
     deviations are below it these are 25 to 65 evenly spaced nodes, the fewer the narrower the normals; else those normals that are
-    wider get Gauss-Legendre nodes in t, f = center + scale sinh(t), over mean +- 8 standard deviations. Rules err by about 1e-11 and
-    less, so that which of them a batch gets is not seen. Off the CPU it is always the latter choice, which the host need not know.
+    wider get Gauss-Legendre nodes in t, f = center + scale sinh(t), over mean +- 8 standard deviations. Rules err by about 1e-11
+    and less, so that which of them a batch gets is not seen. Off the CPU it is always the latter, which the host need not know.
 
     Args:
         mean: any shape ``...``.

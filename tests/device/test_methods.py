@@ -39,12 +39,12 @@ def used(posterior, likelihood="probit"):
     return found
 
 
-def agree(make, method, by_orthants=False, **options):
-    """The same run on both devices."""
+def agree(make, method, by_orthants=False, precision=1.0, **options):
+    """The same run on both devices; rounding, which warm-up amplifies, may differ, ``precision`` times as much."""
     there, here = (quiet_sample(make(device=device), method, **{**CHAINS, **options}) for device in (DEVICE, "cpu"))
-    torch.testing.assert_close(there.theta, here.theta, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(there.theta, here.theta, rtol=1e-6 * precision, atol=1e-8 * precision)
     if not by_orthants:  # whose order of variables rounding decides where two are as hard
-        torch.testing.assert_close(there.whitened, here.whitened, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(there.whitened, here.whitened, rtol=1e-5 * precision, atol=1e-7 * precision)
     return there
 
 
@@ -95,7 +95,8 @@ VARIANTS = {
 def test_options_of_methods(name):
     make, method = VARIANTS[name]
     weighted = type(method).__name__ in WEIGHTED
-    agree(functools.partial(make, num_data=4), method, "orthants" in name, **(WEIGHTED_RUN if weighted else {}))
+    precision = 100.0 if "single precision" in name else 1.0
+    agree(functools.partial(make, num_data=4), method, "orthants" in name, precision, **(WEIGHTED_RUN if weighted else {}))
 
 
 @pytest.mark.slow
