@@ -5,17 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from gpytorch.kernels import Kernel
-from gpytorch.means import Mean
-from numpy.typing import ArrayLike
 from torch import Tensor
 
 from torchgpmc.linalg import cholesky, whiten
-from torchgpmc.models.gp_model import Cross, GPModel, LatentPrior, conditional_variance
+from torchgpmc.models.gp_model import Cross, LatentPrior, conditional_variance
+from torchgpmc.models.inducing import InducingModel
 from torchgpmc.parameters.layout import Hyperparameters
 
 
-class FITC(GPModel):
+class FITC(InducingModel):
     r"""A Gaussian process whose values are independent of one another given those at M inducing points Z.
 
     .. math:: f \sim N(m, \; Q + \mathrm{diag}(K - Q) + jitter \cdot I), \quad Q = K_{fu} K_{uu}^{-1} K_{uf}
@@ -52,23 +50,6 @@ class FITC(GPModel):
         >>> model.latent_shape
         (1, 8)
     """
-
-    inducing_points: Tensor
-
-    def __init__(
-        self,
-        train_x: Tensor | ArrayLike,
-        train_y: Tensor | ArrayLike,
-        kernel: Kernel,
-        likelihood: Any,
-        *,
-        inducing_points: Tensor | ArrayLike,
-        mean: Mean | None = None,
-        jitter: float = 1e-6,
-        dtype: torch.dtype = torch.float64,
-    ):
-        extra_inputs = {"inducing_points": inducing_points}
-        super().__init__(train_x, train_y, kernel, likelihood, mean=mean, jitter=jitter, dtype=dtype, extra_inputs=extra_inputs)
 
     def _bind(self) -> Any:
         z = self.inducing_points

@@ -5,17 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from gpytorch.kernels import Kernel
-from gpytorch.means import Mean
-from numpy.typing import ArrayLike
 from torch import Tensor
 
 from torchgpmc.adapter.conversion import as_likelihood
-from torchgpmc.models.gp_model import Cross, GPModel, LatentPrior, LatentsAt, likelihood_values
+from torchgpmc.models.gp_model import Cross, LatentPrior, LatentsAt, likelihood_values
+from torchgpmc.models.inducing import InducingModel
 from torchgpmc.models.targets import Targets
 
 
-class ProjectedProcess(GPModel):
+class ProjectedProcess(InducingModel):
     r"""A Gaussian process whose values at the data are those interpolated from M inducing points Z.
 
     .. math:: f = m(X) + K_{fu} K_{uu}^{-1} (u - m(Z)), \quad u = m(Z) + L v, \quad L L^T = K(Z, Z) + jitter \cdot I
@@ -52,23 +50,7 @@ class ProjectedProcess(GPModel):
         (1, 3)
     """
 
-    inducing_points: Tensor
     has_latents_at_data = False
-
-    def __init__(
-        self,
-        train_x: Tensor | ArrayLike,
-        train_y: Tensor | ArrayLike,
-        kernel: Kernel,
-        likelihood: Any,
-        *,
-        inducing_points: Tensor | ArrayLike,
-        mean: Mean | None = None,
-        jitter: float = 1e-6,
-        dtype: torch.dtype = torch.float64,
-    ):
-        extra_inputs = {"inducing_points": inducing_points}
-        super().__init__(train_x, train_y, kernel, likelihood, mean=mean, jitter=jitter, dtype=dtype, extra_inputs=extra_inputs)
 
     def _bind(self) -> Any:
         return *super()._bind(), self.covariance.bind(self.inducing_points, self.train_x)

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from torchgpmc.adapter.covariance import covariance_function
 from torchgpmc.checks import check_count
-from torchgpmc.models.gp_model import Cross, GPModel, LatentsAt, likelihood_values
+from torchgpmc.models.gp_model import Cross, LatentsAt, likelihood_values
+from torchgpmc.models.inducing import InducingModel
 from torchgpmc.models.sparse_gradient import DataBindings, SparseDensity, automatic_chunk
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.validation import check_inducing_points
@@ -21,7 +22,7 @@ from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.parameters.layout import Hyperparameters
 
 
-class SparseGP(GPModel):
+class SparseGP(InducingModel):
     r"""A Gaussian process seen through M inducing points (Hensman, Matthews, Filippone & Ghahramani 2015).
 
     With :math:`u = L v`, :math:`L L^T = K(Z, Z) + jitter \cdot I` and p(f | u) the exact conditional, the samplers draw from
@@ -62,7 +63,6 @@ class SparseGP(GPModel):
         ValueError: train_y holds [...]. Expected counts 0, 1, 2, .... Poisson models whole numbers; for real data use ...
     """
 
-    inducing_points: Tensor
     has_latents_at_data = False
 
     def __init__(
@@ -85,8 +85,9 @@ class SparseGP(GPModel):
             raise ValueError(f"data_dtype is {data_dtype}. Expected torch.float32, or None for the model's dtype.")
         self.data_chunk = data_chunk
         self.data_dtype = data_dtype
-        extra_inputs = {"inducing_points": inducing_points}
-        super().__init__(train_x, train_y, kernel, likelihood, mean=mean, jitter=jitter, dtype=dtype, extra_inputs=extra_inputs)
+        super().__init__(
+            train_x, train_y, kernel, likelihood, inducing_points=inducing_points, mean=mean, jitter=jitter, dtype=dtype
+        )
         check_inducing_points(self.inducing_points, len(self.train_x))
         if not hasattr(self.likelihood, "forward") or (
             hasattr(self.likelihood, "log_prob") and not hasattr(self.likelihood, "expected_log_likelihood")

@@ -1,0 +1,34 @@
+"""What models with inducing points share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from gpytorch.kernels import Kernel
+from gpytorch.means import Mean
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from torchgpmc.models.gp_model import GPModel
+
+
+class InducingModel(GPModel):
+    """A latent Gaussian model with inducing points Z ``(M, D)``, fixed while sampling; see :class:`SparseGP`."""
+
+    inducing_points: Tensor
+
+    def __init__(
+        self,
+        train_x: Tensor | ArrayLike,
+        train_y: Tensor | ArrayLike,
+        kernel: Kernel,
+        likelihood: Any,
+        *,
+        inducing_points: Tensor | ArrayLike,
+        mean: Mean | None = None,
+        jitter: float = 1e-6,
+        dtype: torch.dtype = torch.float64,
+    ):
+        extra_inputs = {"inducing_points": inducing_points}
+        super().__init__(train_x, train_y, kernel, likelihood, mean=mean, jitter=jitter, dtype=dtype, extra_inputs=extra_inputs)
