@@ -40,7 +40,7 @@ def test_where_the_rule_changes_both_rules_agree(scale, step):
         nodes, _ = quadrature.rule_about(mean, variance, 0.0, scale)
         value = quadrature.expectation_about(lambda f: torch.log1p((f / scale).square()), mean, variance, 0.0, scale)
         slopes = torch.autograd.grad(value.sum(), (mean, variance))
-        return len(nodes), value.detach(), slopes[0] * scale, slopes[1] * scale**2
+        return nodes.shape, value.detach(), slopes[0] * scale, slopes[1] * scale**2
 
     below, above = at(1 - 1e-12), at(1 + 1e-9)
     assert below[0] != above[0]
