@@ -5,6 +5,7 @@ A theta's work is one matrix under [theta, v]; with the latents integrated out w
 """
 
 import sys
+from itertools import pairwise
 
 import pytest
 import torch
@@ -138,6 +139,13 @@ def test_gibbs_states_what_it_factorises(parameterization, hyper, latent, counte
         if before is not None:
             assert sum(counted) - before == float(stats["n_factorizations"].sum())
         before = sum(counted)
+
+
+def test_white_moves_factorise_once_a_theta(counted):
+    method = tg.Gibbs(latent=tg.PCN(whitening=tg.Laplace()), parameterization=tg.Sufficient(), latent_steps=3)
+    counts = [(sum(counted), stats["n_factorizations"]) for stats in advances(method, gp("probit"))]
+    for (before, _), (after, stated) in pairwise(counts):
+        assert after - before == float(stated.sum()) == 2 * CHAINS  # K, and the posterior under the sites
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.runs.blocks import JointWithPrior, LatentsGivenTheta
 from torchgpmc.runs.control_inputs import prior_of_controls
 from torchgpmc.runs.parameterizations import ThetaBlock
+from torchgpmc.runs.white_moves import in_white_coordinates
 from torchgpmc.samplers import (
     Block,
     Preconditioner,
@@ -96,6 +97,13 @@ def _latents_alone(kernel, *, with_prior=False):
 
 def _pcn(density):
     return pcn(density, step_size=torch.tensor(0.8).double())
+
+
+def _pcn_white(density):
+    """Under sites that are no likelihood's: any will do."""
+    sites = GaussianSites(torch.tensor([0.5, 2.0, 1.0, 0.25]).double(), torch.tensor([0.5, -1.0, 0.0, 0.5]).double())
+    count = density.kept.at.mean.shape[-1]
+    return in_white_coordinates(density, GaussianSites(*(part[torch.arange(count) % 4] for part in sites)), _pcn)
 
 
 def _auxiliary_gradient(density):
@@ -225,6 +233,7 @@ SAMPLERS = {
     "elliptical slice": Row("elliptical_slice", _latents_alone(elliptical_slice)),
     "auxiliary gradient": Row("auxiliary_gradient", _latents_alone(_auxiliary_gradient)),
     "pcn": Row("pcn", _latents_alone(_pcn)),
+    "pcn, white under sites": Row("pcn", _latents_alone(_pcn_white)),
     "gibbs like": Row("gibbs_like", _latents_alone(_gibbs_like)),
     "local regions": Row("local_regions", _latents_alone(_local_regions)),
     "control variables": Row("control_variables", _latents_alone(_control_variables())),

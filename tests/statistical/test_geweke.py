@@ -24,6 +24,7 @@ from tests.statistical.kernels import SAMPLERS, HalvedLogDensity, NoLikelihood, 
 from torchgpmc.models import JointLogDensity
 from torchgpmc.models.gp_model import likelihood_values
 from torchgpmc.models.whitening import GaussianSites, whiten_under_sites
+from torchgpmc.runs import white_moves
 from torchgpmc.runs.parameterizations import _single_site_precision
 from torchgpmc.samplers import hmc
 from torchgpmc.samplers.metropolis import accept
@@ -100,6 +101,7 @@ def geweke(model, sampler_name, seed, *, density_class=JointLogDensity, stale=Fa
     return excess_over_the_joint(model, start, functions(model, position, targets), generator)
 
 
+WHITE_PCN = "pcn, white under sites"
 MODELS = {"probit": lambda: gp("probit", num_data=3), "poisson": lambda: gp("poisson", num_data=3)}
 
 
@@ -136,11 +138,11 @@ def test_a_missing_jacobian_is_caught(sampler, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "sampler", [pytest.param(name, marks=pytest.mark.long if name == "surrogate" else ()) for name in SAMPLERS]
+    "sampler", [pytest.param(name, marks=pytest.mark.long if name in ("surrogate", WHITE_PCN) else ()) for name in SAMPLERS]
 )
 def test_a_halved_log_ratio_is_caught(sampler):
     # Kernels that keep the prior of v drift from the joint distribution more slowly than the others.
-    slower = dict.fromkeys(("elliptical slice", "pcn", "gibbs like", "sweep", "interwoven", "surrogate"), 40)
+    slower = dict.fromkeys(("elliptical slice", "pcn", WHITE_PCN, "gibbs like", "sweep", "interwoven", "surrogate"), 40)
     rounds = {**slower, "slice": 8, "nuts": 10, "nuts, white under sites": 6}.get(sampler, 20)
     of_conditional_priors = sampler.startswith(("local regions", "control variables"))
     chains = None if rounds == 40 or of_conditional_priors else PLANTED
@@ -156,6 +158,12 @@ def test_a_missing_likelihood_is_caught(sampler):
 @pytest.mark.slow
 def test_a_missing_volume_of_the_white_coordinates_is_caught():
     assert geweke(MODELS["poisson"](), "nuts, white under sites", seed=17, density_class=NoVolume, chains=PLANTED) > 1
+
+
+@pytest.mark.slow
+def test_a_prior_left_out_of_white_moves_is_caught(monkeypatch):
+    monkeypatch.setattr(white_moves, "log_standard_normal", lambda z: torch.zeros_like(z[:, 0]))
+    assert geweke(MODELS["poisson"](), WHITE_PCN, seed=19, chains=PLANTED) > 1
 
 
 @pytest.mark.slow

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
+from torchgpmc.approximations import Approximation
 from torchgpmc.checks import check_positive
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.latent_moves import Move, latent_run
 from torchgpmc.runs.run import Settings
-from torchgpmc.samplers.adaptation import Tuning, WindowedAdaptation
+from torchgpmc.runs.white_moves import white_move
+from torchgpmc.samplers.adaptation import WindowedAdaptation
 from torchgpmc.samplers.pcn import pcn
 from torchgpmc.samplers.preconditioner import MassMatrix
-from torchgpmc.types import Sampler
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,8 @@ class PCN:
 
     Args:
         target_accept_prob: mean acceptance that warm-up steers the step size to.
+        whitening: :class:`Laplace` or :class:`EP`, whose posterior at the mode of theta takes the prior's place in the proposals;
+            steps are large where it is near the posterior. For likelihoods of one latent function that factorise over data.
         thinning: keep one draw in this many.
 
     Example:
@@ -39,6 +41,7 @@ class PCN:
     """
 
     target_accept_prob: float = 0.25
+    whitening: Approximation | None = None
     thinning: int = 1
 
     def prepare(self, model: GPModel, settings: Settings) -> ChainRun:
@@ -46,14 +49,10 @@ class PCN:
         return latent_run(self, model, settings, self.thinning)
 
     def check(self, model: GPModel) -> None:
-        """Every model will do."""
+        """Every model will do; without ``whitening``."""
         check_positive("target_accept_prob", self.target_accept_prob, 0.0, 1.0)
 
     def move(self, model: GPModel, warmup_steps: int) -> Move:
         """The step size is tuned."""
-
-        def kernel(density: Any, tuning: Tuning) -> Sampler:
-            return pcn(density, step_size=tuning.step_size)
-
         warm_up = WindowedAdaptation(warmup_steps, MassMatrix.IDENTITY, 0, step_size=0.1, target_acceptance=self.target_accept_prob)
-        return Move(kernel, warm_up)
+        return white_move(model, self.whitening, lambda density, tuning: pcn(density, step_size=tuning.step_size), warm_up)

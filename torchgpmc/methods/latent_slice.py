@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torchgpmc.approximations import Approximation
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.latent_moves import Move, latent_run
 from torchgpmc.runs.run import Settings
+from torchgpmc.runs.white_moves import white_move
 from torchgpmc.samplers.adaptation import BurnIn
 from torchgpmc.samplers.elliptical_slice import elliptical_slice
 
@@ -19,6 +21,9 @@ class EllipticalSlice:
     Alone it needs every hyperparameter fixed with ``requires_grad_(False)``.
 
     Args:
+        whitening: :class:`Laplace` or :class:`EP`, whose posterior at the mode of theta takes the prior's place: ellipses that are
+            about as wide as the posterior, so that the first angle is taken more often. For likelihoods of one latent function that
+            factorise over data.
         thinning: keep one draw in this many.
 
     Example:
@@ -33,6 +38,7 @@ class EllipticalSlice:
         torch.Size([8, 1000, 4])
     """
 
+    whitening: Approximation | None = None
     thinning: int = 1
 
     def prepare(self, model: GPModel, settings: Settings) -> ChainRun:
@@ -40,8 +46,8 @@ class EllipticalSlice:
         return latent_run(self, model, settings, self.thinning)
 
     def check(self, model: GPModel) -> None:
-        """Every model will do."""
+        """Every model will do; without ``whitening``."""
 
     def move(self, model: GPModel, warmup_steps: int) -> Move:
         """Nothing is tuned."""
-        return Move(lambda density, _: elliptical_slice(density), BurnIn())
+        return white_move(model, self.whitening, lambda density, _: elliptical_slice(density), BurnIn())

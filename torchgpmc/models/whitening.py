@@ -118,7 +118,7 @@ def undo_whitening(projection: Tensor, mean: Tensor, sites: GaussianSites, white
         sites: of one latent function.
         white: w ``(C, V)``.
     """
-    root, shift = _root_and_shift(projection, mean, sites)
+    root, shift = root_and_shift(projection, mean, sites)
     total = shift + white.unsqueeze(-1)
     v = torch.linalg.solve_triangular(root.mT, total, upper=True).squeeze(-1)
     return v, -root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
@@ -126,13 +126,13 @@ def undo_whitening(projection: Tensor, mean: Tensor, sites: GaussianSites, white
 
 def whiten_under_sites(projection: Tensor, mean: Tensor, sites: GaussianSites, v: Tensor) -> tuple[Tensor, Tensor]:
     """w ``(C, V)``, from which :func:`undo_whitening` gives back v ``(C, V)``, and log |dv / dw|; other arguments as there."""
-    root, shift = _root_and_shift(projection, mean, sites)
+    root, shift = root_and_shift(projection, mean, sites)
     w = (root.mT @ v.unsqueeze(-1) - shift).squeeze(-1)
     return w, -root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
 
-def _root_and_shift(projection: Tensor, mean: Tensor, sites: GaussianSites) -> tuple[Tensor, Tensor]:
-    """R ``(C, V, V)``, and R^-1 L' W (g - m) ``(C, V, 1)``."""
+def root_and_shift(projection: Tensor, mean: Tensor, sites: GaussianSites) -> tuple[Tensor, Tensor]:
+    """R ``(C, V, V)``, and R^-1 L' W (g - m) ``(C, V, 1)``; NaN where P does not factorise."""
     root_map = projection * sites.precision.sqrt().unsqueeze(-1)
     inner = root_map.mT @ root_map + torch.eye(projection.shape[-1]).to(projection)
     root, info = torch.linalg.cholesky_ex(inner)

@@ -1,0 +1,125 @@
+"""Moves of the latents in coordinates that are white under Gaussian sites, for kernels that know a standard normal prior alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgpmc.approximations import Approximation
+from torchgpmc.density import as_density
+from torchgpmc.linalg import solve_lower, times_blocks
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.whitening import GaussianSites, root_and_shift
+from torchgpmc.runs.latent_moves import Move
+from torchgpmc.runs.sites import posterior_sites
+from torchgpmc.special import log_standard_normal
+from torchgpmc.types import Density, Sampler, WarmUp
+
+
+class WhiteState(NamedTuple):
+    """v ``(C, V)`` and its log likelihood ``(C,)``; the kernel's state in w, and what leads from one to the other."""
+
+    position: Tensor
+    log_density: Tensor
+    inner: Any
+    map: Any  # WhiteMap
+
+
+class WhiteMap(NamedTuple):
+    """v = (w + shift) R^-1, as rows; of C thetas, or of one for all chains."""
+
+    root: Tensor  # R', (C, V, V)
+    inverse: Tensor  # R^-1
+    shift: Tensor  # (C, V)
+
+    def white(self, v: Tensor) -> Tensor:
+        """w ``(C, V)``."""
+        return times_blocks(v, self.root.mT) - self.shift
+
+    def latents(self, white: Tensor) -> Tensor:
+        """v ``(C, V)``."""
+        return times_blocks(white + self.shift, self.inverse)
+
+
+def white_map(projection: Tensor, mean: Tensor, sites: GaussianSites) -> WhiteMap:
+    """The coordinates that are white under the posterior which the sites give; v itself where that cannot be factorised.
+
+    Args:
+        projection: A' with f = m + A' v, ``(C, N, V)``.
+        mean: m ``(C, N)``.
+        sites: of one latent function.
+    """
+    root, shift = root_and_shift(projection, mean, sites)
+    unit = torch.eye(root.shape[-1]).to(root).expand_as(root)
+    ok = torch.isfinite(root).all(-1).all(-1) & torch.isfinite(shift).all(-1).all(-1)
+    root = torch.where(ok[:, None, None], root, unit)
+    return WhiteMap(root.mT, solve_lower(root, unit), torch.where(ok[:, None], shift.squeeze(-1), 0.0))
+
+
+class _OfWhite:
+    """log p(y | v) N(v | 0, I) / N(w | 0, I) of w ``(C, V)``; its payload is v and log p(y | v)."""
+
+    def __init__(self, log_likelihood: Any, coordinates: WhiteMap):
+        self.log_likelihood = as_density(log_likelihood)
+        self.coordinates = coordinates
+
+    def draw(self, white: Tensor, generator: torch.Generator) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        v = self.coordinates.latents(white)
+        value, _ = self.log_likelihood.draw(v, generator)
+        return value + log_standard_normal(v) - log_standard_normal(white), (v, value)
+
+
+def in_white_coordinates(log_likelihood: Any, sites: GaussianSites, kernel: Callable[[Density], Sampler]) -> Sampler:
+    r"""A kernel for N(0, I) priors, such as :func:`pcn`, with the posterior under Gaussian sites in the prior's place.
+
+    .. math:: p(v | y) \propto N(w | 0, I) \; \frac{p(y | v) N(v | 0, I)}{N(w | 0, I)}
+
+    where w is white under the sites (:mod:`torchgpmc.models.whitening`). Exact whatever the sites, which must be functions of the
+    data and theta alone; the nearer the posterior is to normal, the further a kernel moves. A theta takes one factorisation.
+
+    Args:
+        log_likelihood: of v, a :class:`torchgpmc.runs.blocks.LatentsGivenTheta` without prior.
+        sites: of one latent function.
+        kernel: from a density of w, whose payload it keeps, to a sampler.
+    """
+
+    def inner(coordinates: WhiteMap) -> Sampler:
+        return kernel(_OfWhite(log_likelihood, coordinates))
+
+    def seen(state: Any, coordinates: WhiteMap) -> WhiteState:
+        v, value = state.payload
+        return WhiteState(v, value, state, coordinates)
+
+    def init(position: Tensor, generator: torch.Generator) -> WhiteState:
+        at = log_likelihood.kept.at
+        with torch.no_grad():
+            coordinates = white_map(at.projection.mT, at.mean, sites)
+        return seen(inner(coordinates).init(coordinates.white(position), generator), coordinates)
+
+    def step(state: WhiteState, generator: torch.Generator) -> tuple[WhiteState, Any]:
+        moved, info = inner(state.map).step(state.inner, generator)
+        return seen(moved, state.map), info
+
+    return Sampler(init, step)
+
+
+def white_move(model: GPModel, whitening: Approximation | None, kernel: Callable[[Density, Any], Sampler], warm_up: WarmUp) -> Move:
+    """A move by a kernel for N(0, I) priors, in coordinates that are white under the prior or an approximation's sites.
+
+    The sites are those at the mode of theta, as of ``NUTS(whitening=)``.
+
+    Raises:
+        ValueError: a model that cannot be approximated so.
+        TypeError: something that is not an approximation.
+    """
+    if whitening is None:
+        return Move(kernel, warm_up)
+    sites = posterior_sites(model, whitening)
+
+    def white(density: Any, tuning: Any) -> Sampler:
+        return in_white_coordinates(density, sites, lambda of_white: kernel(of_white, tuning))
+
+    return Move(white, warm_up, num_factorizations=1)
