@@ -15,6 +15,8 @@ from torchgpmc.samplers.adaptation import WindowedAdaptation
 from torchgpmc.samplers.pcn import pcn
 from torchgpmc.samplers.preconditioner import MassMatrix
 
+_OF_PRIOR, _WHITE = 0.25, 0.8  # acceptance to aim at
+
 
 @dataclass(frozen=True)
 class PCN:
@@ -23,7 +25,9 @@ class PCN:
     Alone it needs every hyperparameter fixed with ``requires_grad_(False)``.
 
     Args:
-        target_accept_prob: mean acceptance that warm-up steers the step size to.
+        target_accept_prob: mean acceptance that warm-up steers the step size to; by default 0.25, with ``whitening`` 0.8: there
+            proposals may be taken more often than a lower target asks for however far they go, and those that keep nothing of where
+            they come from leave chains in the tails for thousands of steps.
         whitening: :class:`Laplace` or :class:`EP`, whose posterior at the mode of theta takes the prior's place in the proposals;
             steps are large where it is near the posterior. For likelihoods of one latent function that factorise over data.
         thinning: keep one draw in this many.
@@ -40,7 +44,7 @@ class PCN:
         torch.Size([8, 1000, 4])
     """
 
-    target_accept_prob: float = 0.25
+    target_accept_prob: float | None = None
     whitening: Approximation | None = None
     thinning: int = 1
 
@@ -50,9 +54,11 @@ class PCN:
 
     def check(self, model: GPModel) -> None:
         """Every model will do; without ``whitening``."""
-        check_positive("target_accept_prob", self.target_accept_prob, 0.0, 1.0)
+        if self.target_accept_prob is not None:
+            check_positive("target_accept_prob", self.target_accept_prob, 0.0, 1.0)
 
     def move(self, model: GPModel, warmup_steps: int) -> Move:
         """The step size is tuned."""
-        warm_up = WindowedAdaptation(warmup_steps, MassMatrix.IDENTITY, 0, step_size=0.1, target_acceptance=self.target_accept_prob)
+        target = self.target_accept_prob or (_OF_PRIOR if self.whitening is None else _WHITE)
+        warm_up = WindowedAdaptation(warmup_steps, MassMatrix.IDENTITY, 0, step_size=0.1, target_acceptance=target)
         return white_move(model, self.whitening, lambda density, tuning: pcn(density, step_size=tuning.step_size), warm_up)

@@ -1,0 +1,117 @@
+"""Latents at fixed hyperparameters: effective draws a CPU second of the worst latent, by every move of them.
+
+    python benchmarks/latent_samplers.py --data FOLDER [--cells 32] [--draws 2000] [--output docs/results/latent_samplers.md]
+
+Probit, n = 200, d = 2; and the log Gaussian Cox process of ``lgcp64.npz`` (Christensen et al. 2005; Titsias & Papaspiliopoulos
+2018), whose 64 x 64 cells are summed to fewer where ``--cells`` says so. Four chains on one thread; what an approximation for white
+coordinates takes, and warm-up, are in the seconds. Rows of fewer than 40 effective draws say no more than "few".
+"""
+
+import argparse
+import math
+import platform
+import time
+import warnings
+from pathlib import Path
+
+import gpytorch
+import numpy as np
+import torch
+from gpytorch.kernels import MaternKernel, ScaleKernel
+from problems import probit_model
+
+import torchgpmc as tg
+from torchgpmc.diagnostics import effective_sizes
+
+METHODS = {
+    "AuxiliaryGradient()": tg.AuxiliaryGradient(thinning=5),
+    "EllipticalSlice()": tg.EllipticalSlice(thinning=5),
+    "EllipticalSlice(whitening=Laplace())": tg.EllipticalSlice(whitening=tg.Laplace(), thinning=5),
+    "PCN()": tg.PCN(thinning=5),
+    "PCN(whitening=Laplace())": tg.PCN(whitening=tg.Laplace(), thinning=5),
+    "PCN(whitening=EP())": tg.PCN(whitening=tg.EP(), thinning=5),
+    "ControlVariables()": tg.ControlVariables(thinning=5),
+    "NUTS(whitening=Laplace())": tg.NUTS(whitening=tg.Laplace()),
+}
+CHAINS, WARM_UP = 4, 300
+
+
+def probit():
+    """At the hyperparameters that the data were drawn with."""
+    free = probit_model(200, 2, ard=False)
+    free.kernel.outputscale, free.kernel.base_kernel.lengthscale = 2.08, 0.35
+    return tg.GP(free.train_x, free.train_y, free.kernel.requires_grad_(False), free.likelihood)
+
+
+def cox_process(folder, cells):
+    """Exponential covariance, variance 1.91 and lengthscale 1/33, as the field was simulated."""
+    counts = np.load(Path(folder) / "lgcp64.npz")["y"].reshape(64, 64, order="F")
+    block = 64 // cells
+    counts = counts.reshape(cells, block, cells, block).sum((1, 3))
+    centres = (torch.arange(cells, dtype=torch.float64) + 0.5) / cells
+    x = torch.stack(torch.meshgrid(centres, centres, indexing="ij"), -1).reshape(-1, 2)
+    kernel, mean = ScaleKernel(MaternKernel(nu=0.5)).double(), gpytorch.means.ConstantMean().double()
+    kernel.outputscale, kernel.base_kernel.lengthscale = 1.91, 1 / 33
+    mean.constant = math.log(counts.sum()) - 1.91 / 2
+    exposure = torch.full((cells**2,), 1.0 / cells**2, dtype=torch.float64)
+    likelihood = tg.likelihoods.Poisson(exposure=exposure)
+    y = torch.tensor(counts.reshape(-1), dtype=torch.float64)
+    return tg.GP(x, y, kernel.requires_grad_(False), likelihood, mean=mean.requires_grad_(False))
+
+
+def measured(model, method, draws):
+    """Effective size of the worst of fifty latents, of the median one, CPU seconds."""
+    began = time.process_time()
+    posterior = tg.sample(model, method, num_samples=draws, warmup_steps=WARM_UP, num_chains=CHAINS, seed=0, progress=False)
+    seconds = time.process_time() - began
+    columns = range(0, posterior.latents.shape[-1], max(1, posterior.latents.shape[-1] // 50))
+    sizes = sorted(effective_sizes(posterior.latents[..., column])[0] for column in columns)
+    return sizes[0], sizes[len(sizes) // 2], seconds, float(posterior.stats["acceptance_rate"].mean())
+
+
+def table(model, draws, skip):
+    lines = ["| method | worst of fifty | median | CPU s | worst a second | acceptance |", "|---|---|---|---|---|---|"]
+    for name, method in METHODS.items():
+        if name in skip:
+            continue
+        count = draws // 10 if "NUTS" in name else draws
+        worst, middle, seconds, acceptance = measured(model, method, count)
+        shown = f"{worst / seconds:.3g}" if worst >= 40 else f"few ({worst / seconds:.2g})"
+        lines.append(f"| `{name}` | {worst:.0f} | {middle:.0f} | {seconds:.1f} | {shown} | {acceptance:.2f} |")
+        print(lines[-1], flush=True)
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--cells", type=int, default=32)
+    parser.add_argument("--draws", type=int, default=2000)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--skip", nargs="*", default=[])
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    small = table(probit(), arguments.draws, arguments.skip)
+    cells = arguments.cells
+    large = table(cox_process(arguments.data, cells), arguments.draws, [*arguments.skip, "PCN(whitening=EP())"])
+    text = f"""# Moves of the latents at fixed hyperparameters
+
+Command: `python benchmarks/latent_samplers.py --data FOLDER --cells {cells} --draws {arguments.draws}` (torch {torch.__version__},
+Python {platform.python_version()}, one thread, a machine with other work). {CHAINS} chains, {WARM_UP} warm-up steps and
+{arguments.draws} draws of five steps each (NUTS a tenth, of one); CPU seconds hold approximation and warm-up.
+
+## Probit, n = 200
+
+{small}
+
+## Log Gaussian Cox process, {cells} x {cells} of the 64 x 64 cells
+
+{large}
+"""
+    if arguments.output:
+        arguments.output.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
