@@ -1,7 +1,7 @@
 """What tests and doctests share.
 
 Runs without ``seed=`` do the same every time, so none fails by chance on one day in twenty. Examples of methods sample until they
-need no warning, which takes seconds each: they count as slow.
+need no warning, which takes a second or more each: they count as slow.
 """
 
 import importlib.util
@@ -10,6 +10,8 @@ import itertools
 import pytest
 
 from torchgpmc import loop
+
+OF_RUNS = ("torchgpmc/methods/", "torchgpmc/integrations/", "torchgpmc/density_sampling.py", "torchgpmc/variational/start.py")
 
 # An extra, which has no examples to run where it is not installed.
 collect_ignore_glob = [] if importlib.util.find_spec("botorch") else ["torchgpmc/integrations/botorch/*"]
@@ -23,5 +25,5 @@ def runs_repeat(monkeypatch):
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if item.nodeid.startswith("torchgpmc/methods/"):
+        if item.nodeid.startswith(OF_RUNS):
             item.add_marker("slow")

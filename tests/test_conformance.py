@@ -24,6 +24,7 @@ from tests.problems import (
     sparse_gp,
     targets,
 )
+from tests.speed import quick
 from tests.statistical.kernels import SAMPLERS, position_of
 from tests.statistical.pseudo_marginal import KERNELS, kernel
 from torchgpmc.models import JointLogDensity
@@ -97,10 +98,14 @@ def test_methods_are_frozen_option_sets(name):
     assert type(method)() == type(method)()
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(
-    "method", [pytest.param(name, marks=pytest.mark.slow if name == "PseudoMarginalSlice" else ()) for name in METHODS]
-)
+# Every method on one model, and one method on every model; methods that take many densities a draw are not quick.
+DEAR = ("NUTS", "ChEES", "Slice", "PseudoMarginalSlice", "AMIS", "MAMIS")
+PAIRS = list(itertools.product(METHODS, MODELS))
+QUICK = [("HMC", model) for model in MODELS] + [(method, "GP") for method in METHODS if method not in DEAR]
+REFUSED = [(method, "SparseGP") for method in NEED_LATENTS_AT_DATA]
+
+
+@pytest.mark.parametrize(("method", "model"), quick(QUICK + REFUSED, PAIRS))
 def test_methods_give_an_ordinary_posterior(method, model, device):
     if model in ("SparseGP", "ProjectedProcess") and method in NEED_LATENTS_AT_DATA:
         with pytest.raises(ValueError, match=model):
@@ -129,12 +134,15 @@ def test_methods_give_an_ordinary_posterior(method, model, device):
     torch.testing.assert_close(joint(position).cpu(), posterior.stats["lp"][:, -1], rtol=1e-9, atol=1e-9)
 
 
+WITH_LIKELIHOODS = [*itertools.product(["GP", "SparseGP"], LIKELIHOODS), *(("SparseGP", name) for name in NOT_SMOOTH)]
+
+
 @pytest.mark.parametrize(
-    ("model", "likelihood"), [*itertools.product(["GP", "SparseGP"], LIKELIHOODS), *(("SparseGP", name) for name in NOT_SMOOTH)]
+    ("model", "likelihood"), quick([("GP", "gaussian"), ("GP", "softmax"), ("SparseGP", "poisson")], WITH_LIKELIHOODS)
 )
 def test_models_with_every_likelihood(model, likelihood, device):
     made = MODELS[model](likelihood, device=device)
-    posterior = quiet_sample(made, METHODS["NUTS"])
+    posterior = quiet_sample(made, METHODS["HMC"])
     prediction = posterior.predict(inputs(3, seed=5).to(device))
     assert prediction.mean.shape[0] == 3 and bool(torch.isfinite(prediction.mean).all())
     assert prediction.log_prob(targets(likelihood, 3).to(device)).shape == (3,)
@@ -146,7 +154,7 @@ def _own_options(model):
     return {name: getattr(model, name) for name in names if hasattr(model, name)}
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("dtype", quick([torch.float64], [torch.float64, torch.float32]))
 @pytest.mark.parametrize("model", MODELS)
 def test_models_pickle_copy_move_and_reload(model, dtype):
     made = MODELS[model]("gaussian", dtype=dtype)

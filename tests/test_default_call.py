@@ -54,6 +54,7 @@ def whole_call():
         return default_call(patch, SHORT, CHAINS, num_samples=60)
 
 
+@pytest.mark.slow
 def test_num_samples_is_effective_draws_wanted_and_the_run_ends_early():
     few, many = (tg.sample(gp("probit"), num_samples=wanted, **QUIET) for wanted in (100, 400))
     for posterior, wanted in ((few, 100), (many, 400)):
@@ -62,6 +63,7 @@ def test_num_samples_is_effective_draws_wanted_and_the_run_ends_early():
     assert few.num_draws < many.num_draws
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
 def test_num_samples_is_draws_a_chain_with_a_method_a_thousand_if_none_is_given():
     options = {"num_chains": 1, "warmup_steps": 1, **QUIET}
@@ -102,6 +104,7 @@ def test_where_none_serves_the_best_is_returned_with_one_warning_that_says_how_t
         assert words in heard[0]
 
 
+@pytest.mark.slow
 def test_an_engine_that_cannot_begin_is_one_that_was_tried(monkeypatch):
     posterior, _ = default_call(monkeypatch, CANNOT, CHAINS, num_samples=100)
     assert "samples hyperparameters" in posterior.info["tried"][0]["verdict"] and posterior.num_chains == 8
@@ -109,6 +112,7 @@ def test_an_engine_that_cannot_begin_is_one_that_was_tried(monkeypatch):
         default_call(monkeypatch, CANNOT)
 
 
+@pytest.mark.slow
 def test_a_budget_spent_in_warm_up_is_an_error_or_the_next_engines_turn(monkeypatch):
     with pytest.raises(ValueError, match="warm-up took more than"):
         default_call(monkeypatch, CHAINS._replace(budget=50.0))
@@ -118,7 +122,8 @@ def test_a_budget_spent_in_warm_up_is_an_error_or_the_next_engines_turn(monkeypa
     assert 0 < limited.num_draws < 1000 and 3000.0 <= limited.info["num_evaluations"] < 3200.0
 
 
-@pytest.mark.parametrize("advance", [10, pytest.param(50, marks=pytest.mark.slow), 80])
+@pytest.mark.slow
+@pytest.mark.parametrize("advance", [10, 50, 80])
 def test_a_killed_call_resumes_in_the_middle_to_the_same_bits(monkeypatch, tmp_path, advance):
     """Killed within the first engine, or, after as many advances in all, in warm-up or among the draws of the second."""
     options = {"num_samples": 60, "checkpoint": tg.Checkpoint(tmp_path / "run.ckpt", every=10)}
@@ -147,6 +152,7 @@ def test_a_killed_call_resumes_in_the_middle_to_the_same_bits(monkeypatch, tmp_p
         default_call(monkeypatch, SHORT, CHAINS, **{**options, "num_samples": 61})
 
 
+@pytest.mark.slow
 def test_a_killed_run_of_weighted_draws_resumes_to_the_same_bits(monkeypatch, tmp_path):
     model, options = gp("probit"), {"num_samples": 150, **QUIET}
     original = ImportanceRun.advance
@@ -187,6 +193,7 @@ def test_ctrl_c_keeps_what_an_engine_had_and_says_what_it_had_not(monkeypatch, t
     assert len(posterior.info["tried"]) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
 def test_chains_on_request_and_one_data_set_a_chain():
     chains = tg.sample(latents_alone(), num_samples=50, warmup_steps=5, num_chains=3, **QUIET)

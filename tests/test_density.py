@@ -87,6 +87,7 @@ def test_a_failed_row_has_slope_zero_and_leaves_the_others_theirs():
     assert position.grad.tolist() == [[-2.0, -4.0], [0.0, 0.0]]
 
 
+@pytest.mark.slow
 def test_second_derivatives_and_rough_densities_raise_in_place_of_being_wrong():
     density = DENSITIES["full"]()
     position = positions(density)

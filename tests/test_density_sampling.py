@@ -51,6 +51,7 @@ def test_moments_of_a_skewed_density(method):
     assert worst_excess(moments, 1.4 * expected) > 1  # and it would see two fifths too much
 
 
+@pytest.mark.slow
 def test_draws_summary_and_arviz():
     options = {"num_samples": 500, "warmup_steps": 150, "seed": 0, "progress": False}
     draws = tg.sample_density(lambda x: -0.5 * x.square().sum(-1), torch.zeros(4, 3), tg.HMC(), **options)

@@ -61,6 +61,7 @@ def same(one, other):
 
 
 class TestChainsOverRanks:
+    @pytest.mark.slow
     def test_every_rank_has_all_chains(self, runs):
         found = runs.pooled[0]
         assert found["theta"].shape == (4, 12, 2)
@@ -69,6 +70,7 @@ class TestChainsOverRanks:
         starts = found["theta"][:, 0]
         assert len(starts.unique(dim=0)) == 4  # a stream a rank: none of the four chains is another's
 
+    @pytest.mark.slow
     def test_all_ranks_have_the_same_tuning_at_every_step(self, runs):
         mine, others = (runs.pooled[rank]["tunings"] for rank in range(2))
         assert len(mine) == len(others) == 42
@@ -76,21 +78,25 @@ class TestChainsOverRanks:
             assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
         assert not torch.equal(mine[0][0], mine[29][0])  # it was learned
 
+    @pytest.mark.slow
     def test_the_tuning_is_learned_from_all_chains(self, runs):
         moments = runs.pooled[1]["tunings"][20][9:]
         assert float(moments[0]) == 4 * 16  # four chains, from iteration 5 to 20
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", ["chees", "slice"])
     def test_other_methods(self, runs, name):
         assert same(runs.pooled[0][name], runs.pooled[1][name])
         assert runs.pooled[0][name]["theta"].shape[0] == 4
 
+    @pytest.mark.slow
     def test_the_same_seed_gives_the_same_draws(self, runs):
         assert same(runs.pooled[0], runs.repeated[0])
 
     def test_streams_differ(self):
         assert len({rank_seed(seed, rank) for seed in range(3) for rank in range(3)}) == 9
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("rank", [0, 1])
     def test_what_cannot_be_shared_is_refused_on_every_rank(self, runs, rank):
         chains, method, seed = runs.refused[rank]
@@ -104,6 +110,7 @@ class TestChainsOverRanks:
 
 
 class TestInterruption:
+    @pytest.mark.slow
     def test_all_ranks_stop_at_the_same_draw(self, runs):
         for rank in range(2):
             partial = runs.interrupted[rank]["partial"]
@@ -112,9 +119,11 @@ class TestInterruption:
             assert partial["theta"].shape == (4, 10, 2)
             assert any("10 draws a chain are kept" in message for message in runs.interrupted[rank]["warnings"])
 
+    @pytest.mark.slow
     def test_the_rest_is_as_if_nothing_had_been(self, runs):
         assert same(runs.interrupted[0]["rest"], runs.pooled[0])
 
+    @pytest.mark.slow
     def test_a_sharded_run_stops_on_rank_0(self, runs):
         assert runs.sharded_interrupted[0]["info"]["interrupted"]
         assert runs.sharded_interrupted[0]["theta"].shape == (2, 3, 2)
@@ -124,15 +133,18 @@ class TestInterruption:
 class TestALostRank:
     sentence = "rank {} has lost another rank of 2, which ended or did not answer for 1800 seconds. Start all ranks again"
 
+    @pytest.mark.slow
     def test_ends_the_others_with_a_sentence(self, runs):
         assert runs.codes == [0, 7, 7, 0]
         assert runs.killed[0].startswith(self.sentence.format(0))
         assert runs.leader_killed[1].startswith(self.sentence.format(1))
 
+    @pytest.mark.slow
     def test_the_run_goes_on_from_checkpoints_at_different_draws(self, runs):
         """Rank 0 had drawn up to the meeting at draw 10, rank 1 died after five: it catches up."""
         assert same(runs.resumed[0], runs.pooled[0])
 
+    @pytest.mark.slow
     @pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")
     def test_the_leaders_checkpoint_serves(self, runs, all_shards_here):
         """It goes on, to the bits of the whole run, in one process that sums the same shards."""
@@ -160,6 +172,7 @@ def in_one_process(method, checkpoint=None):
 
 @pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")
 class TestShards:
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", ["nuts", "metropolis"])
     def test_chains_are_those_of_one_process(self, runs, all_shards_here, name):
         assert same(program.told(in_one_process(program.METHODS[name])), runs.sharded[0][name])
@@ -174,6 +187,7 @@ class TestShards:
             torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(tg.joint_log_density(model)(position), expected[0], rtol=1e-10, atol=1e-10)
 
+    @pytest.mark.slow
     def test_what_needs_all_data_at_once_is_refused(self, runs):
         assert len(runs.sharded[0]["refused"]) == 3
         assert runs.sharded[1] == {"left": True}

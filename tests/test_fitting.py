@@ -16,6 +16,7 @@ def toy():
     return tg.GP(x, y, kernel, tg.likelihoods.Bernoulli())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
 @pytest.mark.parametrize("approximation", [tg.Laplace(), tg.EP()])
 @pytest.mark.parametrize("maximum_a_posteriori", [False, True])
@@ -56,6 +57,7 @@ def test_fixed_parameters_stay_and_a_model_without_any_is_returned():
     assert torch.equal(tg.fit(model).kernel.raw_outputscale, model.kernel.raw_outputscale)
 
 
+@pytest.mark.slow
 def test_an_evidence_without_maximum_is_said():
     """One class alone: the longer the lengthscale and the larger the scale, the better."""
     x = torch.linspace(0, 1, 10)

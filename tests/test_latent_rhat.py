@@ -28,6 +28,7 @@ def test_chains_of_nuts_stuck_in_two_modes_of_f_warn():
     assert any("R-hat of latent" in message and "mode of f" in message for message in told)
 
 
+@pytest.mark.slow
 def test_chains_that_mix_are_not_complained_about():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a hundred draws are few

@@ -16,6 +16,7 @@ import torchgpmc as tg
 from tests.problems import gp, sparse_gp
 from tests.runs import resume
 from tests.runs.resume import Stop, same
+from tests.speed import quick
 from torchgpmc import loop as run_module
 from torchgpmc.models import JointLogDensity
 from torchgpmc.storage import checkpoint as checkpoint_module
@@ -37,12 +38,12 @@ METHODS += [
 ]
 
 
-WEIGHTED = [tg.AMIS(num_importance=4), tg.MAMIS(num_importance=2, degrees_of_freedom=None)]
+WEIGHTED = [tg.AMIS(num_importance=4, num_starts=1), tg.MAMIS(num_importance=2, degrees_of_freedom=None, num_starts=1)]
 
 
 def each(methods):
     """Parameters of a test; methods that take many densities a draw, and a class's second option set, are for the slow suite."""
-    seen = {tg.Slice, tg.PseudoMarginalSlice}
+    seen = {tg.Slice, tg.PseudoMarginalSlice, tg.NUTS, tg.MAMIS}
     for method in methods:
         kind = type(method)
         yield pytest.param(method, marks=pytest.mark.slow if kind in seen else (), id=kind.__name__)
@@ -131,7 +132,7 @@ def stop_after(monkeypatch, advances, error):
 
 
 @pytest.mark.parametrize("method", each(METHODS[:3]))
-@pytest.mark.parametrize("calls", [20, 60, 120])
+@pytest.mark.parametrize("calls", quick([60], [20, 60, 120]))
 def test_a_run_that_died_resumes_to_the_same_bits(method, calls, tmp_path, monkeypatch):
     model = gp("probit")
     plain, checkpoint = whole_run(method), tg.Checkpoint(tmp_path / "run.ckpt", every=5)
@@ -144,7 +145,8 @@ def test_a_run_that_died_resumes_to_the_same_bits(method, calls, tmp_path, monke
 @pytest.mark.parametrize(
     "method", each(method for method in METHODS if isinstance(method, tg.PseudoMarginal | tg.Slice | tg.ChEES))
 )
-@pytest.mark.parametrize("advances", [9, 20, 23, 29])  # while tuned, at the hand-over, in the rest of warm-up, in the draws
+# While tuned, at the hand-over, in the rest of warm-up, in the draws.
+@pytest.mark.parametrize("advances", quick([20], [9, 20, 23, 29]))
 def test_runs_in_phases_resume_to_the_same_bits(method, advances, tmp_path, monkeypatch):
     options = {**OPTIONS, "num_samples": 6}
     assert resume.dies_and_resumes(gp, method, options, advances, tmp_path / "run.ckpt", monkeypatch)
@@ -177,6 +179,7 @@ def test_ctrl_c_keeps_the_draws_so_far_and_the_checkpoint_goes_on(tmp_path, monk
     assert same(plain, tg.sample(model, tg.HMC(num_steps=3, random_length=False), **OPTIONS, checkpoint=checkpoint))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
 def test_ctrl_c_between_keeping_a_batch_and_weighing_it(monkeypatch):
     model, options = gp("probit"), {"num_samples": 120, "seed": 4, "progress": False}
@@ -203,36 +206,29 @@ def test_ctrl_c_in_warm_up_has_nothing_to_keep(monkeypatch):
 
 
 SCRIPT = """
-    import sys, warnings
-    warnings.simplefilter("ignore")
+    import sys
     import torchgpmc as tg
-    from tests.problems import gp
-    posterior = tg.sample(gp("probit", num_data=20), tg.HMC(num_steps=5), num_samples=400, warmup_steps=200, num_chains=2, seed=1,
-                          progress=False, checkpoint=tg.Checkpoint(sys.argv[1], every=10))
-    posterior.save(sys.argv[2])
+    from tests import test_loop as of_this
+    tg.sample(of_this.killed_model(), of_this.KILLED, **of_this.LONG, checkpoint=tg.Checkpoint(sys.argv[1], every=10))
 """
+KILLED, LONG = tg.HMC(num_steps=5), {**OPTIONS, "num_samples": 300, "warmup_steps": 100}
+
+
+def killed_model():
+    return gp("probit", num_data=20)
 
 
 @pytest.mark.slow
 def test_kill_minus_nine_and_resume_to_the_same_bits(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parent.parent)}
-    command = [sys.executable, "-c", textwrap.dedent(SCRIPT)]
-    checkpoint = tmp_path / "run.ckpt"
-    kills = 0
-    for _ in range(3):
-        process = subprocess.Popen([*command, str(checkpoint), str(tmp_path / "killed.pt")], env=environment)
-        size = len(list(tmp_path.glob("run.ckpt*")))
-        while process.poll() is None and len(list(tmp_path.glob("run.ckpt*"))) < size + 3:
-            time.sleep(0.01)
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-            kills += 1
-        process.wait()
-    assert kills >= 1, "the run finished before it could be killed"
-    subprocess.run([*command, str(checkpoint), str(tmp_path / "killed.pt")], env=environment, check=True)
-    subprocess.run([*command, str(tmp_path / "other.ckpt"), str(tmp_path / "whole.pt")], env=environment, check=True)
-    model = gp("probit", num_data=20)
-    assert same(tg.Posterior.load(tmp_path / "killed.pt", model), tg.Posterior.load(tmp_path / "whole.pt", model))
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(SCRIPT), str(tmp_path / "run.ckpt")], env=environment)
+    while process.poll() is None and len(list(tmp_path.glob("run.ckpt*"))) < 3:
+        time.sleep(0.001)
+    assert process.poll() is None, "the run finished before it could be killed"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    resumed = tg.sample(killed_model(), KILLED, **LONG, checkpoint=tg.Checkpoint(tmp_path / "run.ckpt", every=10))
+    assert same(resumed, tg.sample(killed_model(), KILLED, **LONG))
 
 
 def test_other_settings_are_refused(tmp_path):
@@ -284,6 +280,7 @@ def test_a_failed_row_is_that_chains_alone():
     assert bool(torch.isfinite(value[[0, 2]]).all() and torch.isfinite(gradient[[0, 2]]).all())
 
 
+@pytest.mark.slow
 def test_failures_are_counted_and_reported():
     model = gp("probit", jitter=0.0, num_data=40)
     with pytest.warns(tg.SamplingWarning, match=r"density evaluations failed .*raise the model's jitter"):

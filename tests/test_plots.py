@@ -4,12 +4,13 @@ import torch
 
 import torchgpmc as tg
 from tests.problems import LIKELIHOODS, fixed_kernel, gp, inputs, targets
+from tests.speed import quick
 from tests.test_posterior import posterior_of
 from torchgpmc import plots
 from torchgpmc.storage.draws import Draws
 
 
-@pytest.mark.parametrize("draw", [plots.plot_trace, plots.plot_pair])
+@pytest.mark.parametrize("draw", quick([plots.plot_pair], [plots.plot_trace, plots.plot_pair]))
 def test_plots_of_hyperparameters_write_files(draw, tmp_path):
     posterior = posterior_of(gp("probit"), draws=30)
     posterior.stats["diverging"] = torch.zeros(2, 30, dtype=torch.bool)
@@ -38,6 +39,7 @@ def dots(axis):
     return [patch for patch in axis.collections if len(patch.get_offsets())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draw", [plots.plot_trace, plots.plot_pair])
 def test_plots_of_weighted_draws_show_weights_and_say_the_effective_size(draw, tmp_path):
     posterior = weighted_posterior(collapsed=False)
@@ -64,6 +66,7 @@ def test_histograms_add_up_weights():
             torch.testing.assert_close(heights.max(), expected.max(), rtol=1e-6, atol=0)
 
 
+@pytest.mark.slow
 def test_a_draw_that_carries_all_the_weight_looks_alone():
     figure = plots.plot_trace(weighted_posterior(collapsed=True))
     assert "effective size 1" in figure.get_suptitle()
@@ -90,6 +93,7 @@ def test_an_intensity_in_one_dimension_has_bands_around_its_mean(tmp_path):
     assert wide.ymax > narrow.ymax and wide.ymin < narrow.ymin
 
 
+@pytest.mark.slow
 def test_an_intensity_in_two_dimensions_is_three_maps_the_right_way_round(tmp_path):
     x = torch.cartesian_prod(torch.linspace(0, 1, 3), torch.linspace(0, 2, 4)).double().flip(0)
     intensity = intensity_of(x)

@@ -69,6 +69,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="units of ru_maxrss")
 def test_memory_is_that_of_a_chunk_of_test_points():
     """Moments given every draw would be 2 * 1000 * 10,000 numbers, 153 MiB, before anything is averaged."""
@@ -247,6 +248,7 @@ def test_loading_something_else_is_an_error(tmp_path):
         tg.Posterior.load(tmp_path / "none.pt", gp("probit"))
 
 
+@pytest.mark.slow
 def test_summary_is_a_table_by_name():
     posterior = tg.sample(
         gp("probit"), tg.NUTS(max_tree_depth=4), num_samples=50, warmup_steps=30, num_chains=2, seed=0, progress=False

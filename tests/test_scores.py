@@ -12,6 +12,7 @@ def toy(count=400, seed=0):
     return p, (torch.rand(count, generator=generator) < p).int()
 
 
+@pytest.mark.slow
 def test_capacity_of_a_perfect_and_of_a_useless_classifier():
     y = torch.tensor([0, 1] * 50)
     assert scores.capacity_accuracy(y.double(), y) == 1.0 and scores.capacity_auc(y.double(), y) == 1.0

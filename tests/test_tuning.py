@@ -18,6 +18,7 @@ def test_expected_improvement_is_the_integral():
     np.testing.assert_allclose(expected_improvement(mean, deviation, 0.5), exact, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_search_finds_a_maximum_through_noise():
     noise = np.random.default_rng(1)
     best = np.array([0.3, 0.8])
@@ -32,6 +33,7 @@ def test_the_search_finds_a_maximum_through_noise():
     assert np.abs(np.array(tried[-10:]) - best).mean() < np.abs(np.array(tried[:6]) - best).mean() / 2  # it goes where it is good
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_options_and_the_others_are_kept():
     model = gp("probit", num_data=4)
     before = torch.random.get_rng_state(), np.random.get_state()[1].copy()

@@ -97,9 +97,9 @@ def sample_density(
         >>> scales = torch.tensor([0.1, 1.0, 10.0])
         >>> start = scales * torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
         >>> density = lambda position: -0.5 * (position / scales).square().sum(-1)
-        >>> draws = tg.sample_density(density, start, tg.HMC(), num_samples=1000, warmup_steps=250, progress=False)
+        >>> draws = tg.sample_density(density, start, tg.HMC(num_steps=3), num_samples=500, warmup_steps=200, progress=False)
         >>> draws.position.shape, draws.complaints()
-        (torch.Size([4, 1000, 3]), [])
+        (torch.Size([4, 500, 3]), [])
         >>> 8 < draws.summary()["position[2]"].sd < 12
         True
     """

@@ -8,6 +8,7 @@ from gpytorch.priors import NormalPrior
 import torchgpmc as tg
 from tests.approximations.reference import evidence_by_quadrature, gaussian_evidence, plain_laplace
 from tests.problems import gp
+from tests.speed import quick
 from torchgpmc.approximations import laplace_mode
 from torchgpmc.approximations import marginal as marginal_module
 from torchgpmc.approximations.gaussian_form import dense_r
@@ -31,7 +32,7 @@ def dense_covariance(prior, found):
     return prior.covariance - prior.covariance @ dense_r(found.factor, found.precision.sqrt()) @ prior.covariance
 
 
-@pytest.mark.parametrize("num_data", [1, 2, 3])
+@pytest.mark.parametrize("num_data", quick([1, 2], [1, 2, 3]))
 @pytest.mark.parametrize("name", ["probit", "logit", "poisson"])
 @pytest.mark.parametrize("method", FUNCTIONS)
 def test_close_to_dense_quadrature(method, name, num_data):
@@ -108,7 +109,7 @@ def evidence_and_gradient(model, theta):
     return found._replace(log_evidence=found.log_evidence.detach()), gradient
 
 
-@pytest.mark.parametrize("name", [*SMOOTH, "student_t"])
+@pytest.mark.parametrize("name", quick(["probit", "gaussian"], [*SMOOTH, "student_t"]))
 @pytest.mark.parametrize("method", FUNCTIONS)
 def test_gradients_equal_finite_differences(method, name):
     if (method, name) == ("ep", "student_t"):
@@ -189,6 +190,7 @@ def plain_mode_by_lbfgs(model):
     return prior.factor[0] @ torch.tensor(best.x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("approximation", [tg.Laplace(), tg.EP()])
 def test_a_loss_trains_kernel_and_features_together(approximation):
     torch.manual_seed(0)

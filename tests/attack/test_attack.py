@@ -10,6 +10,7 @@ from tests.attack.engines import SLOW
 from tests.attack.problem import random_problem
 from tests.attack.record import write_piece
 from tests.calibration import SHARE, without_jacobian
+from tests.speed import quick
 from torchgpmc.adapter.mean_function import MeanFunction
 from torchgpmc.evidence import ImportanceEstimator
 from torchgpmc.likelihoods import gaussian
@@ -19,7 +20,7 @@ from torchgpmc.random import normal_like
 from torchgpmc.runs import weighted
 
 MODELS = 40
-GROUP = 5
+GROUP = 2
 
 
 def attack(models, num_engines, leave_out=()):
@@ -45,7 +46,7 @@ def listing(found):
 def test_random_models_agree_with_brute_force(first):
     result = attack(range(first, first + GROUP), 1, SLOW)
     assert not alarms(result), listing(alarms(result))
-    assert len(result.unjudged) <= 2 and result.warned_runs <= result.runs / 2, f"too little was judged: {result[2:]}"
+    assert len(result.unjudged) <= 1 and result.warned_runs <= max(1, result.runs / 2), f"too little was judged: {result[2:]}"
 
 
 @pytest.mark.long
@@ -106,7 +107,7 @@ JOINT_ERRORS = {
 }
 
 
-@pytest.mark.parametrize("name", JOINT_ERRORS)
+@pytest.mark.parametrize("name", quick(["no Jacobian"], JOINT_ERRORS))
 def test_planted_errors_of_the_density_are_caught(name, monkeypatch):
     assert not joint_alarm()
     JOINT_ERRORS[name](monkeypatch)

@@ -252,7 +252,7 @@ def of_brute_force(truth):
     return Estimate(np.array([value]), np.array([error]), np.array([truth.effective_size / 10]))
 
 
-def posterior_errors(problem, posterior, num_draws=20):
+def posterior_errors(problem, posterior, num_draws=10):
     """Latents, log densities and predictive densities of some draws, by formula."""
     tolerance = PREDICTION[problem.dtype]
     total = posterior.num_chains * posterior.num_draws

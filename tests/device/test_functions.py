@@ -11,6 +11,7 @@ from gpytorch.priors import GammaPrior, NormalPrior
 import torchgpmc as tg
 from tests.device.pretended import DEVICE
 from tests.problems import gp, inputs, kernel, make, sparse_gp, targets
+from tests.speed import quick
 from tests.test_conformance import quiet_sample
 from torchgpmc import quadrature
 from torchgpmc.adapter import stationary
@@ -42,7 +43,7 @@ EVIDENCE = {
 }
 
 
-@pytest.mark.parametrize("name", EVIDENCE)
+@pytest.mark.parametrize("name", quick(["Laplace", "orthants"], EVIDENCE))
 def test_estimates_of_the_evidence(name):
     def evaluate(device):
         model = gp(device=device)
@@ -51,7 +52,7 @@ def test_estimates_of_the_evidence(name):
     both(evaluate)
 
 
-@pytest.mark.parametrize("likelihood", ["softmax", "student_t"])
+@pytest.mark.parametrize("likelihood", quick(["softmax"], ["softmax", "student_t"]))
 def test_estimates_with_several_latents_or_modes(likelihood):
     def evaluate(device):
         model = gp(likelihood, device=device)
@@ -74,7 +75,7 @@ ORTHANTS = {
 }
 
 
-@pytest.mark.parametrize("name", ORTHANTS)
+@pytest.mark.parametrize("name", quick(["by separation", "tilted", "sequential"], ORTHANTS))
 def test_orthants(name):
     size, method = ORTHANTS[name]
     both(lambda device: [tg.orthant.log_probability(covariance(size, device), lower=0.0, method=method, num_points=64).value])
@@ -144,6 +145,7 @@ def test_densities(method):
     both(evaluate)
 
 
+@pytest.mark.slow
 def test_other_kernels_and_means():
     def evaluate(device):
         parts = [MaternKernel(nu=nu, ard_num_dims=2, lengthscale_prior=GammaPrior(2.0, 3.0)) for nu in (0.5, 1.5, 2.5)]
@@ -159,6 +161,7 @@ def test_other_kernels_and_means():
     both(evaluate)
 
 
+@pytest.mark.slow
 def test_models_made_of_parts_that_are_there():
     def evaluate(device):
         x, y = inputs(4).to(device), targets("poisson", 4).to(device)
@@ -171,6 +174,7 @@ def test_models_made_of_parts_that_are_there():
     both(evaluate)
 
 
+@pytest.mark.slow
 def test_posteriors_and_checkpoints_are_files_for_either_device(tmp_path):
     def run(device, **options):
         return quiet_sample(gp(num_data=4, device=device), tg.HMC(num_steps=2), num_samples=8, warmup_steps=2, **options)
@@ -195,6 +199,7 @@ def test_what_needs_numpy_converts():
     both(evaluate)
 
 
+@pytest.mark.slow
 def test_tuned_trajectories():
     tuned = tg.tune_hmc(gp(num_data=4, device=DEVICE), max_steps=2, num_trials=6, trial_steps=2, warmup_steps=2, seed=0)
     assert tuned.num_steps in (1, 2)

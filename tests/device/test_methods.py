@@ -8,9 +8,9 @@ import torch
 import torchgpmc as tg
 from tests.device.pretended import DEVICE
 from tests.problems import LIKELIHOODS, NOT_SMOOTH, gp, gp_regression, inputs, sparse_gp, targets
+from tests.speed import quick
 from tests.test_conformance import METHODS, MODELS, OF_LATENTS, WEIGHTED, quiet_sample
 
-DEAR = ("Slice", "PseudoMarginalSlice", "AMIS", "MAMIS", "OrthantGPC", "Gibbs", "GibbsLike")
 WEIGHTED_RUN = {"num_samples": 16, "num_chains": None, "warmup_steps": None}
 CHAINS = {"num_samples": 2, "warmup_steps": 3}
 HMC = tg.HMC(num_steps=2)
@@ -48,7 +48,7 @@ def agree(make, method, by_orthants=False, precision=1.0, **options):
     return there
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in DEAR else ()) for name in METHODS])
+@pytest.mark.parametrize("name", quick(["PCN", "AdaptiveMH"], METHODS))
 def test_methods(name):
     def make(device):
         made = gp(num_data=4, device=device)
@@ -105,7 +105,7 @@ def test_mass_matrices(mass_matrix):
     agree(functools.partial(gp, num_data=4), tg.HMC(num_steps=2, mass_matrix=mass_matrix), warmup_steps=25)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", quick(["GP"], MODELS))
 def test_models_and_predictions(name):
     likelihood = "gaussian" if name == "GPRegression" else "probit"
     used(agree(functools.partial(MODELS[name], likelihood, num_data=4), HMC), likelihood)

@@ -105,6 +105,7 @@ def test_a_warm_start_of_several_latents_changes_the_work_and_not_the_answer():
     torch.testing.assert_close(warm.value, cold.value, atol=0.05, rtol=0)
 
 
+@pytest.mark.slow
 def test_gradient_with_several_latents_is_that_of_the_estimate():
     """Against the difference of two estimates from the same random numbers."""
     model, step = gp("softmax", 3), 1e-4

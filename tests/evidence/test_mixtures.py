@@ -9,6 +9,7 @@ from gpytorch.priors import LogNormalPrior
 
 import torchgpmc as tg
 from tests.calibration import z_limit
+from tests.speed import quick
 
 APPROXIMATIONS = {"laplace": tg.Laplace(), "ep": tg.EP()}
 NEAR = torch.linspace(0, 0.05, 6, dtype=torch.float64)
@@ -61,8 +62,8 @@ def brute_force(x, y, noise, lengthscale, outputscale, count, seed=0):
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize("name", DATA)
-@pytest.mark.parametrize("approximation", ["laplace", pytest.param("ep", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", quick(["four"], DATA))
+@pytest.mark.parametrize("approximation", quick(["laplace"], APPROXIMATIONS))
 def test_estimates_see_every_mode(approximation, name):
     truth, error, shift = truth_of(name)
     estimator = tg.evidence.importance(two_modes(name), APPROXIMATIONS[approximation], num_importance=160)
@@ -98,6 +99,7 @@ def test_amis_finds_the_evidence(approximation, seed, truth_over_theta):
     assert 0.3 < float((latents > 0).double().mean()) < 0.7
 
 
+@pytest.mark.slow
 @pytest.mark.statistical
 def test_annealing_sees_every_mode():
     truth, error, shift = truth_of("four")

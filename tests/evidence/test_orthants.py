@@ -102,6 +102,7 @@ def linear_problem(num_data=60, seed=0):
     return fixed_gp(x, y, base.requires_grad_(False), jitter=1e-9), x, y
 
 
+@pytest.mark.slow
 def test_the_linear_kernel_has_its_one_dimensional_integrals():
     """Eq. 66: evidence and class probabilities of the linear classifier."""
     model, x, y = linear_problem()

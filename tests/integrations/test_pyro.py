@@ -155,6 +155,7 @@ def test_log_ndtr_for_all_chains_at_once(place):
 # --- MCMC -----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @quiet
 def test_interface_is_pyros(capsys):
     mcmc = MCMC(NUTS(logistic, max_tree_depth=3), **OPTIONS, save_params=["slopes"])
@@ -182,6 +183,7 @@ def test_interface_is_pyros(capsys):
     assert torch.equal(again.get_samples()["slopes"], flat["slopes"])
 
 
+@pytest.mark.slow
 @quiet
 def test_without_a_seed_pyros_decides():
     found = []
@@ -195,6 +197,7 @@ def test_without_a_seed_pyros_decides():
         assert pyro.infer.Predictive(eight_schools, mcmc.get_samples(), parallel=parallel)()["y"].shape == (9, 8)
 
 
+@pytest.mark.slow
 @quiet
 def test_draws_are_constrained_and_mean_what_the_density_says():
     """Positions, transforms and sites belong together: the density of what get_samples gives is the run's lp."""
@@ -211,6 +214,7 @@ def test_draws_are_constrained_and_mean_what_the_density_says():
     torch.testing.assert_close(mcmc.draws.stats["lp"][1, 4], total)
 
 
+@pytest.mark.slow
 @quiet
 def test_starts_strategies_transforms_and_nesting():
     x, y = binary_data(20)
@@ -242,6 +246,7 @@ def test_a_potential(mcmc_class, kernel):
     assert bool(((samples["a"].mean(0) - 3.0).abs() < 1.0).all()) and 0.1 < samples["b"].std() < 0.6
 
 
+@pytest.mark.slow
 def test_our_kernel_in_pyros_mcmc():
     x, y = binary_data(20)
     kernel = NUTS(logistic, adapt_mass_matrix=False)
@@ -263,6 +268,7 @@ def test_float32_models_stay_float32():
     assert mcmc.get_samples()["x"].dtype == torch.float32 and mcmc.draws.info["evaluated"] == "all chains at once"
 
 
+@pytest.mark.slow
 @quiet
 def test_a_run_resumes_from_its_checkpoint(tmp_path):
     options = {**OPTIONS, "checkpoint": tmp_path / "run.ckpt"}

@@ -61,6 +61,7 @@ def test_f_elsewhere_given_f_here():
     torch.testing.assert_close(found.covariance_matrix, expected.covariance[0].detach())
 
 
+@pytest.mark.slow
 @quiet
 def test_mcmc_predictive_and_a_kernel_made_in_the_model():
     x, y = binary_data(8)
@@ -96,6 +97,7 @@ def test_a_guide_learns():
     pyro.clear_param_store()
 
 
+@pytest.mark.slow
 def test_prior_draws_keep_to_priors_and_constraints():
     kernel = ScaleKernel(RBFKernel(lengthscale_prior=GammaPrior(2.0, 2.0)), outputscale_prior=GammaPrior(2.0, 1.0))
     site = GP("f", numbers(3, 1), kernel)

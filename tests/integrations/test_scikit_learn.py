@@ -25,6 +25,7 @@ def iris():
     return x[45:105:2], y[45:105:2]
 
 
+@pytest.mark.slow
 def test_labels_may_be_text_and_inputs_a_frame(iris):
     pandas = pytest.importorskip("pandas")
     x, y = iris
@@ -37,6 +38,7 @@ def test_labels_may_be_text_and_inputs_a_frame(iris):
     assert len(classifier.posterior_) == 3
 
 
+@pytest.mark.slow
 def test_one_model_of_all_classes(iris):
     x, y = iris
     method = tg.HMC(num_steps=5)
@@ -45,6 +47,7 @@ def test_one_model_of_all_classes(iris):
     assert (classifier.predict(x) == y).mean() > 0.8
 
 
+@pytest.mark.slow
 def test_searches_and_pipelines(iris):
     x, y = iris
     binary, x = y[y > 0], x[y > 0]

@@ -12,6 +12,7 @@ import torchgpmc as tg
 from tests.calibration import worst_excess
 from tests.problems import LIKELIHOODS, NOT_SMOOTH, inputs, kernel, targets
 from tests.problems import make as make_module
+from tests.speed import quick
 from torchgpmc.adapter.conversion import as_likelihood, convert_likelihood
 from torchgpmc.adapter.functional import PureModule
 from torchgpmc.approximations import ApproximateMarginal
@@ -176,7 +177,10 @@ def test_gpytorchs_bernoulli_is_replaced_with_a_note():
     assert isinstance(converted, tg.likelihoods.Bernoulli) and converted.is_probit
 
 
-@pytest.mark.parametrize("name", ["probit", "gaussian", "poisson", "student_t", "negative_binomial", "beta", "ordinal"])
+TRAINED = ["probit", "gaussian", "poisson", "student_t", "negative_binomial", "beta", "ordinal"]
+
+
+@pytest.mark.parametrize("name", quick(["probit"], TRAINED))
 def test_ours_train_in_gpytorchs_own_variational_models(name):
     """The evidence lower bound of gpytorch, with our likelihood, rises."""
     x, y = inputs(30), targets(name, 30)
@@ -203,6 +207,7 @@ def test_ours_train_in_gpytorchs_own_variational_models(name):
     assert values[-1] < values[0] - 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["robust_max", "heteroskedastic"])
 def test_those_of_several_latents_train_in_gpytorchs_own_multitask_models(name):
     x, y = inputs(30), targets(name, 30)
@@ -258,8 +263,11 @@ class OwnLaplace(tg.likelihoods.Factorised, gpytorch.likelihoods.LaplaceLikeliho
     forward = gpytorch.likelihoods.LaplaceLikelihood.forward
 
 
+REFUSING = [gpytorch.likelihoods.LaplaceLikelihood, OwnLaplace, tg.likelihoods.StudentT]
+
+
 @pytest.mark.parametrize("sparse", [False, True], ids=["full", "sparse"])
-@pytest.mark.parametrize("likelihood", [gpytorch.likelihoods.LaplaceLikelihood, OwnLaplace, tg.likelihoods.StudentT])
+@pytest.mark.parametrize("likelihood", quick([tg.likelihoods.StudentT], REFUSING))
 def test_a_setting_that_torch_refuses_has_density_zero_and_leaves_the_others_theirs(likelihood, sparse):
     """exp(-800) is a scale of zero, for which gpytorch's own distributions raise, for all chains together."""
     made = likelihood(noise_prior=GammaPrior(2.0, 1.0))

@@ -7,6 +7,7 @@ import torch
 
 import torchgpmc as tg
 from tests.problems import LIKELIHOODS, fixed_kernel, gp, inputs, sparse_gp, targets
+from tests.speed import quick
 from tests.test_loop import Stop, same
 from torchgpmc.models import JointLogDensity
 from torchgpmc.models.gp_model import likelihood_values
@@ -37,7 +38,7 @@ def name_of(method):
     return type(method).__name__
 
 
-@pytest.mark.parametrize("method", SWEEPS + MOVES, ids=name_of)
+@pytest.mark.parametrize("method", quick(MOVES, SWEEPS + MOVES), ids=name_of)
 @pytest.mark.parametrize("advances", [5, 15])
 def test_a_run_that_died_resumes_to_the_same_bits(method, advances, tmp_path, monkeypatch):
     model, checkpoint = model_for(method), tg.Checkpoint(tmp_path / "run.ckpt", every=1)
@@ -55,7 +56,7 @@ def test_a_run_that_died_resumes_to_the_same_bits(method, advances, tmp_path, mo
     assert same(plain, tg.sample(model, method, **OPTIONS, checkpoint=checkpoint))
 
 
-@pytest.mark.parametrize("method", SWEEPS + MOVES, ids=name_of)
+@pytest.mark.parametrize("method", quick(MOVES, SWEEPS + MOVES), ids=name_of)
 def test_chunks_and_data_sets_of_their_own_change_no_chain(method):
     options = {**OPTIONS, "num_samples": 2, "warmup_steps": 3}
     model = model_for(method)
@@ -66,6 +67,7 @@ def test_chunks_and_data_sets_of_their_own_change_no_chain(method):
         torch.testing.assert_close(other.whitened, whole.whitened, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_draws_of_several_latents_and_of_inducing_values():
     for model in (gp("softmax"), sparse_gp("poisson")):
         posterior = tg.sample(model, tg.Gibbs(latent_steps=2), **OPTIONS)

@@ -111,7 +111,7 @@ def test_latents_and_predictions_agree_with_pseudo_marginal_chains(likelihood):
     """The chains are held against NUTS in tests/statistical/test_agreement.py."""
     model, x = MODELS[likelihood](), inputs(4, 1, seed=9)
     found = tg.sample(model, tg.AMIS(), num_samples=8000, **QUIET)
-    chains = tg.sample(model, tg.PseudoMarginal(), num_samples=1000, warmup_steps=200, num_chains=16, **QUIET)
+    chains = tg.sample(model, tg.PseudoMarginal(), num_samples=250, warmup_steps=200, num_chains=64, **QUIET)
     torch.testing.assert_close(found.predict(x).latent_mean, chains.predict(x).latent_mean, atol=0.1, rtol=0)
     torch.testing.assert_close(found.predict(x).latent_variance, chains.predict(x).latent_variance, atol=0.15, rtol=0.15)
     weights = torch.softmax(found.log_weights[0], 0)
@@ -136,7 +136,7 @@ def latents_sampled():
     # Noisy data: with none, the noise may vanish, and the joint posterior becomes a funnel that takes NUTS hours.
     y = torch.sin(8 * x[:, 0]) + 0.4 * torch.randn(10, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     both = tg.GP(x, y, kernel(1), gp("gaussian").likelihood)
-    return tg.sample(both, tg.NUTS(), num_samples=400, warmup_steps=150, num_chains=8, **QUIET)
+    return tg.sample(both, tg.NUTS(), num_samples=100, warmup_steps=100, num_chains=32, **QUIET)
 
 
 @pytest.mark.slow
@@ -145,9 +145,9 @@ def latents_sampled():
 def test_regression_with_latents_integrated_out_predicts_as_with_them_sampled(method, latents_sampled):
     nuts, both = latents_sampled, latents_sampled.model
     alone = tg.GPRegression(both.train_x, both.train_y, both.kernel, both.likelihood)
-    chains = {} if isinstance(method, tg.AMIS) else {"warmup_steps": 200, "num_chains": 8}
+    chains = {} if isinstance(method, tg.AMIS) else {"warmup_steps": 100, "num_chains": 64}
     # A Metropolis draw is worth a fifteenth of an independent one, and costs next to nothing here.
-    count = {tg.AMIS: 8000, tg.PseudoMarginal: 6000}.get(type(method), 600)
+    count = {tg.AMIS: 8000, tg.PseudoMarginal: 750}.get(type(method), 75)
     found = tg.sample(alone, method, num_samples=count, **chains, **QUIET)
     assert found.info["target"].startswith("the exact posterior")
     x = inputs(4, 1, seed=9)
@@ -219,6 +219,7 @@ def test_collapsed_weights_are_said_in_words():
     assert "did not converge for 100%" in unconverged and "2000 density evaluations failed" in failures
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
 def test_resampled_draws_weigh_the_same_and_say_that_they_repeat():
     posterior = tg.sample(small("probit"), tg.AMIS(), num_samples=3000, **QUIET)

@@ -6,6 +6,7 @@ import torch
 import torchgpmc as tg
 from tests.problems import LIKELIHOODS, fixed_kernel, inputs, kernel, targets
 from tests.runs.resume import dies_and_resumes
+from tests.speed import quick
 from tests.test_conformance import quiet_sample
 from tests.trials.test_a_likelihood import Integrals
 from torchgpmc.models.gp_model import GPModel
@@ -73,6 +74,7 @@ def test_first_regions_are_clusters_and_equal_inputs_are_split_too():
     assert start_partition(torch.zeros(4, 2, dtype=F64), 4).labels.sort().values.tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_every_region_accepts_as_often_as_was_asked_for_and_is_frozen_before_the_draws():
     model = smooth(noise=0.05, likelihood="gaussian")
     states, rates = [], []
@@ -105,7 +107,7 @@ def test_what_controls_leave_is_the_formula():
     assert torch.autograd.gradcheck(lambda place: unexplained(model, values, place), (x.requires_grad_(),))
 
 
-@pytest.mark.parametrize("explained", [0.8, 0.95, 0.999])
+@pytest.mark.parametrize("explained", quick([0.8], [0.8, 0.95, 0.999]))
 def test_control_variables_are_added_until_they_explain_enough(explained):
     model = smooth()
     values = model.layout.raw_values(NOTHING).by_module
@@ -182,14 +184,14 @@ def test_a_run_that_died_resumes_to_the_same_bits(name, tmp_path, monkeypatch):
         assert dies_and_resumes(of_eight, METHODS[name], {**OPTIONS, "progress": False}, advances, path, monkeypatch)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", quick(["LocalRegions", "GibbsLike"], METHODS))
 def test_chunks_of_chains_do_not_change_the_draws(name):
     whole, chunked = (quiet_sample(smooth(8), METHODS[name], **OPTIONS, chain_chunk=chunk) for chunk in (None, 2))
     torch.testing.assert_close(chunked.whitened, whole.whitened, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("likelihood", ["softmax", "student_t"])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", quick(["LocalRegions"], METHODS))
 def test_several_latents_and_any_factorising_likelihood(name, likelihood):
     model = tg.GP(inputs(6), targets(likelihood, 6), fixed_kernel(), LIKELIHOODS[likelihood]().requires_grad_(False))
     posterior = quiet_sample(model, METHODS[name], num_samples=20, warmup_steps=20)

@@ -7,6 +7,7 @@ from gpytorch.priors import LogNormalPrior
 
 import torchgpmc as tg
 from tests.problems import LIKELIHOODS, SEVERAL_LATENTS, fixed_kernel, gp, inputs, sparse_gp, targets
+from tests.speed import quick
 from torchgpmc.diagnostics import _longest_stay, complaints, summarise
 
 OPTIONS = {"num_samples": 30, "warmup_steps": 30, "num_chains": 2, "seed": 1, "progress": False}
@@ -20,7 +21,7 @@ def quiet(model, method, **options):
         return tg.sample(model, method, **{**OPTIONS, **options})
 
 
-@pytest.mark.parametrize("name", [name for name in LIKELIHOODS if name not in (*SEVERAL_LATENTS, "beta")])
+@pytest.mark.parametrize("name", quick(["probit"], [name for name in LIKELIHOODS if name not in (*SEVERAL_LATENTS, "beta")]))
 @pytest.mark.parametrize("approximation", [tg.Laplace(), tg.EP()])
 def test_every_factorised_likelihood_is_served(name, approximation):
     posterior = quiet(gp(name), tg.PseudoMarginal(approximation=approximation, num_importance=4), num_samples=4, warmup_steps=4)
@@ -73,6 +74,7 @@ def test_a_likelihood_that_does_not_factorise_is_named():
         tg.sample(model, tg.PseudoMarginal(), **OPTIONS)
 
 
+@pytest.mark.slow
 def test_an_approximation_that_fails_everywhere_is_an_error():
     with pytest.raises(ValueError, match=r"failed for 2 of 2 chains.*EP"):
         tg.sample(gp("probit"), tg.PseudoMarginal(approximation=tg.Laplace(tolerance=1e-30, max_iterations=1)), **OPTIONS)
@@ -96,6 +98,7 @@ def test_pseudo_marginal_draws_are_exact_and_say_so():
     assert quiet(gp("probit"), tg.PseudoMarginal()).info["target"] == "the exact posterior"
 
 
+@pytest.mark.slow
 def test_importance_weights_are_estimate_over_approximation():
     model = gp("probit")
     posterior = quiet(model, tg.NUTS(max_tree_depth=3, marginal=tg.Laplace(), importance_weights=4000), num_samples=5)
@@ -118,6 +121,7 @@ def test_work_is_counted(monkeypatch):
     assert float(posterior.stats["n_factorizations"].min()) >= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [
@@ -162,6 +166,7 @@ def test_noise_is_that_of_the_draws_that_weigh():
     assert complaints(summarise({}), single, 1, even) == []
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
 @pytest.mark.parametrize("method", [tg.AMIS(), tg.PseudoMarginal()])
 def test_estimates_that_miss_most_of_a_rough_posterior_are_complained_about(method):

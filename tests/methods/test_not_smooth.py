@@ -27,7 +27,7 @@ def test_what_follows_slopes_refuses_and_names_what_can(name):
 
 
 @pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")
-@pytest.mark.parametrize("method", [tg.AdaptiveMH(), tg.Slice(), tg.EllipticalSlice()])
+@pytest.mark.parametrize("method", [tg.AdaptiveMH(), pytest.param(tg.Slice(), marks=pytest.mark.slow), tg.EllipticalSlice()])
 def test_what_does_not_samples_it(method):
     model = gp("robust_max")
     if isinstance(method, tg.EllipticalSlice):

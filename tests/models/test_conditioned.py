@@ -43,6 +43,7 @@ def test_gradients_are_those_of_differences():
     torch.testing.assert_close(gradient[0], difference, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_predictions_pass_through_what_is_known():
     model = conditioned_gp()
     prediction = quiet_sample(model, tg.NUTS(max_tree_depth=3)).predict(model.known_inputs)

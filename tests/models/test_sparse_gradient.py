@@ -9,6 +9,7 @@ from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior
 import torchgpmc as tg
 from tests.models.test_whitening import random_sites
 from tests.problems import LIKELIHOODS, NOT_SMOOTH, inputs, kernel, sparse_gp, targets
+from tests.speed import quick
 from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.density import AutogradDensity
 from torchgpmc.likelihoods.slopes import slopes_by_autograd
@@ -78,7 +79,7 @@ class Steep(tg.likelihoods.Bernoulli):
 LIMITS = {"laplace": 1e-6, "softmax": 1e-9}
 
 
-@pytest.mark.parametrize("chains", [1, 5])
+@pytest.mark.parametrize("chains", quick([5], [1, 5]))
 @pytest.mark.parametrize("name", LIKELIHOODS)
 def test_every_likelihood_for_any_chunk(name, chains):
     for chunk in (1, 7, 15) if name != "laplace" else (7, 15):

@@ -38,6 +38,7 @@ def draws(seed, num_samples=100_000):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.statistical
 def test_moments_equal_quadrature():
     assert worst_excess(functions(draws(0)), expected_by_quadrature()) < 1
@@ -55,6 +56,7 @@ def test_a_bound_that_is_too_low_is_caught(monkeypatch):
         draws(0)
 
 
+@pytest.mark.slow
 def test_accepting_everything_is_caught(monkeypatch):
     found = truncated.draw
 

@@ -24,6 +24,7 @@ from torch.distributions import constraints
 
 from tests.calibration import worst_excess
 from tests.problems import gp
+from tests.speed import quick
 from torchgpmc.parameters.layout import build_layout
 
 
@@ -173,7 +174,10 @@ def test_precision_is_float64_not_float32_in_disguise():
     assert float(layout.log_prior(theta)) == pytest.approx(expected, rel=1e-13)
 
 
-@pytest.mark.parametrize("name", ["gamma", "normal", "half cauchy", "half normal", "uniform", "log normal", "smoothed box"])
+FAMILIES = ["gamma", "normal", "half cauchy", "half normal", "uniform", "log normal", "smoothed box"]
+
+
+@pytest.mark.parametrize("name", quick(["normal", "uniform"], FAMILIES))
 @pytest.mark.statistical
 def test_draws_follow_the_restricted_density(name):
     layout = layout_of(PRIORS[name](), Interval(0.3, 1.4))
@@ -365,6 +369,7 @@ TAILS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(), (1, 2)])
 @pytest.mark.parametrize("name", TAILS)
 @pytest.mark.statistical
@@ -380,6 +385,7 @@ def test_draws_from_a_far_tail(name, shape):
         assert worst_excess(torch.stack([function(element) for function in functions], -1), expected) < 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_draws_where_rounding_has_left_no_mass_are_an_error(dtype):
     layout = layout_of(NormalPrior(0.0, 1.0), GreaterThan(9.0), dtype=dtype)

@@ -55,6 +55,7 @@ def regression(prior):
     return tg.GPRegression(x, torch.sin(8 * x[:, 0]), RBFKernel(ard_num_dims=2, lengthscale_prior=prior), noise)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
 @pytest.mark.parametrize("method", [tg.AMIS(), tg.MAMIS()])
 def test_the_evidence_is_the_mean_likelihood_over_the_restricted_prior(method):

@@ -12,6 +12,7 @@ import torch
 
 import torchgpmc as tg
 from tests.problems import LIKELIHOODS, fixed_kernel, gp, gp_regression, inputs, sparse_gp, targets
+from tests.speed import quick
 from tests.statistical.kernels import SAMPLERS
 from torchgpmc.approximations import ApproximateMarginal, Conjugate
 from torchgpmc.models import JointLogDensity
@@ -61,7 +62,7 @@ def test_methods_on_theta_and_v_factorise_once_an_evaluation(name, make, counted
         before = sum(counted)
 
 
-@pytest.mark.parametrize("thinning", [1, 2])
+@pytest.mark.parametrize("thinning", quick([1], [1, 2]))
 @pytest.mark.parametrize("make", [gp, sparse_gp])
 def test_slices_of_theta_and_v_factorise_once_a_theta(make, thinning, counted):
     """The whole of an advance, its end included; what one coordinate of theta tries is counted by the block's own Info."""
@@ -129,8 +130,8 @@ PARAMETERIZATIONS = (tg.Ancillary(), tg.Sufficient(), tg.Surrogate(), tg.Interwo
 HYPER = (tg.AdaptiveMH(), tg.Slice(), tg.HMC(num_steps=2, random_length=False), tg.NUTS(max_tree_depth=3))
 
 
-@pytest.mark.parametrize("latent", [tg.AuxiliaryGradient(), tg.EllipticalSlice(), tg.PCN()])
-@pytest.mark.parametrize("hyper", HYPER, ids=lambda hyper: type(hyper).__name__)
+@pytest.mark.parametrize("latent", quick([tg.EllipticalSlice()], [tg.AuxiliaryGradient(), tg.EllipticalSlice(), tg.PCN()]))
+@pytest.mark.parametrize("hyper", quick(HYPER[::2], HYPER), ids=lambda hyper: type(hyper).__name__)
 @pytest.mark.parametrize("parameterization", PARAMETERIZATIONS, ids=lambda given: type(given).__name__)
 def test_gibbs_states_what_it_factorises(parameterization, hyper, latent, counted):
     method = tg.Gibbs(hyper=hyper, latent=latent, parameterization=parameterization, hyper_steps=2, latent_steps=3)
@@ -206,7 +207,7 @@ ESTIMATES = {
 }
 
 
-@pytest.mark.parametrize("name", ESTIMATES)
+@pytest.mark.parametrize("name", quick(["plain", "thinned", "correlated"], ESTIMATES))
 def test_estimates_state_what_they_factorise(name, counted):
     before = None
     for stats in advances(ESTIMATES[name], gp("probit")):

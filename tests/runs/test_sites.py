@@ -13,6 +13,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarnin
 OPTIONS = {"num_samples": 6, "warmup_steps": 20, "num_chains": 3, "seed": 4, "progress": False}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("approximation", [tg.Laplace(), tg.EP()])
 def test_sites_give_back_the_approximation_at_its_mode(approximation):
     """N(f | 0, K) times the sites has the mean that Laplace or EP finds, by plain linear algebra, where the evidence is highest."""
@@ -86,6 +87,7 @@ def test_sites_of_a_sparse_model_are_near_the_mode():
     torch.testing.assert_close(sites.precision, inducing_laplace(model, model.at(model.prior(theta)), model.targets).precision[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [gp, sparse_gp])
 @pytest.mark.parametrize("method", [tg.NUTS(max_tree_depth=3, whitening=tg.Laplace()), tg.HMC(num_steps=3, whitening=tg.Laplace())])
 def test_draws_are_of_theta_and_v(method, make):

@@ -7,6 +7,7 @@ import torchgpmc as tg
 from tests.calibration import without_jacobian, worst_excess
 from tests.methods.test_importance import grid_truth, regression, small
 from tests.problems import gp, gp_regression, targets
+from tests.speed import quick
 from torchgpmc.approximations import ApproximateMarginal, Conjugate
 from torchgpmc.runs import starts
 from torchgpmc.runs.run import Settings
@@ -28,7 +29,7 @@ def covariance_of(preconditioner):
     return torch.block_diag(preconditioner.factor @ preconditioner.factor.mT, preconditioner.deviation.square().diag())
 
 
-@pytest.mark.parametrize("name", ["regression", "probit"])
+@pytest.mark.parametrize("name", quick(["regression"], ["regression", "probit"]))
 def test_the_inverse_mass_matrix_is_the_inverse_curvature(name):
     model = regression() if name == "regression" else small("probit")
     approximation = Conjugate() if name == "regression" else tg.Laplace()
@@ -43,7 +44,7 @@ def test_the_inverse_mass_matrix_is_the_inverse_curvature(name):
     assert float(gradient.abs().max()) < 1e-2
 
 
-@pytest.mark.parametrize("matrix", MassMatrix)
+@pytest.mark.parametrize("matrix", quick([MassMatrix.DENSE], MassMatrix))
 def test_it_is_kept_through_warm_up(matrix):
     run = tg.AdaptiveMH(from_mode=True, mass_matrix=matrix).prepare(gp_regression(), Settings(5, 60, 4, None))
     generator = torch.Generator().manual_seed(0)
@@ -91,7 +92,7 @@ def pseudo_marginal_excess(expected, num_samples):
 @pytest.mark.statistical
 @few_draws
 def test_pseudo_marginal_draws_follow_the_grid():
-    assert pseudo_marginal_excess(grid_truth("probit")[0], 120) < 1
+    assert pseudo_marginal_excess(grid_truth("probit")[0], 70) < 1
 
 
 @pytest.mark.slow
@@ -173,6 +174,7 @@ def test_starts_come_nearer_until_they_are_possible():
         around(lambda x: torch.full((len(x),), -torch.inf))
 
 
+@pytest.mark.slow
 def test_a_variational_start_is_where_the_mass_matrix_begins_and_not_where_it_stays():
     start = tg.initialize(gp("probit", num_data=10), progress=False)
     run = tg.NUTS().prepare(start.model, SETTINGS._replace(start=start))

@@ -102,11 +102,13 @@ def test_checkpoint_slots_name_the_first_leaf_of_every_subtree_that_ends():
             assert found == [leaf - 2**k + 1 for k in range(1, trailing + 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.statistical
 def test_finished_chains_do_not_change_the_others():
     assert excess_of_unequal_chains(lambda scale, rows: scale[rows]) < 1
 
 
+@pytest.mark.slow
 def test_chains_that_change_places_as_others_finish_are_caught():
     assert excess_of_unequal_chains(lambda scale, rows: scale[: len(rows)]) > 1
 
@@ -149,6 +151,7 @@ def test_divergences_are_flagged():
         assert bool(info.diverging.all()) and torch.equal(new.position, state.position)
 
 
+@pytest.mark.slow
 def test_trees_are_short_until_the_step_size_is_known(generator):
     normal = AutogradDensity(lambda x: -0.5 * x.square().sum(-1))
     position = torch.zeros(3, 2, dtype=F64)

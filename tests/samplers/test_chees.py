@@ -64,12 +64,14 @@ def adapted(density, dimension, *, steps, chains=64, mass_matrix=MassMatrix.IDEN
     return tuning, info, harmonic
 
 
+@pytest.mark.slow
 def test_the_length_that_is_learned_is_the_best_one():
     """Of a standard normal and h uniform on (0, 1), E sin(h T)^2 is largest where tan(2 T) = 2 T: T = 2.247."""
     tuning, _, _ = adapted(NORMAL, 10, steps=250)
     assert float(tuning.trajectory.log_length.exp()) == pytest.approx(2.247, rel=0.15)
 
 
+@pytest.mark.slow
 def test_step_size_and_scales_are_learned():
     scales = torch.tensor([0.05, 1.0, 5.0], dtype=F64)
     density = AutogradDensity(lambda x: -0.5 * (x / scales).square().sum(-1))
@@ -94,6 +96,7 @@ def moments_after(density, transitions, length=2 * math.pi):
     return state.position, counts
 
 
+@pytest.mark.slow
 @pytest.mark.statistical
 def test_jitter_breaks_the_resonance_of_a_whole_period(monkeypatch):
     position, counts = moments_after(NORMAL, 12)

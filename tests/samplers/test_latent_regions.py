@@ -125,6 +125,7 @@ def controls_prior():
     return control_prior(L, FC[None], CC[None])
 
 
+@pytest.mark.slow
 @pytest.mark.statistical
 def test_proposals_leave_the_joint_prior_as_it_is(drawn):
     excess = [walk_excess(drawn)]

@@ -31,7 +31,7 @@ from torchgpmc.samplers.metropolis import accept
 
 CHAINS, FURTHER, ROUNDS = 20_000, 4, 7
 FEWER = dict.fromkeys(("nuts", "nuts, white under sites", "slice"), 15_000)  # they forget fast, and a step takes many densities
-PLANTED = 4000  # show most planted errors at four times the limit; elliptical slices and stale states need them all
+PLANTED = 1500  # show most planted errors at twice the limit and more; elliptical slices and stale states need them all
 LAST_STEPS = 4  # with the last y, which a chain that had not seen it would need some steps to forget
 
 
@@ -103,12 +103,14 @@ def geweke(model, sampler_name, seed, *, density_class=JointLogDensity, stale=Fa
 
 WHITE_PCN = "pcn, white under sites"
 MODELS = {"probit": lambda: gp("probit", num_data=3), "poisson": lambda: gp("poisson", num_data=3)}
+# Between two likelihoods the samplers differ in nothing; NUTS tries both, the others the one that is skewed.
+CASES = [("nuts", "probit"), *((name, "poisson") for name in SAMPLERS)]
+CASES += [pytest.param(name, "probit", marks=pytest.mark.long) for name in SAMPLERS if name != "nuts"]
 
 
 @pytest.mark.slow
 @pytest.mark.statistical
-@pytest.mark.parametrize("likelihood", MODELS)
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize(("sampler", "likelihood"), CASES)
 def test_sampler_leaves_the_joint_distribution_as_it_is(sampler, likelihood):
     assert geweke(MODELS[likelihood](), sampler, seed=11) < 1
 
@@ -133,7 +135,7 @@ def test_sparse_model_whose_inducing_points_are_its_inputs():
 @pytest.mark.parametrize("sampler", ["nuts", "hmc", "metropolis", "slice"])
 def test_a_missing_jacobian_is_caught(sampler, monkeypatch):
     without_jacobian(monkeypatch)
-    assert geweke(MODELS["probit"](), sampler, seed=14, chains=PLANTED) > 1
+    assert geweke(MODELS["poisson"](), sampler, seed=14, chains=PLANTED) > 1
 
 
 @pytest.mark.slow
@@ -152,7 +154,7 @@ def test_a_halved_log_ratio_is_caught(sampler):
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_a_missing_likelihood_is_caught(sampler):
-    assert geweke(MODELS["probit"](), sampler, seed=18, density_class=NoLikelihood, rounds=3, chains=PLANTED) > 1
+    assert geweke(MODELS["poisson"](), sampler, seed=18, density_class=NoLikelihood, rounds=3, chains=PLANTED) > 1
 
 
 @pytest.mark.slow
@@ -215,7 +217,7 @@ def test_auxiliary_gradients_accepted_by_the_likelihood_alone_are_caught(monkeyp
 @pytest.mark.slow
 @pytest.mark.parametrize("likelihood", ["gaussian", "student_t"])
 def test_a_halved_log_ratio_is_caught_where_likelihoods_have_parameters(likelihood):
-    assert geweke(gp(likelihood, num_data=3), "nuts", seed=12, density_class=HalvedLogDensity, rounds=10) > 1
+    assert geweke(gp(likelihood, num_data=3), "nuts", seed=12, density_class=HalvedLogDensity, rounds=10, chains=PLANTED) > 1
 
 
 @pytest.mark.slow
@@ -224,7 +226,7 @@ def test_inducing_points_that_are_not_the_inputs_are_caught():
     full = gp("probit", num_data=3, jitter=1e-10)
     apart = full.train_x[:1] + 0.5
     model = tg.SparseGP(full.train_x, full.train_y, full.kernel, full.likelihood, inducing_points=apart, jitter=1e-10)
-    assert geweke(model, "nuts", seed=13, rounds=10) > 1
+    assert geweke(model, "nuts", seed=13, rounds=10, chains=PLANTED) > 1
 
 
 @pytest.mark.slow

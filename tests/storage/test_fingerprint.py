@@ -270,6 +270,7 @@ def saved(tmp_path_factory):
 
 
 @pytest.mark.usefixtures("threads")
+@pytest.mark.slow
 @pytest.mark.parametrize("change", SAME.values(), ids=SAME)
 def test_a_model_is_taken_for_itself(change, saved):
     refused = []

@@ -8,6 +8,7 @@ from gpytorch.kernels import RBFKernel
 from gpytorch.priors import GammaPrior
 
 import torchgpmc as tg
+from tests.speed import quick
 from tests.test_conformance import METHODS, OF_LATENTS, quiet_sample
 from torchgpmc.likelihoods.likelihood import LogLikelihood
 
@@ -52,7 +53,7 @@ TAKEN = {
 }
 
 
-@pytest.mark.parametrize("method", TAKEN)
+@pytest.mark.parametrize("method", quick(["HMC", "AdaptiveMH", "EllipticalSlice", "PCN", "LocalRegions"], TAKEN))
 def test_methods_that_need_a_density_alone_take_it(method):
     model = model_of()
     if method in OF_LATENTS:
@@ -92,7 +93,7 @@ def test_the_density_is_its_formula_and_every_chain_may_have_its_own_targets():
     assert posterior.theta.shape == (3, 6, 2)
 
 
-@pytest.mark.parametrize("chunk", [2, 2048])
+@pytest.mark.parametrize("chunk", quick([2048], [2, 2048]))
 def test_predictions_are_of_latents_alone_and_say_so(chunk):
     posterior = quiet_sample(model_of(), TAKEN["Slice"])
     prediction = posterior.predict(torch.rand(4), test_chunk=chunk)

@@ -6,6 +6,7 @@ from gpytorch.kernels import RBFKernel
 from gpytorch.priors import GammaPrior
 
 import torchgpmc as tg
+from tests.speed import quick
 from tests.test_conformance import METHODS, OF_LATENTS, WEIGHTED, quiet_sample
 from torchgpmc.linalg import cholesky, solve_lower
 from torchgpmc.models import GPModel
@@ -48,7 +49,10 @@ def model_of(kind, **options):
     return kind(x, (x[:, 0] > 0.5).int(), kernel, tg.likelihoods.Bernoulli(), **options)
 
 
-@pytest.mark.parametrize("method", METHODS)
+QUICK = ["HMC", "ChEES", "AdaptiveMH", "EllipticalSlice", "PCN", "Gibbs", "PseudoMarginal"]
+
+
+@pytest.mark.parametrize("method", quick(QUICK, METHODS))
 def test_every_method_takes_it(method):
     model = model_of(FITC, inducing_points=torch.tensor([[0.2], [0.8]]))
     if method in OF_LATENTS:
@@ -59,6 +63,7 @@ def test_every_method_takes_it(method):
     assert bool(torch.isfinite(posterior.predict(torch.rand(3, 1)).log_prob(torch.ones(3))).all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [tg.NUTS(whitening=tg.Laplace()), tg.NUTS(marginal=tg.Laplace())], ids=["white", "marginal"])
 def test_so_do_white_coordinates_and_marginals(method):
     posterior = quiet_sample(model_of(FITC, inducing_points=torch.tensor([[0.2], [0.8]])), method)

@@ -13,6 +13,7 @@ from torch import Tensor
 import torchgpmc as tg
 from tests.problems import LIKELIHOODS, fixed_kernel, gp, inputs, sparse_gp, targets
 from tests.runs.resume import dies_and_resumes
+from tests.speed import quick
 from tests.statistical.kernels import SAMPLERS, HalvedLogDensity, Row
 from tests.statistical.kernels import preconditioner as unequal_scales
 from tests.statistical.test_geweke import geweke
@@ -132,7 +133,7 @@ CASES = {
 OPTIONS = {"num_samples": 9, "warmup_steps": 30, "num_chains": 3, "seed": 4, "progress": False}
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", quick(["v"], CASES))
 def test_it_samples_with_statistics_and_progress(case, capsys):
     make, method = CASES[case]
     posterior = tg.sample(make("probit"), method, **{**OPTIONS, "warmup_steps": 200, "progress": True})
@@ -148,14 +149,14 @@ def test_it_samples_with_statistics_and_progress(case, capsys):
         torch.testing.assert_close(tg.joint_log_density(make("probit"))(position), posterior.stats["lp"][:, -1])
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("advances", [2, 17, 33])
+@pytest.mark.parametrize("case", quick(["[theta, v]", "v"], CASES))
+@pytest.mark.parametrize("advances", quick([33], [2, 17, 33]))
 def test_a_run_that_died_resumes_to_the_same_bits(case, advances, tmp_path, monkeypatch):
     make, method = CASES[case]
     assert dies_and_resumes(make, method, OPTIONS, advances, tmp_path / "run.ckpt", monkeypatch)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", quick(["[theta, v]", "v", "blocks"], CASES))
 def test_chunks_do_not_change_the_draws(case):
     make, method = CASES[case]
     options = {**OPTIONS, "num_samples": 2, "warmup_steps": 4}

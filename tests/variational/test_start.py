@@ -85,6 +85,7 @@ def test_minibatches_come_near_the_same_fit():
     assert parts.converged and float(gap.max()) < 0.5
 
 
+@pytest.mark.slow
 def test_minibatches_move_inducing_points_and_depend_on_the_seed_alone():
     model = wavy(40)
     with pytest.warns(tg.SamplingWarning, match=r"after 12 passes over the data the bound still rose, by .* nats in the last"):
@@ -108,6 +109,7 @@ def test_predictions_are_those_of_q(start):
     torch.testing.assert_close(prediction.log_prob(torch.ones(5)), prediction.probs.log())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")  # of ten draws
 def test_several_latents_and_fixed_hyperparameters():
     x = inputs(20)

@@ -53,9 +53,9 @@ class Start:
         >>> start = tg.initialize(model, progress=False)
         >>> start.predict(torch.tensor([0.0, 1.0])).probs > 0.5
         tensor([False,  True])
-        >>> posterior = tg.sample(start.model, tg.NUTS(), start=start, num_samples=400, progress=False)
+        >>> posterior = tg.sample(start.model, tg.HMC(num_steps=4), start=start, num_samples=200, num_chains=8, progress=False)
         >>> posterior.samples["kernel.lengthscale"].shape
-        torch.Size([4, 400, 1, 1])
+        torch.Size([8, 200, 1, 1])
     """
 
     model: GPModel

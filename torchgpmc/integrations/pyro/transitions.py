@@ -258,7 +258,7 @@ class HMC(GradientKernel):
         >>> def model():
         ...     pyro.sample("x", dist.Gamma(3.0, 1.0))
         >>> from torchgpmc.integrations.pyro import MCMC
-        >>> mcmc = MCMC(HMC(model, num_steps=4), num_samples=600, warmup_steps=100, num_chains=4, disable_progbar=True, seed=0)
+        >>> mcmc = MCMC(HMC(model, num_steps=2), num_samples=400, warmup_steps=100, num_chains=4, disable_progbar=True, seed=0)
         >>> mcmc.run()
         >>> 2.5 < mcmc.get_samples()["x"].mean() < 3.5
         tensor(True)
