@@ -11,7 +11,7 @@ from gpytorch.kernels import RBFKernel
 from gpytorch.priors import LogNormalPrior
 
 import torchgpmc as tg
-from tests.calibration import SHARE, worst_excess
+from tests.calibration import SHARE, worst_excess, z_limit
 from torchgpmc.importance import (
     Adaptation,
     adapt,
@@ -109,8 +109,11 @@ def errors_of(method, seed, noise):
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")  # of uneven weights
 @pytest.mark.parametrize("name", METHODS)
 def test_stated_errors_cover_where_adaptation_loses_regions(name):
-    actual, stated = np.array([errors_of(METHODS[name], seed, HARD) for seed in range(8)]).T
-    assert (np.abs(actual / stated) > 3).sum() <= scipy.stats.binom.isf(SHARE, len(actual), 0.01)
+    """And errors have no sign: by mixture weights most of these data sets are some stated errors low."""
+    errors = np.array([errors_of(METHODS[name], seed, noise) for noise in (HARD, 0.1) for seed in range(6)])
+    scores = errors[:, 0] / errors[:, 1]
+    assert (np.abs(scores) > 3).sum() <= scipy.stats.binom.isf(SHARE / 2, len(scores), 0.01)
+    assert abs(scores.sum()) / len(scores) ** 0.5 < z_limit(2)
 
 
 @pytest.mark.long

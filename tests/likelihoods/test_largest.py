@@ -104,6 +104,26 @@ def test_expectations_of_robust_max(epsilon):
     torch.testing.assert_close(probabilities.log(), logs, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("epsilon", [1e-2, 1e-9])
+def test_robust_max_is_right_to_1e_6_over_a_grid(epsilon):
+    """Of means and of normals narrow and wide together; a class that is next to never the largest has the share of the wrong."""
+    random = np.random.default_rng(0)
+    likelihood = tg.likelihoods.RobustMax(num_classes=3, epsilon=epsilon)
+    mean = torch.tensor(random.choice([-10.0, -3.0, -0.4, 0.0, 1.0, 5.0], (12, 3)))
+    variance = torch.tensor(random.choice([1e-4, 0.01, 1.0, 4.0, 25.0, 400.0], (12, 3)))
+    p = torch.tensor([[dense(*row, k) for k in range(3)] for row in zip(mean, variance, strict=True)], dtype=torch.float64)
+    probabilities = p * (1 - epsilon) + (1 - p) * epsilon / 2
+    expectations = p * math.log1p(-epsilon) + (1 - p) * math.log(epsilon / 2)
+    for k in range(3):
+        label = torch.full((12,), float(k))
+        found = likelihood.predictive_log_prob(mean, variance, label)
+        torch.testing.assert_close(found, probabilities[:, k].log(), rtol=0, atol=1e-6)
+        found = likelihood.expected_log_likelihood(mean, variance, label)
+        torch.testing.assert_close(found, expectations[:, k], rtol=0, atol=1e-6)
+    found = likelihood.response_moments(mean, variance).mean
+    torch.testing.assert_close(found.log(), probabilities.log(), rtol=0, atol=1e-6)
+
+
 def test_written_out_slopes_of_robust_max_equal_autograds():
     generator = torch.Generator().manual_seed(0)
     mean = torch.randn(2, 5, 3, generator=generator, dtype=torch.float64)

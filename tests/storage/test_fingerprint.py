@@ -201,6 +201,11 @@ PAIRS = {
 
 @pytest.mark.parametrize("build", PAIRS.values(), ids=PAIRS)
 def test_models_of_other_densities_are_told_apart(build, tmp_path):
+    check_told_apart(build, tmp_path)
+
+
+def check_told_apart(build, tmp_path):
+    """Files of ``build(0)`` serve another ``build(0)`` and are refused to ``build(1)``."""
     first, second, again = build(0), build(1), build(0)
     posterior = posterior_of(first)
     posterior.save(tmp_path / "posterior.pt")
