@@ -130,6 +130,10 @@ class DrawnDensity(NamedTuple):
 
     draw: Callable[[Tensor, torch.Generator], tuple[Tensor, Any]]
 
+    def work(self, payload: Any) -> float:
+        """None that is known of."""
+        return 0.0
+
 
 def as_density(density: Density | Callable[[Tensor], Tensor]) -> Density:
     """What hands out payloads as it is; a function ``(C, D) -> (C,)`` as a density with the payload ``()``."""

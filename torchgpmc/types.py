@@ -53,7 +53,15 @@ class ReusableDensity(Density, Protocol):
         ...
 
 
-class NoisyDensity(Density, Protocol):
+class CountedDensity(Density, Protocol):
+    """A density that knows what its values took."""
+
+    def work(self, payload: Any) -> Any:
+        """Factorisations behind what :meth:`draw` gave along with ``payload``, ``(C,)``, or a number that serves all."""
+        ...
+
+
+class NoisyDensity(CountedDensity, Protocol):
     """A log density of C rows known through unbiased estimates."""
 
     @property
@@ -67,10 +75,6 @@ class NoisyDensity(Density, Protocol):
 
     def move(self, position: Tensor, payload: Any, generator: torch.Generator) -> tuple[Tensor, Any]:
         """Moves the latent variables that go with an estimate, leaving the extended target invariant; the estimate changes too."""
-        ...
-
-    def work(self, payload: Any) -> Tensor:
-        """Factorisations that an estimate took ``(C,)``."""
         ...
 
     def select(self, rows: Tensor) -> NoisyDensity:

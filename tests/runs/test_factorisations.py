@@ -1,7 +1,6 @@
 """K is factorised once for each theta that is tried, and never for latents: counted for every method and for sweeps.
 
 A theta's work is one matrix under [theta, v]; with the latents integrated out what an evaluation takes, or what statistics state.
-(The screening of delayed acceptance is in neither: a density without a payload cannot say what it took.)
 """
 
 import sys
@@ -40,9 +39,9 @@ def counted(monkeypatch):
     return sizes
 
 
-def advances(method, model, count=3):
+def advances(method, model, count=3, settings=SETTINGS):
     """The statistics of each of the first advances, without warm-up."""
-    run, generator = method.prepare(model, SETTINGS), torch.Generator().manual_seed(3)
+    run, generator = method.prepare(model, settings), torch.Generator().manual_seed(3)
     state = run.init(generator)
     for _ in range(count):
         state, _, stats = run.advance(state, generator)
@@ -204,13 +203,17 @@ ESTIMATES = {
     "thinned": tg.PseudoMarginal(num_importance=4, thinning=3),
     "correlated": tg.PseudoMarginal(num_importance=2, correlation=0.9),
     "slice": tg.PseudoMarginalSlice(num_importance=2),
+    "delayed": tg.PseudoMarginal(num_importance=4, delayed_acceptance=True),
+    "delayed by EP": tg.PseudoMarginal(tg.EP(), num_importance=4, delayed_acceptance=True, thinning=2),
 }
 
 
+@pytest.mark.parametrize("chunk", [None, 2])
 @pytest.mark.parametrize("name", quick(["plain", "thinned", "correlated"], ESTIMATES))
-def test_estimates_state_what_they_factorise(name, counted):
+def test_estimates_state_what_they_factorise(name, chunk, counted):
+    """Those that screen by an approximate evidence state what that took too, of every proposal."""
     before = None
-    for stats in advances(ESTIMATES[name], gp("probit")):
+    for stats in advances(ESTIMATES[name], gp("probit"), settings=SETTINGS._replace(chain_chunk=chunk)):
         if before is not None:
             assert sum(counted) - before == float(stats["n_factorizations"].sum())
         before = sum(counted)

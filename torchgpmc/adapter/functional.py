@@ -62,8 +62,8 @@ class _Call(nn.Module):
         super().__init__()
         self.module = module
 
-    def forward(self, function: Callable[[nn.Module], Any]) -> Any:
-        return function(self.module)
+    def forward(self, function: Callable[[Any], Any], seen: Any) -> Any:
+        return function(seen)
 
 
 class PureModule:
@@ -74,9 +74,10 @@ class PureModule:
 
     Args:
         module: a kernel, mean or likelihood; copied.
+        seen_as: what functions are given in place of the copy, made from it once.
     """
 
-    def __init__(self, module: nn.Module):
+    def __init__(self, module: nn.Module, seen_as: Callable[[nn.Module], Any] | None = None):
         evaluated = copy.deepcopy(module)
         for part in evaluated.modules():
             if isinstance(part, Interval):
@@ -84,14 +85,15 @@ class PureModule:
         for parameter in evaluated.parameters():
             parameter.requires_grad_(False)
         self._call = _Call(evaluated)
+        self._seen = evaluated if seen_as is None else seen_as(evaluated)
         self._lock = threading.RLock()
 
     def __call__(self, values: Mapping[str, Tensor], function: Callable[[Any], Any]) -> Any:
         """``function(module)`` with the parameters in ``values`` (dotted raw name -> constrained value) put in place."""
         if not values:
-            return function(self._call.module)
+            return function(self._seen)
         with self._lock:  # for as long as the call lasts the values stand in the one module that all threads see
-            return functional_call(self._call, {f"module.{name}": value for name, value in values.items()}, (function,))
+            return functional_call(self._call, {f"module.{name}": value for name, value in values.items()}, (function, self._seen))
 
 
 def convert_distribution(distribution: Distribution, dtype: torch.dtype, device: torch.device) -> Any:

@@ -12,7 +12,6 @@ from torchgpmc.likelihoods.likelihood import Derivatives, TiltedMoments
 from torchgpmc.linalg import cholesky, cholesky_in_place, solve_lower, times_blocks
 from torchgpmc.models.gp_model import GPModel, LatentPrior, likelihood_values
 from torchgpmc.models.targets import Targets
-from torchgpmc.trees import take
 
 
 class GaussianApproximation(NamedTuple):
@@ -235,5 +234,5 @@ def iterate(
         if all_end:
             break
         going = (~ends).nonzero().squeeze(-1)
-        rows, state, problem = rows[going], take(state, going), problem.select(going)
+        rows, state, problem = rows[going], state._make(part[going] for part in state), problem.select(going)
     return kept, converged, counts

@@ -39,14 +39,28 @@ class ApproximateMarginal(AutogradDensity):
         super().__init__(self._evaluate)
         keep_freed_memory()
 
+    def draw(self, position: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """The density ``(C,)``, and the matrices that were factorised for it ``(C,)``; nothing is random."""
+        with torch.no_grad():
+            value, num_factorizations = self._value_and_work(position)
+        return torch.where(torch.isfinite(value), value, -torch.inf), num_factorizations
+
+    def work(self, payload: Tensor) -> Tensor:
+        """Factorisations that a value took ``(C,)``."""
+        return payload
+
     def _evaluate(self, theta: Tensor) -> Tensor:
+        return self._value_and_work(theta)[0]
+
+    def _value_and_work(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         hyperparameters, log_prior = self.model.layout.raw_values_and_log_prior(theta)
         prior = self.model.prior_at(hyperparameters)
         if self.loose:
             found = self.approximation.importance_density(self.model, prior, self.targets)
         else:
             found = self.approximation.evidence(self.model, prior, self.targets)
-        return torch.where(prior.ok & found.converged, log_prior + found.log_evidence, torch.nan)
+        value = torch.where(prior.ok & found.converged, log_prior + found.log_evidence, torch.nan)
+        return value, found.num_iterations.to(value) + 1
 
     def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """The density ``(C,)`` and its gradient ``(C, P)``, a few thetas at once where matrices of all would fill the memory.

@@ -25,7 +25,7 @@ from torchgpmc.models.validation import as_tensor, check_devices, check_inputs, 
 from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.parameters.layout import Hyperparameters, Layout, build_layout
 
-_DERIVED = ("layout", "covariance", "mean_function", "_pure_likelihood", "_bound")
+_DERIVED = ("layout", "covariance", "mean_function", "_pure_likelihood", "_num_latents", "_bound")
 
 
 class LatentPrior(NamedTuple):
@@ -136,7 +136,8 @@ class GPModel(nn.Module):
         self.layout = build_layout({"kernel": self.kernel, "mean": self.mean, "likelihood": self.likelihood}, x.dtype, x.device)
         self.covariance = covariance_function(self.kernel, x)
         self.mean_function = MeanFunction(self.mean, x)
-        self._pure_likelihood = PureModule(self.likelihood)
+        self._pure_likelihood = PureModule(self.likelihood, as_likelihood)
+        self._num_latents = count_latents(self.likelihood)
         self._bound = self._bind()
 
     def _bind(self) -> Any:
@@ -174,7 +175,7 @@ class GPModel(nn.Module):
     @property
     def num_latents(self) -> int:
         """K, the number of latent functions, which the likelihood decides."""
-        return count_latents(self.likelihood)
+        return self._num_latents
 
     @property
     def factorises(self) -> bool:
@@ -354,7 +355,7 @@ class GPModel(nn.Module):
 
     def likelihood_function(self, values: dict[str, Tensor], function: Any) -> Any:
         """``function(likelihood)`` with the likelihood's parameters at C settings; see :class:`Factorised` for its methods."""
-        return self._pure_likelihood(values, lambda module: function(as_likelihood(module)))
+        return self._pure_likelihood(values, function)
 
 
 def likelihood_parameters(values: dict[str, Tensor]) -> dict[str, Tensor]:

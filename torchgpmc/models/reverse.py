@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.adapter.covariance import BoundClosedForm, Covariance, Values
 from torchgpmc.adapter.mean_function import MeanFunction
 from torchgpmc.likelihoods.likelihood import LogLikelihood
@@ -79,7 +78,7 @@ class _Likelihood(NamedTuple):
 
 
 def _likelihood(model: GPModel, values: dict[str, Tensor], sampled: list[str], f: Tensor, targets: Targets) -> _Likelihood:
-    if not sampled and isinstance(likelihood := as_likelihood(model.likelihood), LogLikelihood) and _has_slope(likelihood):
+    if not sampled and isinstance(model.likelihood, LogLikelihood) and _has_slope(model.likelihood):
         log_prob, slope = model.likelihood_function(
             likelihood_parameters(values), lambda module: module.log_prob_and_slope(f, targets.values)
         )

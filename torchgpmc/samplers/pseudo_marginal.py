@@ -7,12 +7,13 @@ numbers are part of the state (Andrieu & Roberts 2009).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchgpmc.density import DrawnDensity
+from torchgpmc.density import DrawnDensity, as_density
 from torchgpmc.random import log_uniform, normal_like
 from torchgpmc.samplers.elliptical_slice import EllipticalSliceState, elliptical_slice
 from torchgpmc.samplers.metropolis import (
@@ -26,7 +27,7 @@ from torchgpmc.samplers.metropolis import (
 from torchgpmc.samplers.preconditioner import Preconditioner
 from torchgpmc.samplers.slice import SliceState, slice_sampler
 from torchgpmc.trees import put, take
-from torchgpmc.types import Density, LogDensity, NoisyDensity, Sampler
+from torchgpmc.types import CountedDensity, Density, LogDensity, NoisyDensity, Sampler
 
 
 class PseudoMarginalState(NamedTuple):
@@ -45,7 +46,7 @@ class PseudoMarginalInfo(NamedTuple):
     acceptance_rate: Tensor
     n_steps: Tensor  # estimates made
     n_failures: Tensor  # estimates of zero
-    n_factorizations: Tensor  # that the estimates took
+    n_factorizations: Tensor  # that the estimates took, and what screened for them
 
 
 def pseudo_marginal(
@@ -125,7 +126,11 @@ def correlated_pseudo_marginal(
 
 
 def delayed_acceptance(
-    density: NoisyDensity, surrogate: LogDensity, *, step_size: Tensor, preconditioner: Preconditioner
+    density: NoisyDensity,
+    surrogate: CountedDensity | Callable[[Tensor], Tensor],
+    *,
+    step_size: Tensor,
+    preconditioner: Preconditioner,
 ) -> Sampler:
     """Pseudo-marginal Metropolis-Hastings that screens proposals by a cheap deterministic density (Christen & Fox 2005).
 
@@ -134,7 +139,7 @@ def delayed_acceptance(
 
     Args:
         density: the target, estimated.
-        surrogate: a deterministic approximation of it.
+        surrogate: a deterministic approximation of it; its factorisations count where it states them.
         step_size: ``()``.
         preconditioner: S, see :class:`Preconditioner`.
 
@@ -142,18 +147,20 @@ def delayed_acceptance(
         A sampler with :class:`PseudoMarginalState` and :class:`PseudoMarginalInfo`; ``acceptance_rate`` is the product of both
         stages' and ``n_steps`` counts estimates.
     """
+    screen: Any = as_density(surrogate)
 
     def init(position: Tensor, generator: torch.Generator) -> PseudoMarginalState:
         log_density, payload = density.draw(position, generator)
-        return PseudoMarginalState(position, log_density, payload, position[:, :0], surrogate(position))
+        return PseudoMarginalState(position, log_density, payload, position[:, :0], screen.draw(position, generator)[0])
 
     def step(state: PseudoMarginalState, generator: torch.Generator) -> tuple[PseudoMarginalState, PseudoMarginalInfo]:
         proposal = state.position + step_size * preconditioner.apply(normal_like(state.position, generator))
         screen_u, log_u = log_uniform((2, len(proposal)), state.log_density, generator)
-        screened = surrogate(proposal)
+        screened, screening = screen.draw(proposal, generator)
         first = torch.nan_to_num(screened - state.surrogate, nan=-torch.inf)
         rows = (screen_u < first).nonzero().squeeze(-1)
         acceptance, n_steps, n_failures, work = (torch.zeros_like(first) for _ in range(4))
+        work += screen.work(screening)
         if len(rows) == 0:
             return state, PseudoMarginalInfo(acceptance, n_steps, n_failures, work)
         log_density, payload = density.select(rows).draw(proposal[rows], generator)
@@ -161,7 +168,7 @@ def delayed_acceptance(
         accepted = log_u[rows] < second
         # The mean over the screening step's outcome is estimated by its one outcome, which is unbiased.
         acceptance[rows] = second.clamp_max(0.0).exp()
-        n_steps[rows], n_failures[rows], work[rows] = 1.0, torch.isinf(log_density).to(first), density.work(payload)
+        n_steps[rows], n_failures[rows], work[rows] = 1.0, torch.isinf(log_density).to(first), work[rows] + density.work(payload)
         taken, kept = rows[accepted], accepted.nonzero().squeeze(-1)
         proposed = PseudoMarginalState(proposal[rows], log_density, payload, state.auxiliary[rows], screened[rows])
         return put(state, taken, take(proposed, kept)), PseudoMarginalInfo(acceptance, n_steps, n_failures, work)
@@ -238,7 +245,8 @@ def on_surrogate(estimated: Sampler, surrogate: LogDensity, *, step_size: Tensor
     Returns:
         A sampler with :class:`PseudoMarginalState` and :class:`MetropolisInfo`.
     """
-    kernel = metropolis(surrogate, step_size=step_size, preconditioner=preconditioner)
+    # Its value alone: states have a place for the estimate's payload, none for its own.
+    kernel = metropolis(lambda position: surrogate(position), step_size=step_size, preconditioner=preconditioner)
 
     def init(position: Tensor, generator: torch.Generator) -> PseudoMarginalState:
         state = estimated.init(position, generator)  # for its payload, which belongs into every state
