@@ -1,5 +1,7 @@
 import gpytorch
+import numpy as np
 import pytest
+import scipy.stats
 import torch
 
 import torchgpmc as tg
@@ -25,7 +27,32 @@ def test_calibration_curve_has_a_line_a_method():
     probabilities = torch.linspace(0.01, 0.99, 200)
     labels = (torch.rand(200, generator=torch.Generator().manual_seed(0)) < probabilities).int()
     axis = plots.plot_calibration({"a": probabilities, "b": probabilities.square()}, labels).axes[0]
-    assert [line.get_label() for line in axis.lines[1:]] == ["a", "b"]
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["a", "b"]
+
+
+def test_calibration_counts_and_intervals():
+    predicted, observed, counts = plots._binned(np.array([0.1, 0.2, 0.2, 0.2, 0.9, 0.8]), np.array([0, 0, 1, 1, 1, 0]), 3)
+    assert counts.sum() == 6 and float(observed @ counts) == pytest.approx(3)
+    assert float(predicted @ counts) == pytest.approx(2.4)
+    figure = plots.plot_calibration({"a": torch.full((10,), 0.3)}, torch.tensor([1] * 4 + [0] * 6))
+    points, _, (bar,) = figure.axes[0].containers[0]
+    assert points.get_xydata().tolist() == [[pytest.approx(0.3), pytest.approx(0.4)]]
+    ends = scipy.stats.binomtest(4, 10).proportion_ci(0.9, "wilson")
+    assert bar.get_segments()[0][:, 1].tolist() == [pytest.approx(ends.low), pytest.approx(ends.high)]
+    assert max(patch.get_path().vertices[:, 1].max() for patch in figure.axes[1].patches) == 10
+
+
+def test_a_forest_shows_weighted_quantiles():
+    posterior = posterior_of(gp("probit"), torch.full((2, 30), -torch.inf).double(), draws=30)
+    posterior.log_weights[0, :20] = 0.0  # the others weigh nothing
+    values = posterior.samples["kernel.outputscale"][0, :20].flatten().sort().values
+    axis = plots.plot_forest(posterior, ["kernel.outputscale"]).axes[0]
+    whole, middle = axis.lines[0].get_xdata(), axis.lines[2].get_xdata()
+    assert list(whole) == [float(values[0]), float(values[18])] and list(middle) == [float(values[9])]
+    assert axis.get_xscale() == "log"
+    plain = posterior_of(gp("probit"), draws=30)
+    axis = plots.plot_forest(plain, ["kernel.outputscale"]).axes[0]
+    assert axis.lines[2].get_xdata()[0] == pytest.approx(float(plain.samples["kernel.outputscale"].quantile(0.5)))
 
 
 def weighted_posterior(collapsed):
@@ -112,9 +139,9 @@ def test_an_intensity_in_two_dimensions_is_three_maps_the_right_way_round(tmp_pa
 @pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")  # a few draws
 @pytest.mark.parametrize(
     ("likelihood", "columns", "axes", "curve"),
-    [("gaussian", 1, 1, "mean"), ("probit", 1, 1, "probability of class 1"), ("probit", 2, 4, "")],
+    [("gaussian", 1, 1, "mean"), ("probit", 1, 1, "probability of class 1"), ("probit", 2, 5, "")],
 )
-def test_a_fit_is_a_curve_with_bands_or_two_maps(likelihood, columns, axes, curve, tmp_path):
+def test_a_fit_is_a_curve_with_bands_or_a_surface_and_two_maps(likelihood, columns, axes, curve, tmp_path):
     kernel = gpytorch.kernels.RBFKernel().requires_grad_(False)
     x = inputs(12)[:, :columns]
     model = tg.GP(x, targets(likelihood, 12), kernel, LIKELIHOODS[likelihood]().requires_grad_(False))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import scipy.stats
 import torch
-from sklearn.calibration import calibration_curve
 from torch import Tensor
 
 from torchgpmc.diagnostics import scalar_columns
@@ -17,13 +17,13 @@ from torchgpmc.scores import AbstentionCurves
 from torchgpmc.weights import kish_effective_size
 
 
-def _figure(rows: int, columns: int, size: float) -> tuple[Any, Any]:
+def _figure(rows: int, columns: int, size: float, **options: Any) -> tuple[Any, Any]:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("plots need matplotlib. Install it with: pip install 'torchgpmc[plots]'") from error
     figure = Figure(figsize=(size * columns, size * rows), layout="constrained")  # no pyplot: no global state
-    return figure, figure.subplots(rows, columns, squeeze=False)
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
 def _columns(posterior: Posterior, names: list[str] | None, most: int) -> list[tuple[str, Tensor]]:
@@ -129,28 +129,92 @@ def plot_pair(posterior: Posterior, names: list[str] | None = None, *, most: int
     return figure
 
 
-def plot_calibration(curves: dict[str, Tensor], test_y: Tensor, *, bins: int = 10) -> Any:
-    """Observed frequency of class 1 against its predicted probability (scikit-learn's reliability curve).
+def plot_forest(posterior: Posterior, names: list[str] | None = None, *, most: int = 40) -> Any:
+    """Medians of hyperparameters with intervals that hold half of the draws and nine tenths, weights respected.
+
+    Args:
+        posterior: what to show.
+        names: keys of ``posterior.samples``; all by default.
+        most: at most this many scalars.
+
+    Returns:
+        A matplotlib ``Figure``; the axis is logarithmic where all draws are positive.
+    """
+    columns = _columns(posterior, names, most)
+    figure, axes = _figure(1, 1, 5.0)
+    figure.set_size_inches(7, 0.28 * len(columns) + 1.0)
+    _say_effective_size(figure, posterior)
+    axis, weights = axes[0, 0], _relative_weights(posterior)
+    flat = None if weights is None else weights.ravel()
+    for row, (_, values) in enumerate(columns):
+        low, quarter, middle, three_quarters, high = _quantiles(values.flatten().double().numpy(), flat)
+        axis.plot([low, high], [row, row], color="C0", linewidth=1)
+        axis.plot([quarter, three_quarters], [row, row], color="C0", linewidth=3)
+        axis.plot([middle], [row], "o", color="white", markeredgecolor="C0", markersize=5)
+    axis.set_yticks(range(len(columns)), [name.removeprefix("kernel.") for name, _ in columns], fontsize=7)
+    axis.invert_yaxis()
+    axis.set_xscale("log" if all(bool((values > 0).all()) for _, values in columns) else "linear")
+    return figure
+
+
+def _quantiles(values: np.ndarray, weights: np.ndarray | None) -> list[float]:
+    """At 5, 25, 50, 75 and 95 per cent."""
+    levels = [0.05, 0.25, 0.5, 0.75, 0.95]
+    if weights is None:
+        return [float(level) for level in np.quantile(values, levels)]
+    return [float(level) for level in np.quantile(values, levels, weights=weights, method="inverted_cdf")]
+
+
+def plot_calibration(curves: dict[str, Tensor], test_y: Tensor, *, bins: int = 10, level: float = 0.9) -> Any:
+    """Observed frequency of class 1 against its predicted probability, with intervals and counts.
+
+    Points are means over bins of about equal numbers of predictions; intervals (Wilson's) are those of a binomial frequency; the
+    histogram below counts predictions.
 
     Args:
         curves: label -> predicted probabilities of class 1 ``(T,)``, one line each.
         test_y: labels 0 and 1 ``(T,)``.
-        bins: of equal numbers of points.
+        bins: at most so many; fewer where predictions are equal.
+        level: of the intervals.
 
     Returns:
         A matplotlib ``Figure``.
+
+    Source: Wilson 1927.
     """
-    figure, axes = _figure(1, 1, 4.5)
-    axis = axes[0, 0]
+    figure, axes = _figure(2, 1, 4.5, height_ratios=[3, 1], sharex=True)
+    figure.set_size_inches(4.8, 5.8)
+    axis, below = axes[:, 0]
     axis.plot([0, 1], [0, 1], color="grey", linewidth=0.8, linestyle="--")
     labels = torch.as_tensor(test_y).int().cpu().numpy()
-    for label, probabilities in curves.items():
-        observed, predicted = calibration_curve(labels, probabilities.detach().cpu().numpy(), n_bins=bins, strategy="quantile")
-        axis.plot(predicted, observed, "o-", label=label)
-    axis.set_xlabel("predicted probability of class 1")
-    axis.set_ylabel("observed frequency")
+    for number, (label, probabilities) in enumerate(curves.items()):
+        values, colour = probabilities.detach().cpu().numpy(), f"C{number}"
+        predicted, observed, counts = _binned(values, labels, bins)
+        chance = [
+            scipy.stats.binomtest(hits, count) for hits, count in zip((observed * counts).round().astype(int), counts, strict=True)
+        ]
+        ends = np.array([test.proportion_ci(level, method="wilson") for test in chance]).T
+        # Frequencies of 0 and 1 are ends of their intervals, but for rounding.
+        lengths = np.maximum(np.abs(ends - observed), 0.0)
+        axis.errorbar(
+            predicted, observed, lengths, fmt="o-", color=colour, linewidth=1, elinewidth=0.8, capsize=2, markersize=4, label=label
+        )
+        below.hist(values, bins=np.linspace(0, 1, 21), histtype="step", color=colour)
+    axis.set_ylabel(f"observed frequency, {level:.0%} intervals")
     axis.legend()
+    below.set_xlabel("predicted probability of class 1")
+    below.set_ylabel("count")
     return figure
+
+
+def _binned(values: np.ndarray, labels: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean prediction, frequency of class 1 and count of each bin that is not empty; equal predictions share a bin."""
+    edges = np.quantile(values, np.linspace(0, 1, bins + 1)[1:-1])
+    place = np.searchsorted(edges, values)
+    counts = np.bincount(place, minlength=bins)
+    kept = counts > 0
+    means = [np.bincount(place, weights, minlength=bins)[kept] / counts[kept] for weights in (values, labels)]
+    return means[0], means[1], counts[kept]
 
 
 def plot_abstention(curves: dict[str, AbstentionCurves]) -> Any:
@@ -203,7 +267,7 @@ def plot_intensity(
 
 
 def plot_fit(posterior: Posterior, *, num_points: int = 200, levels: tuple[float, ...] = (0.5, 0.95)) -> Any:
-    """The response over the range of the data: its mean with bands in one dimension; maps of mean and deviation in two.
+    """The response over the range of the data: its mean with bands in one dimension; its surface and maps in two.
 
     Of a binary response, whose bands would say nothing, the mean is the probability of class 1.
 
@@ -241,18 +305,27 @@ def plot_fit(posterior: Posterior, *, num_points: int = 200, levels: tuple[float
         axis.plot(x[:, 0].numpy(), y.numpy(), ".", color="black", markersize=4, label="data")
         axis.legend(fontsize=8)
         return figure
-    shown = {
-        "probability of class 1" if is_binary else "mean": prediction.mean,
-        "deviation of f": prediction.latent_variance.sqrt(),
-    }
-    figure, axes = _figure(1, 2, 4.0)
-    for axis, (title, values) in zip(axes[0], shown.items(), strict=True):
+    shown = {first: prediction.mean, "deviation of f": prediction.latent_variance.sqrt()}
+    figure, axes = _figure(1, 3, 4.0)
+    surface, heights = _surface(figure, axes[0, 0]), shown[first].cpu().view(side, side).T.numpy()
+    surface.plot_surface(*np.meshgrid(*(line.numpy() for line in lines)), heights, cmap="viridis", linewidth=0)
+    surface.tick_params(labelsize=7)
+    surface.set_box_aspect(None, zoom=0.85)  # or numbers on its axes run into the map beside it
+    surface.set_title(first, fontsize=10)
+    for axis, (title, values) in zip(axes[0, 1:], shown.items(), strict=True):
         image = values.cpu().view(side, side).T.numpy()
         mesh = axis.pcolormesh(*(line.numpy() for line in lines), image, shading="nearest", cmap="viridis")
         figure.colorbar(mesh, ax=axis, shrink=0.8)
         axis.scatter(*x.T.numpy(), c=y.numpy(), s=10, cmap="viridis", edgecolors="white", linewidths=0.4)
         axis.set_title(title, fontsize=10)
     return figure
+
+
+def _surface(figure: Any, axis: Any) -> Any:
+    """An axis with three dimensions in the place of ``axis``."""
+    place = axis.get_subplotspec()
+    axis.remove()
+    return figure.add_subplot(place, projection="3d")
 
 
 def _plot_curve(intensity: Intensity, x: Tensor, events: Tensor | None, binned: BinnedEvents | None, levels: list[float]) -> Any:
