@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import torchgpmc as tg
-from tests.problems import fixed_kernel, gp, inputs, sparse_gp, targets
+from tests.problems import conditioned_gp, fitc, fixed_kernel, gp, inputs, projected_process, sparse_gp, targets
 from tests.speed import quick
 from torchgpmc.evidence import Orthant, SmoothProbit
 
@@ -75,6 +75,27 @@ def test_fixed_hyperparameters_under_the_other_default(method, dtype):
 @pytest.mark.parametrize("name", quick(["NUTS"], ["NUTS", "whitening"]))
 def test_sparse_models_under_the_other_default(name, dtype):
     check(sparse_gp("probit", num_data=5, num_inducing=3, dtype=dtype), *ENGINES[name], dtype)
+
+
+MODELS = {
+    "FITC": fitc,
+    "projected process": projected_process,
+    "conditioned": conditioned_gp,
+    "SAAS": lambda **options: tg.GP(inputs(6), targets("probit", 6), tg.kernels.SAAS(2), tg.likelihoods.Bernoulli(), **options),
+    "robust max": lambda **options: sparse_gp("robust_max", **options),
+}
+LIKELIHOODS = "negative_binomial", "beta", "ordinal", "heteroskedastic"
+MODELS |= {name: lambda name=name, **options: gp(name, **options) for name in LIKELIHOODS}
+
+
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_under_the_other_default(name, dtype):
+    settings = {**CHAINS, "num_samples": 3, "seed": 1, "progress": False}
+    posterior = tg.sample(MODELS[name](dtype=dtype), tg.HMC(num_steps=2), **settings)
+    prediction = posterior.predict(inputs(3, seed=5))
+    found = [posterior.theta, posterior.whitened, posterior.stats["lp"], prediction.latent_mean, prediction.latent_variance]
+    assert {value.dtype for value in found} == {dtype}
 
 
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")

@@ -3,7 +3,19 @@ import torch
 
 import torchgpmc as tg
 from tests.models.test_whitening import random_sites
-from tests.problems import LIKELIHOODS, Halved, gp, gp_regression, inputs, kernel, sparse_gp, targets
+from tests.problems import (
+    LIKELIHOODS,
+    Halved,
+    conditioned_gp,
+    fitc,
+    gp,
+    gp_regression,
+    inputs,
+    kernel,
+    projected_process,
+    sparse_gp,
+    targets,
+)
 from torchgpmc.approximations import ApproximateMarginal
 from torchgpmc.density import AutogradDensity, ChunkedDensity
 from torchgpmc.models import JointLogDensity
@@ -51,6 +63,9 @@ DENSITIES = {
     "several latents": lambda: tg.joint_log_density(gp("softmax")),
     "sparse": lambda: tg.joint_log_density(sparse_gp("student_t")),
     "regression": lambda: tg.joint_log_density(gp_regression()),
+    "fitc": lambda: tg.joint_log_density(fitc("poisson")),
+    "projected process": lambda: tg.joint_log_density(projected_process("logit")),
+    "conditioned": lambda: tg.joint_log_density(conditioned_gp("beta")),
     "a user's own": lambda: tg.joint_log_density(Halved(inputs(6), targets("logit", 6), kernel(), LIKELIHOODS["logit"]())),
     "sites": lambda: JointLogDensity(gp("logit"), sites=random_sites(6)),
     "chunked": lambda: ChunkedDensity(tg.joint_log_density(gp("probit")), 3, 2),

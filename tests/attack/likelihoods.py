@@ -26,7 +26,7 @@ class Likelihood(NamedTuple):
     @property
     def promise(self):
         """What an expectation under a normal may be off by, a datum: as the likelihood's docstring has it, or next to nothing."""
-        return 1e-6 if self.name == "beta" else 0.0
+        return 1e-6 if self.name in ("beta", "laplace", "softmax") else 0.0
 
     @property
     def has_gaussian_noise(self):

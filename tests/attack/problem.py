@@ -1,6 +1,7 @@
 """One random model and everything that brute force knows about it; position is [theta, v], as the package has it."""
 
 import math
+import warnings
 from typing import NamedTuple
 
 import numpy as np
@@ -255,6 +256,7 @@ def drawn_problem(index, rng):
     kernel, mean = random_kernel(drawing, num_columns), random_mean(drawing, num_columns)
     likelihood = random_likelihood(drawing, kind is tg.GPRegression)
     inducing = rng.integers(-64, 65, (int(rng.integers(1, 5)), num_columns)) / 64 if kind is tg.SparseGP else None
+    inducing = None if inducing is None else inducing[:num_data]  # more than data are refused
     dtype = torch.float32 if rng.uniform() < 0.1 else torch.float64
     jitter = float(rng.choice([2.0**-20, 2.0**-10, 2.0**-4])) if dtype == torch.float64 else 2.0**-8
     test_x = rng.integers(-96, 97, (3, num_columns)) / 64
@@ -264,7 +266,9 @@ def drawn_problem(index, rng):
     y = drawn_targets(problem, rng)
     extra = {} if inducing is None else {"inducing_points": torch.tensor(inducing)}
     extra |= {"mean": mean.module, "jitter": jitter, "dtype": dtype}
-    model = kind(torch.tensor(x), torch.tensor(y[:num_data]), kernel.module, likelihood.module, **extra)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a column that is the same at all of a few data
+        model = kind(torch.tensor(x), torch.tensor(y[:num_data]), kernel.module, likelihood.module, **extra)
     return problem._replace(model=model, y=model.train_y.double().numpy(), test_y=y[num_data:])
 
 

@@ -11,7 +11,7 @@ from tests.problems import conditioned_gp, fitc, inputs, projected_process
 from tests.storage.test_fingerprint import X, check_told_apart, model
 from torchgpmc.likelihoods import Activation, Linear, Repression, Response, Transcription
 
-pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")]
 LEVELS = X.mul(3).floor()
 GRID = torch.linspace(0, 12, 9, dtype=torch.float64)
 
@@ -29,6 +29,11 @@ def saas(scale, seed=3):
     made = tg.kernels.SAAS(2)
     made.tausq_prior.scale = torch.tensor(scale, dtype=torch.float64)
     return model(made, x=inputs(6, seed=seed))
+
+
+def inducing(kind, c):
+    points = torch.tensor([0.1, 0.5, moved(0.8, c)], dtype=torch.float64)
+    return model(kind=kind, inducing_points=points)
 
 
 def classes(likelihood):
@@ -60,13 +65,13 @@ def measured(c):
 
 
 PAIRS = {
-    "FITC's inducing points": lambda c: fitc(inducing_points=inputs(3, seed=7) + moved(0.0, c)),
-    "projected process's inducing points": lambda c: projected_process(inducing_points=inputs(3, seed=7) + moved(0.0, c)),
+    "FITC's inducing points": lambda c: inducing(tg.FITC, c),
+    "projected process's inducing points": lambda c: inducing(tg.ProjectedProcess, c),
     "FITC or projected process": lambda c: (fitc, projected_process)[c](),
     "known values": lambda c: conditioned_gp(known_values=torch.tensor([0.8, moved(-0.5, c, 1e-3)])),
     "known inputs": lambda c: conditioned_gp(known_inputs=inputs(2, seed=9) + moved(0.0, c)),
     "SAAS prior": lambda c: saas((0.1, 0.2)[c]),
-    "SAAS or Matern": lambda c: model((tg.kernels.SAAS(1), tg.kernels.SAAS(1, active_dims=(1,)))[c], x=inputs(6)),
+    "SAAS's columns": lambda c: model((tg.kernels.SAAS(1), tg.kernels.SAAS(1, active_dims=(1,)))[c], x=inputs(6)),
     "exposure": lambda c: model(y=LEVELS, likelihood=tg.likelihoods.Poisson(exposure=moved(torch.ones(6), c, 1e-3))),
     "count's likelihood": lambda c: model(
         y=LEVELS, likelihood=(tg.likelihoods.Poisson(), tg.likelihoods.NegativeBinomial(dispersion_prior=GammaPrior(2.0, 4.0)))[c]
