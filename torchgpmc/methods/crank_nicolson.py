@@ -6,18 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchgpmc.checks import check_positive
+from torchgpmc.methods.latent_options import LatentOptions, step_size_alone
 from torchgpmc.models.gp_model import GPModel
-from torchgpmc.runs.chain import ChainRun
-from torchgpmc.runs.latent_moves import Move, latent_run
-from torchgpmc.runs.run import Settings
-from torchgpmc.samplers.adaptation import Tuning, WindowedAdaptation
+from torchgpmc.runs.latent_moves import Move
+from torchgpmc.samplers.adaptation import Tuning
 from torchgpmc.samplers.pcn import pcn
-from torchgpmc.samplers.preconditioner import MassMatrix
 from torchgpmc.types import Sampler
 
 
 @dataclass(frozen=True)
-class PCN:
+class PCN(LatentOptions):
     """Metropolis on the latents whose proposals leave their prior invariant (Cotter et al. 2013; Neal 1999), step size tuned.
 
     Alone it needs every hyperparameter fixed with ``requires_grad_(False)``.
@@ -41,10 +39,6 @@ class PCN:
     target_accept_prob: float = 0.25
     thinning: int = 1
 
-    def prepare(self, model: GPModel, settings: Settings) -> ChainRun:
-        """A run on v; K(X, X) is factorised once."""
-        return latent_run(self, model, settings, self.thinning)
-
     def check(self, model: GPModel) -> None:
         """Every model will do."""
         check_positive("target_accept_prob", self.target_accept_prob, 0.0, 1.0)
@@ -55,5 +49,4 @@ class PCN:
         def kernel(density: Any, tuning: Tuning) -> Sampler:
             return pcn(density, step_size=tuning.step_size)
 
-        warm_up = WindowedAdaptation(warmup_steps, MassMatrix.IDENTITY, 0, step_size=0.1, target_acceptance=self.target_accept_prob)
-        return Move(kernel, warm_up)
+        return Move(kernel, step_size_alone(warmup_steps, self.target_accept_prob))

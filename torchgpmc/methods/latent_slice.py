@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torchgpmc.methods.latent_options import LatentOptions
 from torchgpmc.models.gp_model import GPModel
-from torchgpmc.runs.chain import ChainRun
-from torchgpmc.runs.latent_moves import Move, latent_run
-from torchgpmc.runs.run import Settings
+from torchgpmc.runs.latent_moves import Move
 from torchgpmc.samplers.adaptation import BurnIn
 from torchgpmc.samplers.elliptical_slice import elliptical_slice
 
 
 @dataclass(frozen=True)
-class EllipticalSlice:
+class EllipticalSlice(LatentOptions):
     """Elliptical slice sampling of the latents (Murray, Adams & MacKay 2010); nothing to tune.
 
     Alone it needs every hyperparameter fixed with ``requires_grad_(False)``.
@@ -34,13 +33,6 @@ class EllipticalSlice:
     """
 
     thinning: int = 1
-
-    def prepare(self, model: GPModel, settings: Settings) -> ChainRun:
-        """A run on v; K(X, X) is factorised once."""
-        return latent_run(self, model, settings, self.thinning)
-
-    def check(self, model: GPModel) -> None:
-        """Every model will do."""
 
     def move(self, model: GPModel, warmup_steps: int) -> Move:
         """Nothing is tuned."""
