@@ -68,3 +68,15 @@ def test_files_stay_under_400_lines(path):
 def test_no_two_files_share_a_name():
     names = [path.stem for path in units() if path.stem != "__init__"]
     assert sorted(names) == sorted(set(names))
+
+
+def test_no_two_public_classes_share_a_name():
+    """But for those of other packages' kinds, which bear the names that their own users know."""
+    classes = [
+        node.name
+        for path in units()
+        if "integrations" not in path.parts
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    assert sorted(classes) == sorted(set(classes))

@@ -40,8 +40,13 @@ def check_count(name: str, value: Any, least: int = 1, example: str = "") -> Non
         raise ValueError(f"{name} is {value!r}. Expected a whole number of at least {least}{example}.")
 
 
+def is_number(value: Any) -> bool:
+    """Whether ``value`` is a whole or real number; ``True`` is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def check_positive(name: str, value: Any, low: float = 0.0, high: float = float("inf")) -> None:
     """Raises a ``ValueError`` unless ``value`` is a number strictly between ``low`` and ``high``."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not low < value < high:
+    if not is_number(value) or not low < value < high:
         limit = f" and below {high:g}" if high < float("inf") else ""
         raise ValueError(f"{name} is {value!r}. Expected a number above {low:g}{limit}.")

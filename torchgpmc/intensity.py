@@ -8,12 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgpmc.checks import is_number
 from torchgpmc.special import ndtr
 
 _BISECTIONS = 60
 
 
-class Interval(NamedTuple):
+class CentralInterval(NamedTuple):
     """Two ends, ``(T,)`` each."""
 
     lower: Tensor
@@ -67,9 +68,9 @@ class Intensity:
         ]
         return torch.cat(parts, -1).exp().view(*levels.shape, -1)
 
-    def interval(self, level: float = 0.95) -> Interval:
+    def interval(self, level: float = 0.95) -> CentralInterval:
         """The central interval of probability ``level``, point by point."""
-        return Interval(*self.quantile(interval_levels(level)))
+        return CentralInterval(*self.quantile(interval_levels(level)))
 
     def _log_moment(self, power: float) -> Tensor:
         """log E exp(power f)."""
@@ -121,6 +122,6 @@ def interval_levels(level: float) -> tuple[float, float]:
     Raises:
         ValueError: a level outside (0, 1).
     """
-    if not isinstance(level, int | float) or not 0 < level < 1:
+    if not is_number(level) or not 0 < level < 1:
         raise ValueError(f"level is {level!r}. Expected a probability above 0 and below 1, for instance 0.95.")
     return 0.5 * (1 - level), 0.5 * (1 + level)

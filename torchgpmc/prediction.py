@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.checks import check_count
-from torchgpmc.intensity import Intensity, Interval, check_levels, interval_levels
+from torchgpmc.intensity import CentralInterval, Intensity, check_levels, interval_levels
 from torchgpmc.linalg import cholesky
 from torchgpmc.models.gp_model import GPModel, JointGaussian
 from torchgpmc.models.validation import as_tensor
@@ -205,9 +205,9 @@ class Prediction:
                 parts.append(self._responses(chosen, points, f, generator).sort(0).values[ranks])
         return torch.cat(parts, -1).view(*levels.shape, -1)
 
-    def interval(self, level: float = 0.95, *, num_samples: int = 20_000, seed: int = 0) -> Interval:
+    def interval(self, level: float = 0.95, *, num_samples: int = 20_000, seed: int = 0) -> CentralInterval:
         """The central interval of the response of probability ``level``, point by point; see :meth:`quantile`."""
-        return Interval(*self.quantile(interval_levels(level), num_samples=num_samples, seed=seed))
+        return CentralInterval(*self.quantile(interval_levels(level), num_samples=num_samples, seed=seed))
 
     def sample(self, num_samples: int = 1, *, seed: int = 0, joint: bool = False) -> Tensor:
         """Draws of the response ``(num_samples, T)``: a posterior draw by its weight, then f*, then y*.

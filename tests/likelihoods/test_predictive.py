@@ -332,3 +332,18 @@ def test_two_humps_far_apart_of_similar_mass():
     hump = height + math.log(1e-4) - 0.5 * 225 / (1 + 1e-8) - 0.5 * math.log1p(1e-8)
     assert abs(floor - hump) < 2
     assert float(found) == pytest.approx(np.logaddexp(floor, hump), abs=1e-6)
+
+
+def test_a_kink_anywhere_costs_little():
+    """Laplace noise beside its closed form, over normals with the kink anywhere between the nodes."""
+    generator = torch.Generator().manual_seed(0)
+    mean = 4 * torch.randn(1000, generator=generator, dtype=torch.float64)
+    variance = (3 * torch.randn(1000, generator=generator, dtype=torch.float64)).exp()
+    for noise in (0.1, 1.0):
+        likelihood, b = as_likelihood(foreign(gpytorch.likelihoods.LaplaceLikelihood(), noise=noise)), noise**0.5
+        found, deviation = likelihood.predictive_log_prob(mean, variance, mean.new_zeros(())), variance.sqrt()
+        sides = [torch.special.log_ndtr((s * mean - variance / b) / deviation) - s * mean / b for s in (1, -1)]
+        expected = variance / (2 * b**2) + torch.logaddexp(*sides) - math.log(2 * b)
+        likely = expected > -40  # beyond, the closed form cancels
+        errors = (found - expected)[likely].abs()
+        assert float(errors.max()) < 4e-6 and int((errors > quadrature.PROMISED).sum()) <= 2

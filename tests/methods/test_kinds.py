@@ -1,5 +1,7 @@
 """Options of the wrong kind: a sentence with what was expected, before any sampling."""
 
+import dataclasses
+
 import pytest
 
 import torchgpmc as tg
@@ -51,3 +53,9 @@ def test_methods_options_of_the_wrong_kind_are_named(method, option, expected):
 def test_fits_by_the_wrong_kind_are_named(value):
     with pytest.raises(TypeError, match=r"^approximation is .*Expected one of the evidence: torchgpmc\.Laplace\(\)"):
         tg.fit(gp("probit", num_data=4), value)
+
+
+@pytest.mark.parametrize("method", [tg.NUTS, tg.HMC, tg.ChEES])
+def test_options_that_methods_share_are_described_in_each_once(method):
+    for option in dataclasses.fields(method):
+        assert method.__doc__.count(f"\n        {option.name}:") == 1, option.name

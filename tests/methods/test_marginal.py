@@ -40,6 +40,7 @@ def test_every_factorised_likelihood_is_served(name, approximation):
         (tg.PseudoMarginal(latent_steps=-1), "latent_steps"),
         (tg.PseudoMarginal(independent_share=1.5), "independent_share"),
         (tg.PseudoMarginal(independent_share=0.5, correlation=0.5), "independent_share"),
+        (tg.PseudoMarginal(independent_share=True), "independent_share is True"),
         (tg.PseudoMarginal(thinning=0), "thinning"),
         (tg.PseudoMarginal(target_accept_prob=1.5), "target_accept_prob"),
         (tg.PseudoMarginalSlice(max_steps_out=0), "max_steps_out"),

@@ -74,6 +74,7 @@ def build(x=X, y=Y, k=None, likelihood=None, **options):
         ),
         (lambda: build(mean=0.0), TypeError, "Expected a gpytorch mean"),
         (lambda: build(jitter=-1e-6), ValueError, "jitter is -1e-06. Expected a variance of at least 0"),
+        (lambda: build(jitter=True), ValueError, "jitter is True. Expected a variance of at least 0"),
         (lambda: build(dtype=torch.int64), ValueError, "Expected torch.float64"),
         (lambda: tg.likelihoods.Bernoulli(link="cauchit"), ValueError, "Expected 'probit' or 'logit'"),
         (lambda: build(x=X.to("meta")), ValueError, "on different devices.*move them with .to"),

@@ -12,7 +12,7 @@ from tests.problems import gp
 from torchgpmc.density import AutogradDensity
 from torchgpmc.runs.run import Settings
 from torchgpmc.samplers.adaptation import WindowedAdaptation
-from torchgpmc.samplers.chees import ChEESAdaptation, Proposal, chees, chees_slope
+from torchgpmc.samplers.chees import ChEESAdaptation, TrajectoryEnds, chees, chees_slope
 from torchgpmc.samplers.preconditioner import MassMatrix, Preconditioner, identity_preconditioner
 
 F64 = torch.float64
@@ -30,10 +30,10 @@ def test_the_slope_is_the_criterions(time, generator):
     """Of a standard normal the criterion is D sin(t)^2; its slope in log t, over t, is D sin(2 t)."""
     start, end, rho = exact_flow(40_000, 3, time, generator)
     unit = identity_preconditioner(0, 3, start)
-    slope = chees_slope(Proposal(start, end, rho, 1.0), unit, torch.ones(len(start), dtype=F64))
+    slope = chees_slope(TrajectoryEnds(start, end, rho, 1.0), unit, torch.ones(len(start), dtype=F64))
     assert float(slope) == pytest.approx(3 * math.sin(2 * time), abs=0.12)  # four standard errors
     scaled = Preconditioner(torch.tensor([[2.0, 0.0], [1.5, 0.3]], dtype=F64), torch.tensor([40.0], dtype=F64))
-    proposal = Proposal(scaled.apply(start), scaled.apply(end), rho, 1.0)
+    proposal = TrajectoryEnds(scaled.apply(start), scaled.apply(end), rho, 1.0)
     torch.testing.assert_close(chees_slope(proposal, scaled, torch.ones(len(start), dtype=F64)), slope)
 
 
@@ -42,10 +42,10 @@ def test_chains_count_by_their_acceptance_and_lost_ones_not_at_all(generator):
     start[40:] = start[:40].mean(0)  # so that the mean start is that of the others
     unit, acceptance = identity_preconditioner(0, 3, start), torch.rand(50, dtype=F64, generator=generator)
     acceptance[40:] = 0.0
-    few = chees_slope(Proposal(start[:40], end[:40], rho[:40], 0.5), unit, acceptance[:40])
+    few = chees_slope(TrajectoryEnds(start[:40], end[:40], rho[:40], 0.5), unit, acceptance[:40])
     end[40:45], end[45:], rho[40:] = math.nan, math.inf, -math.inf
-    torch.testing.assert_close(chees_slope(Proposal(start, end, rho, 0.5), unit, acceptance), few)
-    assert float(chees_slope(Proposal(start, end, rho, 0.5), unit, torch.zeros(50, dtype=F64))) == 0.0
+    torch.testing.assert_close(chees_slope(TrajectoryEnds(start, end, rho, 0.5), unit, acceptance), few)
+    assert float(chees_slope(TrajectoryEnds(start, end, rho, 0.5), unit, torch.zeros(50, dtype=F64))) == 0.0
 
 
 def adapted(density, dimension, *, steps, chains=64, mass_matrix=MassMatrix.IDENTITY, step_size=0.1, target=None):

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from torchgpmc.checks import check_positive
+from torchgpmc.methods.latent_options import LatentOptions
 from torchgpmc.models.gp_model import GPModel, LatentPrior
-from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.control_inputs import ControlSearch, ControlTuning, prior_of_controls
-from torchgpmc.runs.latent_moves import Move, latent_run
-from torchgpmc.runs.run import Settings
+from torchgpmc.runs.latent_moves import Move
 from torchgpmc.samplers.control_variables import ControlPrior, control_variables
 from torchgpmc.types import Sampler
 
@@ -28,7 +27,7 @@ class ControlsAtInfo(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ControlVariables:
+class ControlVariables(LatentOptions):
     """Metropolis-Hastings on the latent function as a whole, through control variables (Titsias, Lawrence & Rattray 2009; paper C).
 
     Control variables are function values at a few inputs X_c of their own. Each in turn is proposed from its prior given the
@@ -66,10 +65,6 @@ class ControlVariables:
     underrelaxation: float = 0.0
     all_at_once: bool = False
     thinning: int = 1
-
-    def prepare(self, model: GPModel, settings: Settings) -> ChainRun:
-        """A run on v; K(X, X) is factorised once."""
-        return latent_run(self, model, settings, self.thinning)
 
     def check(self, model: GPModel) -> None:
         """Every model will do."""

@@ -6,20 +6,17 @@ from dataclasses import dataclass
 
 from torchgpmc.approximations import Approximation
 from torchgpmc.checks import check_positive
+from torchgpmc.methods.latent_options import LatentOptions, step_size_alone
 from torchgpmc.models.gp_model import GPModel
-from torchgpmc.runs.chain import ChainRun
-from torchgpmc.runs.latent_moves import Move, latent_run
-from torchgpmc.runs.run import Settings
+from torchgpmc.runs.latent_moves import Move
 from torchgpmc.runs.white_moves import white_move
-from torchgpmc.samplers.adaptation import WindowedAdaptation
 from torchgpmc.samplers.pcn import pcn
-from torchgpmc.samplers.preconditioner import MassMatrix
 
 _OF_PRIOR, _WHITE = 0.25, 0.8  # acceptance to aim at
 
 
 @dataclass(frozen=True)
-class PCN:
+class PCN(LatentOptions):
     """Metropolis on the latents whose proposals leave their prior invariant (Cotter et al. 2013; Neal 1999), step size tuned.
 
     Alone it needs every hyperparameter fixed with ``requires_grad_(False)``.
@@ -48,10 +45,6 @@ class PCN:
     whitening: Approximation | None = None
     thinning: int = 1
 
-    def prepare(self, model: GPModel, settings: Settings) -> ChainRun:
-        """A run on v; K(X, X) is factorised once."""
-        return latent_run(self, model, settings, self.thinning)
-
     def check(self, model: GPModel) -> None:
         """Every model will do; without ``whitening``."""
         if self.target_accept_prob is not None:
@@ -60,5 +53,5 @@ class PCN:
     def move(self, model: GPModel, warmup_steps: int) -> Move:
         """The step size is tuned."""
         target = self.target_accept_prob or (_OF_PRIOR if self.whitening is None else _WHITE)
-        warm_up = WindowedAdaptation(warmup_steps, MassMatrix.IDENTITY, 0, step_size=0.1, target_acceptance=target)
+        warm_up = step_size_alone(warmup_steps, target)
         return white_move(model, self.whitening, lambda density, tuning: pcn(density, step_size=tuning.step_size), warm_up)

@@ -27,19 +27,6 @@ class ChEES(GradientOptions):
 
     Args:
         max_steps: at most this many gradients a transition.
-        target_accept_prob: harmonic mean acceptance of the chains that warm-up steers the step size to.
-        step_size: where the search for a step size begins; kept if ``adapt_step_size`` is false.
-        adapt_step_size: whether warm-up tunes the step size.
-        mass_matrix: which covariances warm-up estimates.
-        thinning: keep one draw in this many.
-        marginal: :class:`Laplace` or :class:`EP` to integrate out the latents approximately; ``None`` samples them.
-        importance_weights: with ``marginal``, importance samples a draw for the weights that make the draws exact; 0 for none.
-        from_mode: of methods on theta alone: start at draws from the normal approximation at the posterior mode, and keep its
-            covariance for the mass matrix in place of learning one (paper E, section 4.3.1).
-        whitening: :class:`Laplace` or :class:`EP` to sample [theta, w], w being white under the posterior of the latents that this
-            approximation's sites give (see :mod:`torchgpmc.models.whitening`): the same posterior from far fewer gradients, each at
-            one and a half to three times the cost (Murray & Adams 2010). For one latent function; of a SparseGP, Laplace alone.
-            ``None`` samples [theta, v], v being white under the prior.
 
     Example:
         >>> import torch, torchgpmc as tg

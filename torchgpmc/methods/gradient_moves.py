@@ -8,18 +8,16 @@ from typing import Any
 from torch import Tensor
 
 from torchgpmc.checks import check_positive
+from torchgpmc.methods.latent_options import LatentOptions, step_size_alone
 from torchgpmc.models.gp_model import GPModel
-from torchgpmc.runs.chain import ChainRun
-from torchgpmc.runs.latent_moves import Move, latent_run
-from torchgpmc.runs.run import Settings
-from torchgpmc.samplers.adaptation import Tuning, WindowedAdaptation
+from torchgpmc.runs.latent_moves import Move
+from torchgpmc.samplers.adaptation import Tuning
 from torchgpmc.samplers.auxiliary_gradient import auxiliary_gradient
-from torchgpmc.samplers.preconditioner import MassMatrix
 from torchgpmc.types import Sampler
 
 
 @dataclass(frozen=True)
-class AuxiliaryGradient:
+class AuxiliaryGradient(LatentOptions):
     """The marginal auxiliary gradient sampler of the latents, "mGrad" (Titsias & Papaspiliopoulos 2018), step size tuned.
 
     Metropolis with a gradient, whose proposals know the prior: steps are small along the directions in which f at the data
@@ -48,10 +46,6 @@ class AuxiliaryGradient:
     target_accept_prob: float = 0.55
     thinning: int = 1
 
-    def prepare(self, model: GPModel, settings: Settings) -> ChainRun:
-        """A run on v; K(X, X) is factorised once, and decomposed once."""
-        return latent_run(self, model, settings, self.thinning)
-
     def check(self, model: GPModel) -> None:
         """Every model will do."""
         check_positive("target_accept_prob", self.target_accept_prob, 0.0, 1.0)
@@ -66,5 +60,4 @@ class AuxiliaryGradient:
 
             return auxiliary_gradient(density, step_size=tuning.step_size, gram=gram)
 
-        warm_up = WindowedAdaptation(warmup_steps, MassMatrix.IDENTITY, 0, step_size=0.1, target_acceptance=self.target_accept_prob)
-        return Move(kernel, warm_up, num_factorizations=1)
+        return Move(kernel, step_size_alone(warmup_steps, self.target_accept_prob), num_factorizations=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torchgpmc.approximations import Approximation
 from torchgpmc.approximations.gaussian_form import check_approximation
@@ -19,7 +19,30 @@ from torchgpmc.types import WarmUp
 
 @dataclass(frozen=True, kw_only=True)
 class GradientOptions(DensityOptions):
-    """Options of every method that follows gradients; each method's docstring explains them."""
+    """Options of every method that follows gradients; they are described here, once, and join each method's own in its docstring.
+
+    Args:
+        target_accept_prob: acceptance that warm-up steers the step size to, the mean of all chains (of :class:`ChEES` the harmonic
+            mean); raise it if transitions diverge.
+        step_size: where the search for a step size begins; kept if ``adapt_step_size`` is false.
+        adapt_step_size: whether warm-up tunes the step size.
+        mass_matrix: which covariances warm-up estimates.
+        thinning: keep one draw in this many.
+        marginal: :class:`Laplace` or :class:`EP` to integrate out the latents approximately; ``None`` samples them.
+        importance_weights: with ``marginal``, importance samples a draw for the weights that make the draws exact; 0 for none.
+        from_mode: of methods on theta alone: start at draws from the normal approximation at the posterior mode, and keep its
+            covariance for the mass matrix in place of learning one (paper E, section 4.3.1).
+        whitening: :class:`Laplace` or :class:`EP` to sample [theta, w], w being white under the posterior of the latents that this
+            approximation's sites give (see :mod:`torchgpmc.models.whitening`): the same posterior from far fewer gradients, each at
+            one and a half to three times the cost (Murray & Adams 2010). For one latent function; of a SparseGP, Laplace alone.
+            ``None`` samples [theta, v], v being white under the prior.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        _, _, shared = (GradientOptions.__doc__ or "").rstrip().partition("Args:\n")
+        if cls.__doc__ and shared:
+            cls.__doc__ = cls.__doc__.replace("\n\n    Example:", f"\n{shared}\n\n    Example:", 1)
 
     takes_start: ClassVar[bool] = True
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torchgpmc.approximations import ApproximateMarginal, Approximation, Laplace
 from torchgpmc.approximations.gaussian_form import check_approximation, check_model
-from torchgpmc.checks import check_count, check_positive
+from torchgpmc.checks import check_count, check_positive, is_number
 from torchgpmc.evidence import Evidence
 from torchgpmc.importance import (
     Adaptation,
@@ -105,7 +105,7 @@ class ImportanceOptions:
         check_positive("prior_strength", strength)
         if not isinstance(self.normal_scale, bool):
             raise ValueError(f"normal_scale is {self.normal_scale!r}. Expected True or False.")
-        if not (isinstance(self.defensive_share, int | float) and 0 <= self.defensive_share < 1):
+        if not (is_number(self.defensive_share) and 0 <= self.defensive_share < 1):
             raise ValueError(f"defensive_share is {self.defensive_share!r}. Expected a number of at least 0 and below 1.")
         approximation = suited_approximation(model, self.approximation)
         estimator = estimator_for(model, approximation, self.num_importance, self.antithetic, self.evidence)
@@ -113,12 +113,12 @@ class ImportanceOptions:
             model,
             estimator,
             ApproximateMarginal(model, approximation),
-            (normal_scale if self.normal_scale else linear_scale)(model.layout),
-            Adaptation(modified, self.diagonal, strength, float(self.defensive_share)),
-            sizes,
-            degrees,
-            self.num_starts,
-            switch_after,
-            self.effective_size,
-            self.smooth,
+            scale=(normal_scale if self.normal_scale else linear_scale)(model.layout),
+            plan=Adaptation(modified, self.diagonal, strength, float(self.defensive_share)),
+            schedule=sizes,
+            degrees_of_freedom=degrees,
+            num_starts=self.num_starts,
+            switch_after=switch_after,
+            effective_size=self.effective_size,
+            smooth=self.smooth,
         )

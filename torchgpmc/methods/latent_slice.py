@@ -5,17 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torchgpmc.approximations import Approximation
+from torchgpmc.methods.latent_options import LatentOptions
 from torchgpmc.models.gp_model import GPModel
-from torchgpmc.runs.chain import ChainRun
-from torchgpmc.runs.latent_moves import Move, latent_run
-from torchgpmc.runs.run import Settings
+from torchgpmc.runs.latent_moves import Move
 from torchgpmc.runs.white_moves import white_move
 from torchgpmc.samplers.adaptation import BurnIn
 from torchgpmc.samplers.elliptical_slice import elliptical_slice
 
 
 @dataclass(frozen=True)
-class EllipticalSlice:
+class EllipticalSlice(LatentOptions):
     """Elliptical slice sampling of the latents (Murray, Adams & MacKay 2010); nothing to tune.
 
     Alone it needs every hyperparameter fixed with ``requires_grad_(False)``.
@@ -40,13 +39,6 @@ class EllipticalSlice:
 
     whitening: Approximation | None = None
     thinning: int = 1
-
-    def prepare(self, model: GPModel, settings: Settings) -> ChainRun:
-        """A run on v; K(X, X) is factorised once."""
-        return latent_run(self, model, settings, self.thinning)
-
-    def check(self, model: GPModel) -> None:
-        """Every model will do; without ``whitening``."""
 
     def move(self, model: GPModel, warmup_steps: int) -> Move:
         """Nothing is tuned."""

@@ -6,17 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchgpmc.checks import check_count, check_positive
+from torchgpmc.methods.latent_options import LatentOptions
 from torchgpmc.models.gp_model import GPModel
-from torchgpmc.runs.chain import ChainRun
-from torchgpmc.runs.latent_moves import Move, latent_run
+from torchgpmc.runs.latent_moves import Move
 from torchgpmc.runs.partition import Partition, Refinement
-from torchgpmc.runs.run import Settings
 from torchgpmc.samplers.regions import local_regions
 from torchgpmc.types import Sampler
 
 
 @dataclass(frozen=True)
-class LocalRegions:
+class LocalRegions(LatentOptions):
     """Metropolis-Hastings region by region, values proposed from their prior given all others (paper C, section 1.4.2).
 
     Warm-up splits regions by k-means on their inputs until each accepts as often as is asked for; all chains share them, and they
@@ -46,10 +45,6 @@ class LocalRegions:
     num_regions: int = 1
     target_accept_prob: float = 0.25
     thinning: int = 1
-
-    def prepare(self, model: GPModel, settings: Settings) -> ChainRun:
-        """A run on v; K(X, X) is factorised once."""
-        return latent_run(self, model, settings, self.thinning)
 
     def check(self, model: GPModel) -> None:
         """Refuses one latent, and more regions than latents."""

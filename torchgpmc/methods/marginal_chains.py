@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchgpmc.approximations import Approximation, Laplace
-from torchgpmc.checks import check_positive
+from torchgpmc.checks import check_positive, is_number
 from torchgpmc.evidence import Evidence
 from torchgpmc.methods.estimates import Kernels, estimated_run
 from torchgpmc.models.gp_model import GPModel
@@ -34,7 +34,7 @@ def _check_options(method: PseudoMarginal) -> None:
             "the correlated estimate keeps its random numbers, which the others replace."
         )
     share = method.independent_share
-    if not isinstance(share, int | float) or not 0 <= share <= 1:
+    if not is_number(share) or not 0 <= share <= 1:
         raise ValueError(f"independent_share is {share!r}. Expected a number from 0 to 1, for instance 0.9.")
     if share and (method.correlation or method.delayed_acceptance):
         raise ValueError(

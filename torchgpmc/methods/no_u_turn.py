@@ -22,19 +22,6 @@ class NUTS(GradientOptions):
     Args:
         max_tree_depth: at most ``2 ** max_tree_depth - 1`` gradients a transition; in the first steps of warm-up, while a step size
             that is far off is put right, at most 63.
-        target_accept_prob: mean acceptance that warm-up steers the step size to; raise it if transitions diverge.
-        step_size: where the search for a step size begins; kept if ``adapt_step_size`` is false.
-        adapt_step_size: whether warm-up tunes the step size.
-        mass_matrix: which covariances warm-up estimates.
-        thinning: keep one draw in this many.
-        marginal: :class:`Laplace` or :class:`EP` to integrate out the latents approximately; ``None`` samples them.
-        importance_weights: with ``marginal``, importance samples a draw for the weights that make the draws exact; 0 for none.
-        from_mode: of methods on theta alone: start at draws from the normal approximation at the posterior mode, and keep its
-            covariance for the mass matrix in place of learning one (paper E, section 4.3.1).
-        whitening: :class:`Laplace` or :class:`EP` to sample [theta, w], w being white under the posterior of the latents that this
-            approximation's sites give (see :mod:`torchgpmc.models.whitening`): the same posterior from far fewer gradients, each at
-            one and a half to three times the cost (Murray & Adams 2010). For one latent function; of a SparseGP, Laplace alone.
-            ``None`` samples [theta, v], v being white under the prior.
 
     Example:
         >>> import torch, torchgpmc as tg

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from torchgpmc.adapter.conversion import as_likelihood
+from torchgpmc.methods.latent_options import LatentOptions
 from torchgpmc.models.gp_model import GPModel, LatentPrior, likelihood_values
 from torchgpmc.models.targets import Targets
-from torchgpmc.runs.chain import ChainRun
-from torchgpmc.runs.latent_moves import Move, latent_run
-from torchgpmc.runs.run import Settings
+from torchgpmc.runs.latent_moves import Move
 from torchgpmc.samplers.adaptation import BurnIn
 from torchgpmc.samplers.gibbs_like import SiteUpdates, by_normals, by_slices, gibbs_like
 from torchgpmc.samplers.regions import local_regions
@@ -21,7 +20,7 @@ from torchgpmc.types import Sampler
 
 
 @dataclass(frozen=True)
-class GibbsLike:
+class GibbsLike(LatentOptions):
     """The latents one after another, each given all others (Neal 1997; Diggle et al. 1998; paper C, section 1.4.1).
 
     From p(f_n | f_rest, y_n): exactly where that is normal, else by a slice. Where f is smooth beside the spacing of its inputs a
@@ -48,10 +47,6 @@ class GibbsLike:
 
     exact: bool = True
     thinning: int = 1
-
-    def prepare(self, model: GPModel, settings: Settings) -> ChainRun:
-        """A run on v; K(X, X) is factorised once."""
-        return latent_run(self, model, settings, self.thinning)
 
     def check(self, model: GPModel) -> None:
         """Exact draws need f at the data among the latents, and the likelihood's own product over them."""

@@ -18,6 +18,7 @@ from torchgpmc.adapter.conversion import as_likelihood, check_forward, convert_l
 from torchgpmc.adapter.covariance import BoundClosedForm, CovarianceFunction, covariance_function
 from torchgpmc.adapter.functional import PureModule, constraint_of, parameters_with_owners
 from torchgpmc.adapter.mean_function import MeanFunction
+from torchgpmc.checks import is_number
 from torchgpmc.likelihoods.likelihood import Factorised
 from torchgpmc.linalg import apply_factor, cholesky, factor_with_gradient, whiten
 from torchgpmc.models.targets import Targets
@@ -107,7 +108,7 @@ class GPModel(nn.Module):
             raise TypeError(f"mean is {mean!r}. Expected a gpytorch mean, for instance gpytorch.means.ConstantMean(), or None.")
         if not dtype.is_floating_point:
             raise ValueError(f"dtype is {dtype}. Expected torch.float64 (recommended) or torch.float32.")
-        if not (isinstance(jitter, int | float) and 0 <= jitter < math.inf):
+        if not (is_number(jitter) and 0 <= jitter < math.inf):
             raise ValueError(f"jitter is {jitter!r}. Expected a variance of at least 0, for instance 1e-6.")
         likelihood = convert_likelihood(likelihood)
         device = next((parameter.device for parameter in kernel.parameters()), None)

@@ -22,7 +22,7 @@ _INVERTIBLE = 1000  # roundings of a distribution function that an interval has 
 _BISECTIONS = 64
 
 
-class ClosedForm(NamedTuple):
+class ClosedDensity(NamedTuple):
     """An elementwise log density up to a constant, with its derivative, and the numbers in it of one prior or of several."""
 
     function: Callable[..., tuple[Tensor, Tensor]]  # of x and the numbers
@@ -58,22 +58,22 @@ def _normal(x: Tensor, mean: Any, precision: Any) -> tuple[Tensor, Tensor]:
     return -0.5 * pull * gap, -pull
 
 
-def _closed_form(prior: Prior) -> ClosedForm | None:
+def _closed_form(prior: Prior) -> ClosedDensity | None:
     """Of the priors used most, when their parameters are single numbers; ``None`` for others."""
     numbers = [parameter for parameter in (*prior.buffers(), *prior.parameters())]
     if getattr(prior, "_transform", None) is not None or any(number.numel() != 1 for number in numbers):
         return None
     if type(prior) is GammaPrior:
-        return ClosedForm(_gamma, (float(prior.concentration) - 1, float(prior.rate)))
+        return ClosedDensity(_gamma, (float(prior.concentration) - 1, float(prior.rate)))
     if type(prior) is ShiftedGammaPrior:
-        return ClosedForm(_shifted_gamma, (float(prior.concentration) - 1, float(prior.rate), prior.shift))
+        return ClosedDensity(_shifted_gamma, (float(prior.concentration) - 1, float(prior.rate), prior.shift))
     if type(prior) is LogNormalPrior:
-        return ClosedForm(_log_normal, (float(prior.loc), float(prior.scale) ** -2))
+        return ClosedDensity(_log_normal, (float(prior.loc), float(prior.scale) ** -2))
     if type(prior) is HalfCauchyPrior:
-        return ClosedForm(_half_cauchy, (float(prior.scale) ** 2,))
+        return ClosedDensity(_half_cauchy, (float(prior.scale) ** 2,))
     if type(prior) in (NormalPrior, HalfNormalPrior):
         mean = float(prior.loc) if type(prior) is NormalPrior else 0.0
-        return ClosedForm(_normal, (mean, float(prior.scale) ** -2))
+        return ClosedDensity(_normal, (mean, float(prior.scale) ** -2))
     return None
 
 
@@ -135,7 +135,7 @@ class RestrictedPrior:
             (slope,) = torch.autograd.grad(log_prob.sum(), leaf)
         return log_prob.detach(), slope
 
-    def _constant_of(self, closed: ClosedForm | None) -> float:
+    def _constant_of(self, closed: ClosedDensity | None) -> float:
         """What :meth:`log_prob` has beyond the closed form; forgets a closed form that does not fit."""
         if closed is None:
             return 0.0
@@ -186,15 +186,6 @@ class RestrictedPrior:
             return torch.full_like(self._like, beyond)
         cdf: Callable[[Tensor], Tensor] = self.prior.cdf
         return cdf(torch.full_like(self._like, point))
-
-    def can_sample(self) -> bool:
-        """Whether the prior knows how to draw."""
-        generator = torch.Generator(device=self._like.device).manual_seed(0)
-        try:
-            self.sample(1, generator)
-        except NotImplementedError:  # a prior with ``log_prob`` alone
-            return False
-        return True
 
     def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
         """Draws ``(num_draws, *shape)`` from the restricted prior: by rejection, and by inversion where that takes long.
@@ -261,7 +252,7 @@ class RestrictedPrior:
 class JointPrior(NamedTuple):
     """Independent priors of one closed form, whose values lie side by side."""
 
-    form: ClosedForm
+    form: ClosedDensity
     constant: float
 
     def log_prob_and_slope(self, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -279,4 +270,4 @@ def joint_prior(priors: Sequence[RestrictedPrior], like: Tensor) -> JointPrior:
         column[0] if len(set(column)) == 1 else torch.as_tensor(column).to(like).repeat_interleave(sizes.to(like.device))
         for column in columns
     )
-    return JointPrior(ClosedForm(forms[0].function, tuple(rows)), sum(prior.closed_constant for prior in priors))
+    return JointPrior(ClosedDensity(forms[0].function, tuple(rows)), sum(prior.closed_constant for prior in priors))

@@ -1,7 +1,7 @@
 """Moves of the latents given theta: chains of their own at fixed hyperparameters, and the latent block of Gibbs sampling.
 
-One option set in ``methods/`` is a :class:`LatentMove`; its ``prepare`` is :func:`latent_run`. All share one coordinate, the
-whitened latents v ``(C, V)`` of all latent functions, N(0, I) a priori.
+One option set in ``methods/`` is a :class:`LatentMove`, and a method by :func:`latent_run`. All share one coordinate, the whitened
+latents v ``(C, V)`` of all latent functions, N(0, I) a priori.
 """
 
 from __future__ import annotations

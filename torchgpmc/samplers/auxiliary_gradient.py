@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchgpmc.linalg import times_blocks
 from torchgpmc.random import log_uniform, normal_like
-from torchgpmc.samplers.metropolis import MetropolisInfo, Move, accept
+from torchgpmc.samplers.metropolis import Attempt, MetropolisInfo, accept
 from torchgpmc.types import LogDensity, Sampler
 
 
@@ -89,7 +89,7 @@ def auxiliary_gradient(log_likelihood: LogDensity, *, step_size: Tensor, gram: C
             return ((end - middle) * start.slope / (1 + keep)).sum(-1)
 
         correction = log_proposal(state.along, proposed) - log_proposal(there, state)
-        move = Move(there, log_uniform(there.shape[:1], there, generator), correction)
+        move = Attempt(there, log_uniform(there.shape[:1], there, generator), correction)
         new, info = accept(move, proposed._replace(axes=()), state._replace(axes=()))  # the axes are those of both
         return new._replace(axes=state.axes), info
 

@@ -33,7 +33,7 @@ class ChEESState(NamedTuple):
     place: int
 
 
-class Proposal(NamedTuple):
+class TrajectoryEnds(NamedTuple):
     """What a transition tells about its length, for warm-up."""
 
     start: Tensor  # (C, D)
@@ -50,7 +50,7 @@ class ChEESInfo(NamedTuple):
     energy: Tensor  # Hamiltonian at the new position and the momentum drawn at the start
     n_steps: Tensor  # gradient evaluations, the same for every chain
     n_failures: Tensor  # evaluations that gave -inf
-    proposal: Proposal
+    proposal: TrajectoryEnds
 
 
 def van_der_corput(index: int) -> float:
@@ -110,7 +110,7 @@ def chees(
         wanted = float(share * trajectory_length / step_size)
         num_steps = min(max(1, math.ceil(wanted)), max_steps)
         new, info, end, end_rho = transition(density, preconditioner, step_size, num_steps, HMCState(*state[:3]), generator)
-        proposal = Proposal(state.position, end.position, end_rho, share)
+        proposal = TrajectoryEnds(state.position, end.position, end_rho, share)
         known = ChEESInfo(info.acceptance_rate, info.diverging, info.energy, info.n_steps, info.n_failures, proposal)
         return ChEESState(*new, state.place + 1), known
 
@@ -134,7 +134,7 @@ class ChEESTuning(NamedTuple):
     max_steps: int
 
 
-def chees_slope(proposal: Proposal, preconditioner: Preconditioner, acceptance: Tensor) -> Tensor:
+def chees_slope(proposal: TrajectoryEnds, preconditioner: Preconditioner, acceptance: Tensor) -> Tensor:
     r"""The slope ``()`` of the criterion in log T (Hoffman, Radul & Sountsov 2021, section 3), up to a positive factor.
 
     .. math:: E[\tfrac14 (|x' - E x'|^2 - |x - E x|^2)^2]

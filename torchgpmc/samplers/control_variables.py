@@ -12,7 +12,7 @@ from torch import Tensor
 from torchgpmc.density import as_density
 from torchgpmc.linalg import cholesky, solve_lower
 from torchgpmc.random import log_uniform, normal_like
-from torchgpmc.samplers.metropolis import Move, accept
+from torchgpmc.samplers.metropolis import Attempt, accept
 from torchgpmc.types import Density, Sampler
 
 
@@ -159,7 +159,7 @@ def control_variables(
             controls = here.controls
             proposed = one(controls, number, generator) if walk is None else walked(controls, walk, generator)
             there = latents(shaped(here.position), controls, proposed.controls, generator).flatten(1)
-            move = Move(there, log_uniform(there.shape[:1], there, generator), proposed.correction)
+            move = Attempt(there, log_uniform(there.shape[:1], there, generator), proposed.correction)
             here, info = accept(move, ControlsState(there, *density.draw(there, generator), proposed.controls), here)
             infos.append(info)
         rates, steps, failures = (torch.stack(parts) for parts in zip(*infos, strict=True))

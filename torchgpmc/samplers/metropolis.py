@@ -60,7 +60,7 @@ class IndependentProposal(NamedTuple):
         return -0.5 * (_DEGREES_OF_FREEDOM + position.shape[-1]) * torch.log1p(square / _DEGREES_OF_FREEDOM)
 
 
-class Move(NamedTuple):
+class Attempt(NamedTuple):
     """Where the chains may go, and the number that decides whether they do."""
 
     position: Tensor  # (C, D)
@@ -75,19 +75,19 @@ def propose(
     preconditioner: Preconditioner,
     independent: IndependentProposal | None = None,
     generator: torch.Generator,
-) -> Move:
+) -> Attempt:
     """x + step_size S z from ``position`` ``(C, D)``; in some chains a draw of ``independent`` instead."""
     there = position + step_size * preconditioner.apply(normal_like(position, generator))
     log_u = log_uniform(position.shape[:1], position, generator)
     if independent is None:
-        return Move(there, log_u)
+        return Attempt(there, log_u)
     jumps = uniform(position.shape[:1], position, generator) < independent.share
     there = torch.where(jumps.unsqueeze(-1), independent.draw(preconditioner, there, generator), there)
     before, after = (independent.log_density(preconditioner, end) for end in (position, there))
-    return Move(there, log_u, torch.where(jumps, before - after, 0.0))
+    return Attempt(there, log_u, torch.where(jumps, before - after, 0.0))
 
 
-def accept(move: Move, proposed: Any, state: Any) -> tuple[Any, MetropolisInfo]:
+def accept(move: Attempt, proposed: Any, state: Any) -> tuple[Any, MetropolisInfo]:
     """Each chain's row of ``proposed`` or of ``state``, two like NamedTuples with a ``log_density``."""
     log_ratio = proposed.log_density - state.log_density
     log_ratio = torch.nan_to_num(log_ratio if move.correction is None else log_ratio + move.correction, nan=-torch.inf)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchgpmc.density import as_density
 from torchgpmc.random import log_uniform, normal_like
-from torchgpmc.samplers.metropolis import MetropolisInfo, MetropolisState, Move, accept
+from torchgpmc.samplers.metropolis import Attempt, MetropolisInfo, MetropolisState, accept
 from torchgpmc.types import Density, Sampler
 
 
@@ -46,7 +46,7 @@ def pcn(log_likelihood: Density | Callable[[Tensor], Tensor], *, step_size: Tens
 
     def step(state: MetropolisState, generator: torch.Generator) -> tuple[MetropolisState, MetropolisInfo]:
         there = (state.position + step_size * normal_like(state.position, generator)) * shrinkage
-        move = Move(there, log_uniform(there.shape[:1], there, generator))
+        move = Attempt(there, log_uniform(there.shape[:1], there, generator))
         return accept(move, MetropolisState(there, *density.draw(there, generator)), state)
 
     return Sampler(init, step)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchgpmc.density import as_density
 from torchgpmc.linalg import solve_lower
 from torchgpmc.random import log_uniform, normal_like
-from torchgpmc.samplers.metropolis import MetropolisState, Move, accept
+from torchgpmc.samplers.metropolis import Attempt, MetropolisState, accept
 from torchgpmc.types import Density, Sampler
 
 
@@ -104,7 +104,7 @@ def local_regions(log_likelihood: Density | Callable[[Tensor], Tensor], *, facto
             v = here.position.view(len(here.position), -1, len(labels))
             inside = v @ basis
             there = (v + (normal_like(inside, generator) - inside) @ basis.mT).flatten(1)
-            move = Move(there, log_uniform(there.shape[:1], there, generator))
+            move = Attempt(there, log_uniform(there.shape[:1], there, generator))
             here, info = accept(move, MetropolisState(there, *density.draw(there, generator)), here)
             infos.append(info)
         rates = torch.stack([info.acceptance_rate for info in infos], -1)

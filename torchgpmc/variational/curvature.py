@@ -16,21 +16,21 @@ _UNKNOWN = 0.1  # deviation where it is not
 _CHUNK_ELEMENTS = 4_000_000  # of projections
 
 
-class Curvature(NamedTuple):
+class NearMode(NamedTuple):
     """A normal approximation of theta, with the derivative of q(v)'s mean."""
 
     covariance: Tensor  # (P, P)
     slope: Tensor  # (V, P)
 
 
-def curvature(marginal: VariationalMarginal, theta: Tensor) -> Curvature:
+def curvature(marginal: VariationalMarginal, theta: Tensor) -> NearMode:
     """At theta ``(P,)``: the inverse of minus the bound's Hessian, flat directions cut, and d mean / d theta.
 
     Beyond 64 hyperparameters a small multiple of the identity stands in, and no slope.
     """
     size, latent_size = len(theta), marginal.model.latent_size
     unit = torch.eye(size).to(theta)
-    unknown = Curvature(_UNKNOWN**2 * unit, theta.new_zeros(latent_size, size))
+    unknown = NearMode(_UNKNOWN**2 * unit, theta.new_zeros(latent_size, size))
     if size > _MOST or not size:
         return unknown
     rows = theta + _STEP * torch.cat([unit, -unit])
@@ -43,4 +43,4 @@ def curvature(marginal: VariationalMarginal, theta: Tensor) -> Curvature:
     difference = (gradient[1] - gradient[0]) / (2 * _STEP)
     values, vectors = torch.linalg.eigh(0.5 * (difference + difference.mT))
     covariance = (vectors / values.clamp_min(_WIDEST**-2)) @ vectors.mT
-    return Curvature(covariance, ((mean[0] - mean[1]) / (2 * _STEP)).mT)
+    return NearMode(covariance, ((mean[0] - mean[1]) / (2 * _STEP)).mT)
