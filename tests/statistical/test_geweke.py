@@ -152,7 +152,8 @@ def test_a_halved_log_ratio_is_caught(sampler):
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_a_missing_likelihood_is_caught(sampler):
-    assert geweke(MODELS["poisson"](), sampler, seed=18, density_class=NoLikelihood, rounds=3, chains=PLANTED) > 1
+    chains = None if sampler == "metropolis" else PLANTED  # whose three proposals move it little
+    assert geweke(MODELS["poisson"](), sampler, seed=18, density_class=NoLikelihood, rounds=3, chains=chains) > 1
 
 
 @pytest.mark.slow
