@@ -4,13 +4,13 @@ import torch
 
 import torchgpmc as tg
 from tests.problems import LIKELIHOODS, fixed_kernel, gp, inputs, targets
-from tests.speed import quick
 from tests.test_posterior import posterior_of
 from torchgpmc import plots
 from torchgpmc.storage.draws import Draws
 
 
-@pytest.mark.parametrize("draw", quick([plots.plot_pair], [plots.plot_trace, plots.plot_pair]))
+@pytest.mark.slow
+@pytest.mark.parametrize("draw", [plots.plot_trace, plots.plot_pair])
 def test_plots_of_hyperparameters_write_files(draw, tmp_path):
     posterior = posterior_of(gp("probit"), draws=30)
     posterior.stats["diverging"] = torch.zeros(2, 30, dtype=torch.bool)

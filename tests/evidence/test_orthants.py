@@ -56,6 +56,7 @@ def test_estimates_are_unbiased_and_their_draws_exact(mean):
     assert estimate_excess(mean) < 1
 
 
+@pytest.mark.slow
 def test_kept_draws_that_ignore_the_labels_are_caught(monkeypatch):
     latents_without_labels(monkeypatch)
     assert estimate_excess(0.7) > 1

@@ -127,7 +127,10 @@ REPEATS = (
     "ordinal-0.001",
     "ordinal-3.0",
 )
-NAMES = [pytest.param(name, marks=pytest.mark.long if name in REPEATS else ()) for name in CASES]
+QUICK = ("gaussian", "probit", "logit", "student_t-0.05-4.0", "beta-30.0", "negative binomial-0.5")
+NAMES = [
+    pytest.param(name, marks=pytest.mark.long if name in REPEATS else () if name in QUICK else pytest.mark.slow) for name in CASES
+]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -177,7 +177,10 @@ METHODS = {
 OPTIONS = {"num_samples": 4, "warmup_steps": 12, "num_chains": 3, "seed": 4}
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "ControlVariables, underrelaxed"])
+NOT_ALIKE = [name for name in METHODS if name != "ControlVariables, underrelaxed"]
+
+
+@pytest.mark.parametrize("name", quick(["LocalRegions", "GibbsLike"], NOT_ALIKE))
 def test_a_run_that_died_resumes_to_the_same_bits(name, tmp_path, monkeypatch):
     for advances in (7, 14):  # after regions or control variables have changed, and among the draws
         path = tmp_path / f"{advances}.ckpt"
