@@ -71,6 +71,7 @@ def test_num_samples_is_draws_a_chain_with_a_method_a_thousand_if_none_is_given(
     assert kept == [1000, 9]
 
 
+@pytest.mark.slow
 def test_chains_end_when_they_are_good_and_at_no_other_draw(monkeypatch):
     posterior, heard = default_call(monkeypatch, CHAINS, num_samples=60)
     assert same(posterior, whole_call()[0])  # whatever was tried before
@@ -169,6 +170,7 @@ def test_a_killed_run_of_weighted_draws_resumes_to_the_same_bits(monkeypatch, tm
     assert same(resumed, tg.sample(model, **options))
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_an_engine_had_and_says_what_it_had_not(monkeypatch, tmp_path):
     original = ChainRun.advance
 
@@ -205,6 +207,7 @@ def test_chains_on_request_and_one_data_set_a_chain():
     assert each.theta.shape[:2] == (2, 5) and "NUTS" in each.info["method"]
 
 
+@functools.cache
 def collapsed():
     """Weighted draws of which one carries everything."""
     posterior = tg.sample(gp("probit"), num_samples=100, **QUIET).resampled(200)

@@ -71,8 +71,9 @@ def test_fixed_hyperparameters_under_the_other_default(method, dtype):
     check(model, method, CHAINS if isinstance(method, tg.EllipticalSlice) else {}, dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
-@pytest.mark.parametrize("name", quick(["NUTS"], ["NUTS", "whitening"]))
+@pytest.mark.parametrize("name", ["NUTS", "whitening"])
 def test_sparse_models_under_the_other_default(name, dtype):
     check(sparse_gp("probit", num_data=5, num_inducing=3, dtype=dtype), *ENGINES[name], dtype)
 
@@ -98,6 +99,7 @@ def test_every_model_under_the_other_default(name, dtype):
     assert {value.dtype for value in found} == {dtype}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
 def test_fits_under_the_other_default(dtype):
     fitted = tg.fit(gp("probit", num_data=5, dtype=dtype), tg.Laplace(), num_starts=1)

@@ -7,6 +7,7 @@ import torch
 
 import torchgpmc as tg
 from tests.calibration import worst_excess
+from tests.speed import quick
 from tests.test_loop import Stop
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.samplers import MassMatrix
@@ -65,7 +66,7 @@ def test_draws_summary_and_arviz():
 
 
 @quiet
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize("method", quick([tg.AdaptiveMH()], METHODS), ids=lambda method: type(method).__name__)
 def test_runs_repeat_and_resume_to_the_same_bits(method, tmp_path, monkeypatch):
     plain = tg.sample_density(skewed, start(), method, **OPTIONS)
     advance = ChainRun.advance

@@ -43,7 +43,7 @@ WEIGHTED = [tg.AMIS(num_importance=4, num_starts=1), tg.MAMIS(num_importance=2, 
 
 def each(methods):
     """Parameters of a test; methods that take many densities a draw, and a class's second option set, are for the slow suite."""
-    seen = {tg.Slice, tg.PseudoMarginalSlice, tg.NUTS, tg.MAMIS}
+    seen = {tg.Slice, tg.PseudoMarginalSlice, tg.NUTS, tg.ChEES, tg.MAMIS}
     for method in methods:
         kind = type(method)
         yield pytest.param(method, marks=pytest.mark.slow if kind in seen else (), id=kind.__name__)
@@ -59,7 +59,7 @@ def whole_run(method):
     return resume.whole_run(gp, method, tuple(options_of(method).items()))
 
 
-@pytest.mark.parametrize("method", each(METHODS + WEIGHTED))
+@pytest.mark.parametrize("method", [*each(METHODS), *quick([], WEIGHTED)])
 def test_the_same_seed_gives_the_same_draws_and_another_does_not(method):
     model, options = gp("probit"), options_of(method)
     other = tg.sample(model, method, **{**options, "seed": 5})
@@ -76,7 +76,7 @@ def test_seed_none_records_the_seed_it_drew():
 def test_the_global_generator_and_the_module_are_untouched():
     model = gp("gaussian")
     before = torch.random.get_rng_state(), {k: v.clone() for k, v in model.state_dict().items()}
-    tg.sample(model, tg.NUTS(max_tree_depth=3), **OPTIONS)
+    tg.sample(model, tg.HMC(num_steps=2), **OPTIONS)
     assert torch.equal(before[0], torch.random.get_rng_state())
     assert all(torch.equal(before[1][k], v) for k, v in model.state_dict().items())
 
@@ -167,6 +167,7 @@ def test_the_log_density_of_a_pseudo_marginal_chain_is_never_that_of_its_surroga
         state, _, _ = run.advance(state, generator)
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_the_draws_so_far_and_the_checkpoint_goes_on(tmp_path, monkeypatch):
     model = gp("probit")
     plain = tg.sample(model, tg.HMC(num_steps=3, random_length=False), **OPTIONS)
@@ -311,7 +312,7 @@ def test_the_bar_shows_acceptance_step_and_divergences(capsys):
 
 
 def test_kept_draws_leave_the_device_and_hold_no_graph():
-    posterior = tg.sample(sparse_gp("probit"), tg.NUTS(max_tree_depth=3), **OPTIONS)
+    posterior = tg.sample(sparse_gp("probit"), tg.HMC(num_steps=2), **OPTIONS)
     for tensor in (posterior.theta, posterior.whitened, *posterior.samples.values(), *posterior.stats.values()):
         assert tensor.device.type == "cpu" and not tensor.requires_grad
 

@@ -369,6 +369,7 @@ def test_export_of_weighted_draws_says_that_arviz_ignores_weights():
         posterior.resampled(10).to_arviz()
 
 
+@pytest.mark.slow
 def test_a_heavy_tail_is_told_from_a_bounded_hump():
     """Weights of tail shape 0.8 and 1.2 are heavy; a few per cent of weights near three times the others are not."""
     generator = torch.Generator().manual_seed(0)

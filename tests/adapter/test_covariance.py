@@ -113,7 +113,7 @@ def test_values_and_gradients_equal_gpytorch(name, same):
             torch.testing.assert_close(gradient[row], slopes[key], rtol=10 * tolerance, atol=10 * tolerance)
 
 
-@pytest.mark.parametrize("count", quick([1, 3], [1, 2, 3, 4, 5]))
+@pytest.mark.parametrize("count", quick([3], [1, 2, 3, 4, 5]))
 @pytest.mark.parametrize("name", KERNELS)
 def test_variances_are_the_diagonal_however_many_points_settings_and_columns_there_are(name, count):
     """Of as many points as settings gpytorch's own ``diag=True`` gives the diagonal's diagonal; of as many as columns, too."""

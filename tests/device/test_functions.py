@@ -81,6 +81,7 @@ def test_orthants(name):
     both(lambda device: [tg.orthant.log_probability(covariance(size, device), lower=0.0, method=method, num_points=64).value])
 
 
+@pytest.mark.slow
 def test_gradient_of_an_orthant_and_limits_on_the_device():
     def evaluate(device):
         given = covariance(4, device).requires_grad_(True)
@@ -95,6 +96,7 @@ def test_truncated_draws():
     both(lambda device: [tg.orthant.truncated_normal_samples(covariance(4, device), lower=0.0, num_samples=5)])
 
 
+@pytest.mark.slow
 def test_classification_by_orthants():
     def evaluate(device):
         model = gp(device=device)

@@ -70,7 +70,7 @@ VARIANTS = {
     "marginal ChEES": (gp, tg.ChEES(max_steps=2, marginal=tg.Laplace())),
     "marginal random walk": (gp, tg.AdaptiveMH(marginal=tg.EP())),
     "exact marginal": (gp_regression, tg.NUTS(max_tree_depth=2)),
-    "exact evidence": (gp_regression, tg.AMIS()),
+    "exact evidence": (gp_regression, tg.AMIS(num_starts=1)),
     "correlated": (gp, tg.PseudoMarginal(num_importance=4, correlation=0.9)),
     "delayed": (gp, tg.PseudoMarginal(num_importance=4, delayed_acceptance=True)),
     "latents moved": (gp, tg.PseudoMarginal(num_importance=4, latent_steps=2)),
@@ -81,10 +81,12 @@ VARIANTS = {
     "several modes": (functools.partial(gp, "student_t"), tg.PseudoMarginal(num_importance=4)),
     "normal proposals": (
         gp,
-        tg.AMIS(num_importance=4, degrees_of_freedom=None, diagonal=True, normal_scale=False, switch_to_modified_after=1),
+        tg.AMIS(
+            num_importance=4, num_starts=1, degrees_of_freedom=None, diagonal=True, normal_scale=False, switch_to_modified_after=1
+        ),
     ),
-    "smoothed weights": (gp, tg.AMIS(tg.EP(), num_importance=4, smooth=True)),
-    "weights by orthants": (gp, tg.AMIS(evidence=tg.evidence.Orthant(8))),
+    "smoothed weights": (gp, tg.AMIS(tg.EP(), num_importance=4, num_starts=1, smooth=True)),
+    "weights by orthants": (gp, tg.AMIS(num_starts=1, evidence=tg.evidence.Orthant(8))),
     "in chunks of data": (functools.partial(sparse_gp, data_chunk=3), HMC),
     "data in single precision": (functools.partial(sparse_gp, data_dtype=torch.float32), HMC),
 }

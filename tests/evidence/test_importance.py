@@ -68,6 +68,7 @@ def test_weights_equal_dense_densities(approximation, name):
     )
 
 
+@pytest.mark.slow
 def test_draws_have_the_covariance_of_the_approximation():
     model = gp("probit", 4)
     theta = thetas(model, 1)

@@ -33,6 +33,7 @@ def test_a_theta_does_not_see_its_neighbours():
         torch.testing.assert_close(alone.whitened[0], together.whitened[row], rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_precise_where_importance_samples_of_f_are_not():
     model = gp("probit", 60)
     theta = torch.tensor([[2.0, -5.5, -1.0]], dtype=torch.float64).expand(64, -1)

@@ -233,6 +233,7 @@ def test_starts_strategies_transforms_and_nesting():
     torch.testing.assert_close(slopes, 2 * mcmc.draws.position[..., 1:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mcmc_class", "kernel"), [(MCMC, HMC), (pyro.infer.MCMC, NUTS)])
 @quiet
 def test_a_potential(mcmc_class, kernel):
@@ -258,6 +259,7 @@ def test_our_kernel_in_pyros_mcmc():
     assert pyro.infer.Predictive(logistic, mcmc.get_samples())(x)["y"].shape == (6, 20)
 
 
+@pytest.mark.slow
 @quiet
 def test_float32_models_stay_float32():
     def model():

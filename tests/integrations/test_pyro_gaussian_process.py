@@ -85,6 +85,7 @@ def test_mcmc_predictive_and_a_kernel_made_in_the_model():
     assert bool(((drawn["f_new"] - drawn["f"][..., :3]).abs() < 0.02).all())  # jitter 1e-6 is sd 1e-3
 
 
+@pytest.mark.slow
 def test_a_guide_learns():
     x, y = binary_data(12)
     model = gp_model(gp_of(x))

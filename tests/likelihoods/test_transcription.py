@@ -14,7 +14,6 @@ from gpytorch.kernels import RBFKernel
 from gpytorch.priors import GammaPrior
 
 import torchgpmc as tg
-from tests.speed import quick
 from tests.test_conformance import quiet_sample
 from torchgpmc.likelihoods import Activation, Linear, Repression, Transcription
 
@@ -167,7 +166,8 @@ def test_names_are_those_promised_and_gpytorchs():
     assert names["sampled"] == [*names["measured"], "likelihood.initial", "likelihood.noise_precision"]
 
 
-@pytest.mark.parametrize("options", quick(["integrated"], OPTIONS))
+@pytest.mark.slow
+@pytest.mark.parametrize("options", OPTIONS)
 def test_a_run_gives_fits_and_files(options, tmp_path):
     model = model_of(likelihood_of(num_points=13, **OPTIONS[options]))
     posterior = quiet_sample(pickle.loads(pickle.dumps(copy.deepcopy(model))), tg.NUTS(max_tree_depth=2))

@@ -9,6 +9,7 @@ import torch
 import torchgpmc as tg
 from tests.approximations.reference import gaussian_evidence
 from tests.problems import fixed_kernel, gp, gp_regression, inputs, kernel, sparse_gp, targets
+from tests.speed import quick
 from torchgpmc.parameters.normal_scale import NormalScale
 
 QUIET = {"seed": 1, "progress": False}
@@ -156,7 +157,7 @@ def test_regression_with_latents_integrated_out_predicts_as_with_them_sampled(me
     assert bool((found.predict(x).variance > found.predict(x).latent_variance).all())
 
 
-@pytest.mark.parametrize("method", [tg.AMIS(), tg.MAMIS()])
+@pytest.mark.parametrize("method", quick([tg.AMIS()], [tg.AMIS(), tg.MAMIS()]))
 def test_mistakes_are_named(method):
     for options in ({"num_chains": 2}, {"warmup_steps": 5}, {"chain_chunk": 1}):
         with pytest.raises(ValueError, match=next(iter(options))):
@@ -186,6 +187,7 @@ def test_a_likelihood_that_is_not_gaussian_is_refused_by_regression():
         tg.GPRegression(inputs(5), torch.randn(5), kernel(), tg.likelihoods.StudentT())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
 def test_it_stops_at_the_effective_size_asked_for():
     posterior = tg.sample(small("probit"), tg.AMIS(effective_size=150.0), num_samples=20_000, **QUIET)
@@ -234,6 +236,7 @@ def test_resampled_draws_weigh_the_same_and_say_that_they_repeat():
         posterior.resampled(0)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
 def test_weighted_draws_survive_files_and_arviz(tmp_path):
     posterior = tg.sample(small("probit"), tg.AMIS(), num_samples=100, **QUIET)

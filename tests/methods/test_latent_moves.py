@@ -136,6 +136,7 @@ class Told:
         self.values = model.layout.raw_values(NOTHING).by_module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "grows"), [(0.1, True), (0.3, False)])
 def test_control_variables_are_added_while_acceptance_is_low(rate, grows):
     model = smooth()
@@ -148,6 +149,7 @@ def test_control_variables_are_added_while_acceptance_is_low(rate, grows):
     assert (counts[9] > counts[4]) == (counts[14] > counts[9]) == grows
 
 
+@pytest.mark.slow
 def test_control_inputs_are_frozen_before_the_draws_and_chains_share_them():
     seen = [(state.tuning, stats) for state, stats in run_through(tg.ControlVariables(), smooth(), 40, 5)]
     draws = [tuning for tuning, _ in seen[40:]]
@@ -177,7 +179,10 @@ METHODS = {
 OPTIONS = {"num_samples": 4, "warmup_steps": 12, "num_chains": 3, "seed": 4}
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "ControlVariables, underrelaxed"])
+NOT_ALIKE = [name for name in METHODS if name != "ControlVariables, underrelaxed"]
+
+
+@pytest.mark.parametrize("name", quick(["LocalRegions", "GibbsLike"], NOT_ALIKE))
 def test_a_run_that_died_resumes_to_the_same_bits(name, tmp_path, monkeypatch):
     for advances in (7, 14):  # after regions or control variables have changed, and among the draws
         path = tmp_path / f"{advances}.ckpt"

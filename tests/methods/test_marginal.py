@@ -84,7 +84,7 @@ def test_an_approximation_that_fails_everywhere_is_an_error():
 @pytest.mark.parametrize(
     "method",
     [
-        tg.NUTS(max_tree_depth=3, marginal=tg.Laplace()),
+        pytest.param(tg.NUTS(max_tree_depth=3, marginal=tg.Laplace()), marks=pytest.mark.slow),
         tg.HMC(num_steps=2, marginal=tg.EP()),
         tg.AdaptiveMH(marginal=tg.EP()),
         pytest.param(tg.Slice(marginal=tg.Laplace()), marks=pytest.mark.slow),
@@ -95,6 +95,7 @@ def test_draws_of_an_approximate_marginal_say_so(method):
     assert "not the exact posterior" in posterior.info["target"] and posterior.log_weights is None
 
 
+@pytest.mark.slow
 def test_pseudo_marginal_draws_are_exact_and_say_so():
     assert quiet(gp("probit"), tg.PseudoMarginal()).info["target"] == "the exact posterior"
 

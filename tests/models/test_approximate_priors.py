@@ -128,6 +128,7 @@ def test_gradients_are_those_of_the_density(name):
     assert torch.autograd.gradcheck(density, (position.requires_grad_(),))
 
 
+@pytest.mark.slow
 def test_the_projected_process_serves_whitening_and_refuses_what_needs_f_at_the_data():
     model = tg.ProjectedProcess(X, targets("probit", 7), kernel(), LIKELIHOODS["probit"](), inducing_points=Z)
     assert float(tg.NUTS(whitening=tg.Laplace()).prepare(model, SETTINGS).target.dimension) == 3 + 3

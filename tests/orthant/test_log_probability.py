@@ -172,6 +172,7 @@ def test_a_diagonal_matrix_is_a_product():
         np.testing.assert_allclose(found.value.numpy(), expected, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_boxes_equal_scipy():
     covariance = gp_covariance(8, seed=4)
     lower = torch.linspace(-2, 0.5, 8, dtype=torch.float64)

@@ -102,6 +102,7 @@ def test_draws_are_of_theta_and_v(method, make):
     torch.testing.assert_close(chunked.whitened, posterior.whitened)
 
 
+@pytest.mark.slow
 def test_fixed_hyperparameters():
     model = tg.GP(inputs(6), targets("probit", 6), fixed_kernel(), LIKELIHOODS["probit"]())
     assert tg.sample(model, tg.NUTS(max_tree_depth=3, whitening=tg.Laplace()), **OPTIONS).whitened.shape == (3, 6, 6)

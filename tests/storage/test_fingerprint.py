@@ -32,6 +32,7 @@ from gpytorch.priors import (
 
 import torchgpmc as tg
 from tests.problems import gp, gp_regression, inputs, sparse_gp
+from tests.speed import quick
 from tests.test_posterior import posterior_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")
@@ -199,7 +200,10 @@ PAIRS = {
 }
 
 
-@pytest.mark.parametrize("build", PAIRS.values(), ids=PAIRS)
+QUICK = [PAIRS[name] for name in ("class of prior", "mean's formula", "fixed value", "last bit of the inputs", "jitter", "dtype")]
+
+
+@pytest.mark.parametrize("build", quick(QUICK, PAIRS.values()), ids=PAIRS)
 def test_models_of_other_densities_are_told_apart(build, tmp_path):
     check_told_apart(build, tmp_path)
 

@@ -93,7 +93,8 @@ def test_the_density_is_its_formula_and_every_chain_may_have_its_own_targets():
     assert posterior.theta.shape == (3, 6, 2)
 
 
-@pytest.mark.parametrize("chunk", quick([2048], [2, 2048]))
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", [2, 2048])
 def test_predictions_are_of_latents_alone_and_say_so(chunk):
     posterior = quiet_sample(model_of(), TAKEN["Slice"])
     prediction = posterior.predict(torch.rand(4), test_chunk=chunk)
