@@ -6,6 +6,7 @@ import pathlib
 import statistics
 import subprocess
 import sys
+import time
 
 HERE = pathlib.Path(__file__).parent
 ENVIRONMENTS = HERE / ".environments"
@@ -23,12 +24,44 @@ def peer_python(name, requirements):
     return str(python)
 
 
+def _command(python, script, arguments):
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parent), "PYTHONWARNINGS": "ignore", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    return {"args": [python, str(HERE / script), *map(str, arguments)], "text": True, "env": environment}
+
+
 def measure(python, script, *arguments):
     """Runs ``script`` in a fresh process and returns the JSON object on its last line."""
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parent), "PYTHONWARNINGS": "ignore", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = [python, str(HERE / script), *map(str, arguments)]
-    output = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+    output = subprocess.run(check=True, capture_output=True, **_command(python, script, arguments)).stdout
     return json.loads(output.strip().splitlines()[-1])
+
+
+class Worker:
+    """``script`` in a process that lives on, warmed up, for several to be measured in turns: see :func:`serve`."""
+
+    def __init__(self, python, script, *arguments):
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self._process = subprocess.Popen(**_command(python, script, arguments), **pipes)
+        self.ask(0.0)
+
+    def ask(self, seconds):
+        """Seconds of processor time of each call within so many seconds."""
+        print(seconds, file=self._process.stdin, flush=True)
+        return json.loads(self._process.stdout.readline())
+
+    def stop(self):
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def serve(function):
+    """Answers a :class:`Worker`'s questions: calls ``function`` at least once for each."""
+    for line in sys.stdin:
+        deadline, times = time.perf_counter() + float(line), []
+        while not times or time.perf_counter() < deadline:
+            began = time.process_time()
+            function()
+            times.append(time.process_time() - began)
+        print(json.dumps(times), flush=True)
 
 
 def median(results, key):

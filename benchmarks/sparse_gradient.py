@@ -1,21 +1,18 @@
-"""Raw gradient of SparseGP against GPflow's compiled SGPMC gradient: RBF-ARD, float64; probit, or several classes.
+"""Raw gradient of SparseGP against GPflow's compiled SGPMC gradient: RBF-ARD, float64; probit, or several classes by robust-max.
 
-    python benchmarks/sparse_gradient.py [--cases small medium toy large] [--runs 5]
-    OMP_NUM_THREADS=1 python benchmarks/sparse_gradient.py  # beside other work: then read the processor's time
+    python benchmarks/sparse_gradient.py [--cases small medium toy large] [--turns 10] [--gpflow PYTHON] [--write FILE]
 
-Fresh processes, ours and GPflow's in turn; both warmed up. Times are those of one gradient, divided by the chains it is of. Several
-classes are softmax here and robust-max, its own default, in GPflow. The floating-point operations are those of matrix products and
-solves.
+One thread each. Both processes live on, warmed up, and are measured in turns, so that neither has the quieter machine; read is the
+processor's time, of which a busy machine takes more (caches, shared cores), so it is each side's quickest call. That of ours is
+divided by the chains that it is of. The floating-point operations are those of matrix products and solves.
 """
 
 import argparse
-import json
-import statistics
+import pathlib
 import sys
-import time
 from typing import NamedTuple
 
-from processes import measure, median, peer_python
+from processes import Worker, peer_python, serve
 
 
 class Case(NamedTuple):
@@ -40,7 +37,7 @@ def operations(case):
     return 4 * n * m * d + 4 * n * m * m + 3 * m**3
 
 
-def worker(case, num_chains, data_dtype):
+def work(case, num_chains, data_dtype):
     import torch
     from gpytorch.kernels import RBFKernel, ScaleKernel
     from gpytorch.priors import GammaPrior
@@ -48,11 +45,12 @@ def worker(case, num_chains, data_dtype):
 
     import torchgpmc as tg
 
+    torch.set_num_threads(1)
     n, d, m, classes, _ = case
     data = sparse_data(n, d) if classes == 1 else class_data(n, d, classes)
     x, y = (torch.as_tensor(array) for array in data)
     kernel = ScaleKernel(RBFKernel(ard_num_dims=d, lengthscale_prior=GammaPrior(2.0, 0.5)), outputscale_prior=GammaPrior(2.0, 1.0))
-    likelihood = tg.likelihoods.Bernoulli() if classes == 1 else tg.likelihoods.Softmax(num_classes=classes, mixing_weights=False)
+    likelihood = tg.likelihoods.Bernoulli() if classes == 1 else tg.likelihoods.RobustMax(num_classes=classes)
     precision = torch.float32 if data_dtype == "float32" else None
     model = tg.SparseGP(x, y, kernel, likelihood, inducing_points=x[:m], data_dtype=precision)
     density = tg.joint_log_density(model)
@@ -62,50 +60,56 @@ def worker(case, num_chains, data_dtype):
     position[:, :size] += 1.0
     columns = model.layout.columns("kernel.base_kernel.lengthscale")
     position[:, columns] += 0.5 * torch.tensor(d / 18).clamp_min(1.0).log()
-    print(json.dumps(timed(lambda: density.value_and_grad(position), num_chains)))
+    serve(lambda: density.value_and_grad(position))
 
 
-def timed(gradient, num_chains):
-    gradient()
-    gradient()
-    times, processor = [], []
-    deadline = time.perf_counter() + 4.0
-    while time.perf_counter() < deadline or len(times) < 5:
-        began, began_processor = time.perf_counter(), time.process_time()
-        gradient()
-        times.append(time.perf_counter() - began)
-        processor.append(time.process_time() - began_processor)
-    return {"ms": 1e3 * statistics.median(times) / num_chains, "processor_ms": 1e3 * statistics.median(processor) / num_chains}
+def quickest(workers, turns, seconds):
+    """Milliseconds of each worker's quickest call, measured one after another in turns."""
+    for worker in workers:
+        worker.ask(seconds / 2)
+    found = [[] for _ in workers]
+    for _ in range(turns):
+        for times, worker in zip(found, workers, strict=True):
+            times += worker.ask(seconds)
+    for worker in workers:
+        worker.stop()
+    return [1e3 * min(times) for times in found]
+
+
+def rows(name, gpflow_python, options):
+    case = CASES[name]
+    ours = [Worker(sys.executable, __file__, "--worker", name, count, options.data_dtype) for count in case.targets]
+    peer, *found = quickest([Worker(gpflow_python, "peers/gpflow_gradient.py", *case[:4]), *ours], options.turns, options.seconds)
+    for (count, target), whole in zip(case.targets.items(), found, strict=True):
+        cost = whole / count
+        described = ", ".join(map(str, case[:4]))
+        speed = operations(case) / cost / 1e6
+        yield f"| {described} | {count} | {cost:.2f} | {peer:.2f} | {cost / peer:.2f} | {target} | {speed:.0f} |"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--worker", nargs=2, metavar=("CASE", "CHAINS"))
+    parser.add_argument("--worker", nargs=3, metavar=("CASE", "CHAINS", "DTYPE"), help=argparse.SUPPRESS)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--data-dtype", choices=["float64", "float32"], default="float64")
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each turn")
+    parser.add_argument("--gpflow", help="a Python that has gpflow 2.11; one is made where none is given")
+    parser.add_argument("--write", type=pathlib.Path, help="a file that gets the table too")
     options = parser.parse_args()
     if options.worker:
-        worker(CASES[options.worker[0]], int(options.worker[1]), options.data_dtype)
+        name, chains, data_dtype = options.worker
+        work(CASES[name], int(chains), data_dtype)
         return
-    gpflow_python = peer_python("gpflow", ["gpflow==2.11.*", "tensorflow-cpu", "tf-keras"])
-    print("| N, D, M, classes | chains | ms a chain | GPflow's | ratio | of processor time | target | GFLOP/s |")
-    print("|---|---|---|---|---|---|---|---|")
+    gpflow_python = options.gpflow or peer_python("gpflow", ["gpflow==2.11.*", "tensorflow-cpu", "tf-keras"])
+    table = ["| N, D, M, classes | chains | ms a chain | GPflow's | ratio | target | GFLOP/s |", "|---|---|---|---|---|---|---|"]
+    print(*table, sep="\n")
     for name in options.cases:
-        case = CASES[name]
-        peer, ours = [], {count: [] for count in case.targets}
-        for _ in range(options.runs):
-            peer.append(measure(gpflow_python, "peers/gpflow_gradient.py", *case[:4]))
-            for count in ours:
-                arguments = ("--data-dtype", options.data_dtype, "--worker", name, count)
-                ours[count].append(measure(sys.executable, "sparse_gradient.py", *arguments))
-        for count, target in case.targets.items():
-            cost, processor = median(ours[count], "ms"), median(ours[count], "processor_ms")
-            base, base_processor = median(peer, "ms"), median(peer, "processor_ms")
-            speed = operations(case) / processor / 1e6
-            described = ", ".join(map(str, case[:4]))
-            ratios = f"{cost / base:.2f} | {processor / base_processor:.2f} | {target}"
-            print(f"| {described} | {count} | {cost:.2f} | {base:.2f} | {ratios} | {speed:.0f} |", flush=True)
+        for row in rows(name, gpflow_python, options):
+            print(row, flush=True)
+            table.append(row)
+    if options.write:
+        options.write.write_text("\n".join(table) + "\n")
 
 
 if __name__ == "__main__":

@@ -353,15 +353,15 @@ def _lattice(step: float, dtype: torch.dtype, device: torch.device) -> tuple[Ten
 
 def add_up(sums: Callable[[slice], tuple[Tensor, ...]], nodes: Tensor, like: Tensor) -> tuple[Tensor, ...]:
     """Totals of sums over blocks of nodes, so few at once that functions of them at every element of ``like`` stay in the cache."""
-    size = max(1, _BLOCK_ELEMENTS // max(1, like.numel())) if like.device.type == "cpu" else len(nodes)
-    parts = [sums(slice(start, start + size)) for start in range(0, len(nodes), size)]
+    size = max(1, _BLOCK_ELEMENTS // max(1, like.numel())) if like.device.type == "cpu" else nodes.shape[0]
+    parts = [sums(slice(start, start + size)) for start in range(0, nodes.shape[0], size)]
     return parts[0] if len(parts) == 1 else tuple(torch.stack(column).sum(0) for column in zip(*parts, strict=True))
 
 
 def weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
     """sum w g over the nodes of :func:`rule_about`: values ``(num_nodes, ...)`` to ``(...)``."""
-    if weights.numel() == len(weights):
-        return (weights.view(1, -1) @ values.reshape(len(values), -1)).view(values.shape[1:])
+    if weights.numel() == weights.shape[0]:
+        return (weights.view(1, -1) @ values.reshape(values.shape[0], -1)).view(values.shape[1:])
     return (weights * values).sum(0)
 
 

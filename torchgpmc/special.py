@@ -72,14 +72,17 @@ def normal_hazard(x: Tensor, log_cdf: Tensor | None = None) -> Tensor:
     return torch.where(x < -40.0, -x / series, ratio)
 
 
-def log_ndtr_and_hazard(x: Tensor) -> tuple[Tensor, Tensor]:
-    """:func:`log_ndtr` and :func:`normal_hazard` together, without a graph, in as few passes over memory as they need."""
+def log_ndtr_and_hazard(x: Tensor, overwrite_x: bool = False) -> tuple[Tensor, Tensor]:
+    """:func:`log_ndtr` and :func:`normal_hazard` together, without a graph, in as few passes over memory as they need.
+
+    ``overwrite_x`` allows them to take over the memory of ``x``: what is not in the cache costs twice the arithmetic.
+    """
     if x.device.type != "cpu" or x.dtype not in _ERFC_LIMIT or not x.numel() or not float(x.amin()) >= _ERFC_LIMIT[x.dtype]:
         value = _log_ndtr_value(x)
         return value, normal_hazard(x, value)
-    scaled = x * -SQRT_HALF
+    scaled = x.mul_(-SQRT_HALF) if overwrite_x else x * -SQRT_HALF
     log_erfc = torch.special.erfc(scaled).log_()
-    hazard = torch.rsub(torch.addcmul(log_erfc, scaled, scaled), -LOG_SQRT_HALF_PI).exp_()
+    hazard = torch.addcmul(log_erfc, scaled, scaled, out=scaled).add_(LOG_SQRT_HALF_PI).neg_().exp_()
     return log_erfc.sub_(LOG_2), hazard
 
 

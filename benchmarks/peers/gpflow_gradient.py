@@ -1,14 +1,10 @@
-"""GPflow's SGPMC log posterior density and gradient, compiled by tf.function; prints median milliseconds.
+"""GPflow's SGPMC log posterior density and gradient, compiled by tf.function, on one thread; times on request (processes.Worker).
 
 python gpflow_gradient.py N D M CLASSES
 """
 
-import json
-import os
 import pathlib
-import statistics
 import sys
-import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
@@ -17,10 +13,10 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 from problems import class_data, sparse_data
+from processes import serve
 
-threads = int(os.environ.get("OMP_NUM_THREADS", 0))  # TensorFlow's own pools know nothing of it
-tf.config.threading.set_intra_op_parallelism_threads(threads)
-tf.config.threading.set_inter_op_parallelism_threads(threads)
+tf.config.threading.set_intra_op_parallelism_threads(1)
+tf.config.threading.set_inter_op_parallelism_threads(1)
 
 num_data, num_columns, num_inducing, num_classes = map(int, sys.argv[1:])
 x, y = sparse_data(num_data, num_columns) if num_classes == 1 else class_data(num_data, num_columns, num_classes)
@@ -41,14 +37,9 @@ def gradient():
     return value, tape.gradient(value, model.trainable_variables)
 
 
-gradient()
-gradient()
-times, processor = [], []
-deadline = time.perf_counter() + 4.0
-while time.perf_counter() < deadline or len(times) < 5:
-    began, began_processor = time.perf_counter(), time.process_time()
+def value_and_gradient():
     value, _ = gradient()
     value.numpy()
-    times.append(time.perf_counter() - began)
-    processor.append(time.process_time() - began_processor)
-print(json.dumps({"ms": 1e3 * statistics.median(times), "processor_ms": 1e3 * statistics.median(processor)}))
+
+
+serve(value_and_gradient)

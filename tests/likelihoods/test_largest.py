@@ -78,6 +78,17 @@ def test_slopes_equal_differences_of_the_dense_rule(ratio):
     assert float(found.value) == pytest.approx(dense(mean, variance, k), abs=1e-9)
 
 
+def test_slopes_under_one_variance_for_all():
+    """Shared variances are worked on once: the same as those of every class's own."""
+    generator = torch.Generator().manual_seed(4)
+    mean, index = torch.randn(2, 5, 4, generator=generator, dtype=torch.float64), torch.arange(5) % 4
+    shared = 0.1 + torch.rand(2, 5, 1, generator=generator, dtype=torch.float64)
+    found = probability_and_slopes(mean, shared.expand(-1, -1, 4), index)
+    expected = probability_and_slopes(mean, shared.repeat(1, 1, 4), index)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
+
+
 def test_autograd_gives_the_same_slopes():
     mean, variance = (part[None].requires_grad_(True) for part in problems(4, 1.0))
     index = torch.tensor([2.0])

@@ -207,7 +207,10 @@ class BoundClosedForm(NamedTuple):
         return weights, torch.zeros_like(weights[:, 0]) if self.form.scale is None else values[self.form.scale].log()
 
     def with_slopes(self, values: Values) -> tuple[Tensor, Callable[[Tensor], dict[str, Tensor]]]:
-        """K at ``values``, and the derivatives of sum(gradient * K) in the parameters as a function of that gradient; no graph."""
+        """K at ``values``, and the derivatives of sum(gradient * K) in the parameters as a function of that gradient; no graph.
+
+        The function takes over the gradient's memory.
+        """
         form = self.form
         lengthscale = form.lengthscale(values)
         weights, log_scale = self._weights(values, lengthscale)
@@ -222,11 +225,11 @@ class BoundClosedForm(NamedTuple):
                 covariance, response = scale * correlation, scale * response
 
         def slopes(gradient: Tensor) -> dict[str, Tensor]:
-            found = stationary.scaled_rbf_slopes(gradient, response, self.inputs, imprecise)
+            total = None if response is covariance else (gradient * covariance).sum((1, 2))
+            found = stationary.scaled_rbf_slopes(gradient.mul_(response), self.inputs, imprecise)
             result = form.lengthscale_slopes(values, lengthscale, (-2 * found[0] * weights).unsqueeze(1) / lengthscale)
             if form.scale is not None:
-                total = found[1] if response is covariance else (gradient * covariance).sum((1, 2))
-                result[form.scale] = total / values[form.scale]
+                result[form.scale] = (found[1] if total is None else total) / values[form.scale]
             return result
 
         return covariance, slopes

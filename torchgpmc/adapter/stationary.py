@@ -23,6 +23,7 @@ class Inputs(NamedTuple):
     """Two sets of inputs, with what of their distances is kept."""
 
     x1: Tensor
+    x1_and_one: Tensor  # (N1, D + 1): with a column of ones, for sums that a product of inputs then has in it
     x2: Tensor
     is_prefix: bool  # whether one begins with the other, so that the leading diagonal holds distances of zero
     minus_half_square1: Tensor  # (N1, D), -x1^2 / 2
@@ -38,7 +39,8 @@ def prepare(x1: Tensor, x2: Tensor, isotropic: bool) -> Inputs:
     is_prefix = torch.equal(x1[:shorter], x2[:shorter])
     # Centred inputs lose the fewest digits in |a|^2 + |b|^2 - 2 ab.
     center = x1.mean(0) if len(x1) else 0.0
-    x1, x2 = (x1 - center).contiguous(), (x2 - center).contiguous()
+    x1_and_one = torch.cat([x1 - center, torch.ones_like(x1[:, :1])], 1)
+    x1, x2 = x1_and_one[:, :-1], (x2 - center).contiguous()
     constant = not (x1.requires_grad or x2.requires_grad)
     distance = _pairwise_square(x1, x2) if constant and isotropic else None
     # On a GPU a pass over memory costs less than waiting for the host, which products of inputs need; see imprecise_rows.
@@ -46,7 +48,7 @@ def prepare(x1: Tensor, x2: Tensor, isotropic: bool) -> Inputs:
     differences = (x1.T[:, :, None] - x2.T[:, None, :]).square_() if keep else None
     squares = -0.5 * x1.square(), -0.5 * x2.square()
     greatest = torch.cat([x1, x2]).detach().square().amax(0)
-    return Inputs(x1, x2, is_prefix, *squares, distance, differences, greatest)
+    return Inputs(x1, x1_and_one, x2, is_prefix, *squares, distance, differences, greatest)
 
 
 def rows_of(inputs: Inputs, rows: slice) -> Inputs:
@@ -54,6 +56,7 @@ def rows_of(inputs: Inputs, rows: slice) -> Inputs:
     distance, differences = inputs.squared_distance, inputs.squared_differences
     return inputs._replace(
         x1=inputs.x1[rows],
+        x1_and_one=inputs.x1_and_one[rows],
         is_prefix=False,
         minus_half_square1=inputs.minus_half_square1[rows],
         squared_distance=None if distance is None else distance[rows],
@@ -66,8 +69,8 @@ def imprecise_rows(weights: Tensor, inputs: Inputs) -> Tensor | None:
     if inputs.squared_distance is not None or inputs.squared_differences is not None:
         return None
     limit = _LOSS[weights.dtype] / torch.finfo(weights.dtype).eps
-    size = weights.detach().expand(-1, len(inputs.greatest_square)) @ inputs.greatest_square
-    return (size > limit).nonzero().squeeze(-1) if len(size) and float(size.max()) > limit else None
+    size = weights.detach().expand(-1, inputs.greatest_square.shape[0]) @ inputs.greatest_square
+    return (size > limit).nonzero().squeeze(-1) if size.numel() and float(size.max()) > limit else None
 
 
 def _precise_square(weights: Tensor, inputs: Inputs) -> Tensor:
@@ -105,7 +108,7 @@ class _ScaledRBF(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         (covariance,) = ctx.saved_tensors
-        return *scaled_rbf_slopes(gradient, covariance, ctx.inputs, ctx.imprecise), None
+        return *scaled_rbf_slopes(gradient * covariance, ctx.inputs, ctx.imprecise), None
 
 
 def scaled_rbf(weights: Tensor, log_scale: Tensor, inputs: Inputs) -> Tensor:
@@ -123,23 +126,22 @@ def scaled_rbf_value(weights: Tensor, log_scale: Tensor, inputs: Inputs, impreci
         exponent = log_scale[:, None, None] - 0.5 * _weighted(weights, inputs.squared_differences)
     else:
         x1, x2 = inputs.x1, inputs.x2
-        chains, (n1, dims) = len(weights), x1.shape
+        chains, (n1, dims) = weights.shape[0], x1.shape
         row = torch.addmm(log_scale[:, None], weights, inputs.minus_half_square1.T)
         column = weights @ inputs.minus_half_square2.T
-        if n1 <= len(x2):  # the fewer inputs are scaled
+        if n1 <= x2.shape[0]:  # the fewer inputs are scaled
             exponent = ((x1 * weights[:, None, :]).view(chains * n1, dims) @ x2.T).view(chains, n1, -1)
             exponent.add_(row[:, :, None]).add_(column[:, None, :])
         else:
-            scaled = (x2 * weights[:, None, :]).mT
-            exponent = torch.baddbmm(column[:, None, :], x1.expand(chains, -1, -1), scaled).add_(row[:, :, None])
+            scaled = torch.cat([x2 * weights[:, None, :], column.unsqueeze(-1)], -1)
+            exponent = torch.bmm(inputs.x1_and_one.expand(chains, -1, -1), scaled.mT).add_(row[:, :, None])
         if imprecise is not None:
             exponent[imprecise] = log_scale[imprecise, None, None] - 0.5 * _precise_square(weights[imprecise], inputs)
     return exponent.clamp_min_(_LOWEST_EXPONENT[exponent.dtype]).exp_()
 
 
-def scaled_rbf_slopes(gradient: Tensor, covariance: Tensor, inputs: Inputs, imprecise: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Derivatives of sum(gradient * K) in the weights and the log of the scale, given K: two passes, or one matrix product."""
-    product = gradient * covariance
+def scaled_rbf_slopes(product: Tensor, inputs: Inputs, imprecise: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Derivatives of sum(gradient * K) in the weights and the log of the scale, given gradient * K: a pass, or a matrix product."""
     if inputs.squared_distance is not None:
         flat = product.flatten(1)
         return (flat @ inputs.squared_distance.flatten()).mul_(-0.5).unsqueeze(-1), flat.sum(1)
@@ -147,11 +149,14 @@ def scaled_rbf_slopes(gradient: Tensor, covariance: Tensor, inputs: Inputs, impr
         flat = product.flatten(1)
         return (flat @ inputs.squared_differences.flatten(1).T).mul_(-0.5), flat.sum(1)
     chains, n1, n2 = product.shape
-    row, column = product.sum(2), product.sum(1)
+    row = product.sum(2)
     if n1 <= n2:
+        column = product.sum(1)
         cross = ((product.reshape(chains * n1, n2) @ inputs.x2).view(chains, n1, -1) * inputs.x1).sum(1)
     else:
-        cross = (torch.bmm(product.mT, inputs.x1.expand(chains, -1, -1)) * inputs.x2).sum(1)
+        moments = torch.bmm(product.mT, inputs.x1_and_one.expand(chains, -1, -1))
+        column = moments[..., -1]
+        cross = (moments[..., :-1] * inputs.x2).sum(1)
     slopes = cross.addmm_(row, inputs.minus_half_square1).addmm_(column, inputs.minus_half_square2)
     if imprecise is not None:
         pairs = zip(inputs.x1.unbind(-1), inputs.x2.unbind(-1), strict=True)

@@ -20,12 +20,12 @@ from torchgpmc.random import uniform
 from torchgpmc.special import log_ndtr, log_ndtr_and_hazard, ndtr
 
 
-def _log_logistic_and_slope(x: Tensor) -> tuple[Tensor, Tensor]:
-    return logsigmoid(x), torch.sigmoid(-x)
+def _log_logistic_and_slope(x: Tensor, overwrite_x: bool) -> tuple[Tensor, Tensor]:
+    return logsigmoid(x), torch.sigmoid(x.neg_() if overwrite_x else -x)
 
 
 class _Link(NamedTuple):
-    log_probability_and_slope: Callable[[Tensor], tuple[Tensor, Tensor]]
+    log_probability_and_slope: Callable[[Tensor, bool], tuple[Tensor, Tensor]]  # of x, and whether its memory may be taken over
     singular: float  # how far from the real line the logarithm has its nearest singularity
 
 
@@ -42,7 +42,7 @@ def _expectation(link: _Link, mean: Tensor, variance: Tensor, sign: Tensor) -> t
     first = weights * nodes
 
     def sums(block: slice) -> tuple[Tensor, Tensor, Tensor]:
-        value, slope = link.log_probability_and_slope(torch.addcmul(center, deviation, nodes[block]))
+        value, slope = link.log_probability_and_slope(torch.addcmul(center, deviation, nodes[block]), True)
         pairs = (weights, value), (weights, slope), (first, slope)
         return tuple(quadrature.weighted_sum(weight[block], function) for weight, function in pairs)  # type: ignore[return-value]
 

@@ -62,7 +62,7 @@ def probabilities_of_largest(mean: Tensor, variance: Tensor) -> Tensor:
         return ((terms.hazard * terms.product).sum(1),)
 
     (total,) = quadrature.add_up(sums, lattice.nodes, mean)
-    return _density_constant(variance, lattice.step) * total.movedim(0, -1)
+    return _density_constant(mean, variance, lattice.step) * total.movedim(0, -1)
 
 
 def probability_of_largest(mean: Tensor, variance: Tensor, index: Tensor) -> Tensor:
@@ -82,12 +82,15 @@ def probability_and_slopes(mean: Tensor, variance: Tensor, index: Tensor, accura
     lattice = _lattice(mean, variance, accuracy)
     if lattice is None:
         return _slopes_by_autograd(mean, variance, column.unsqueeze(-1))
-    row = column.unsqueeze(0)
+    row, own_column = column.unsqueeze(0), column.unsqueeze(-1)
+    variance = _distinct(variance)
+    own_mean, own_variance = mean.gather(-1, own_column), variance if variance.shape[-1] == 1 else variance.gather(-1, own_column)
 
     def sums(part: slice) -> tuple[Tensor, Tensor, Tensor]:
-        offset, hazard, product = _terms(mean, variance, lattice.nodes[part])
-        at = row.unsqueeze(1).expand(1, *product.shape)
-        mass, own = product.mul_(hazard.gather(0, at)[0]), offset.gather(0, at)[0]
+        nodes = lattice.nodes[part]
+        offset, hazard, product = _terms(mean, variance, nodes)
+        own = _offset(own_mean, own_variance, nodes)[0]
+        mass = product.mul_(hazard.gather(0, row.unsqueeze(1).expand(1, *product.shape))[0])
         # Of the other classes; the labelled one has a density where these have distribution functions.
         falling = hazard.mul_(mass)
         mean_slope = falling.sum(1).mul_(-_HAZARD).scatter_(0, row, -_ROOT_2 * (mass * own).sum(0, keepdim=True))
@@ -97,8 +100,8 @@ def probability_and_slopes(mean: Tensor, variance: Tensor, index: Tensor, accura
 
     with torch.no_grad():
         value, mean_slope, variance_slope = quadrature.add_up(sums, lattice.nodes, mean)
-        constant = _density_constant(variance, lattice.step).gather(-1, column.unsqueeze(-1))
-        mean_slope, variance_slope = mean_slope.movedim(0, -1) / variance.sqrt(), variance_slope.movedim(0, -1) / variance
+        constant = _density_constant(mean, own_variance, lattice.step)
+        mean_slope, variance_slope = mean_slope.movedim(0, -1) * variance.rsqrt(), variance_slope.movedim(0, -1) / variance
         return ProbabilityAndSlopes(constant.squeeze(-1) * value, constant * mean_slope, constant * variance_slope)
 
 
@@ -124,7 +127,7 @@ class _Lattice(NamedTuple):
 def _lattice(mean: Tensor, variance: Tensor, accuracy: Accuracy) -> _Lattice | None:
     """From where some normal all but surely exceeds u, up to where all are surely below; ``None`` where nodes were too many."""
     with torch.no_grad():
-        deviation, latents = variance.sqrt(), mean.shape[-1]
+        deviation, latents = _distinct(variance).sqrt(), mean.shape[-1]
         lowest = (mean - accuracy.reach * deviation).amax(-1)
         length = (mean + accuracy.reach * deviation).amax(-1) - lowest
         is_shared = variance.stride(-1) == 0
@@ -151,17 +154,28 @@ class _Terms(NamedTuple):
 _HAZARD, _ROOT_2 = math.sqrt(2 / math.pi), math.sqrt(2.0)
 
 
+def _distinct(variance: Tensor) -> Tensor:
+    """One that is expanded over K as ``(..., 1)``."""
+    return variance[..., :1] if variance.stride(-1) == 0 else variance
+
+
+def _offset(mean: Tensor, variance: Tensor, nodes: Tensor) -> Tensor:
+    """(m - u) / (s sqrt 2), classes first: ``(K, n, ...)``."""
+    scale = (2 * variance).rsqrt()
+    center, scale = ((mean * scale).movedim(-1, 0).unsqueeze(1), scale.movedim(-1, 0).unsqueeze(1))
+    return torch.addcmul(center, nodes, scale, value=-1)
+
+
 def _terms(mean: Tensor, variance: Tensor, nodes: Tensor) -> _Terms:
-    center, scale = (part.movedim(-1, 0).unsqueeze(1) for part in (mean, (2 * variance).rsqrt()))
-    offset = (center - nodes) * scale
+    offset = _offset(mean, _distinct(variance), nodes)
     twice_below = torch.special.erfc(offset)  # at least that of the reach, so that it may be divided by
-    hazard = offset.clamp_min(-_HIGHEST_EXPONENT).square().neg().exp() / twice_below
+    hazard = offset.clamp_min(-_HIGHEST_EXPONENT).square_().neg_().exp_() / twice_below
     return _Terms(offset, hazard, twice_below.prod(0))
 
 
-def _density_constant(variance: Tensor, step: Tensor) -> Tensor:
+def _density_constant(mean: Tensor, variance: Tensor, step: Tensor) -> Tensor:
     """What makes hazards times products the step times the density of the k-th normal times the others' functions."""
-    return _HAZARD * 0.5 ** variance.shape[-1] * step.unsqueeze(-1) * variance.rsqrt()
+    return _HAZARD * 0.5 ** mean.shape[-1] * step.unsqueeze(-1) * variance.rsqrt()
 
 
 def _adaptive(mean: Tensor, variance: Tensor, k: int) -> Tensor:

@@ -51,9 +51,9 @@ def evidence_and_grad_by_parts(model: GPModel, theta: Tensor, targets: Targets) 
         slope = torch.baddbmm(inverse, alpha.unsqueeze(-1), alpha.unsqueeze(-2), beta=-0.5, alpha=0.5)
         diagonal = slope.diagonal(dim1=-2, dim2=-1)
         slopes = {
-            "kernel": kernel.slopes(slope),
             "mean": mean.slopes(alpha),
             "likelihood": noise.slopes(diagonal.sum(-1, keepdim=True) if noise.value.shape[-1] == 1 else diagonal),
+            "kernel": kernel.slopes(slope),  # last, as it takes over the memory
         }
         gradient = torch.addcmul(at.log_prior_slope, at.derivative, layout.gather(slopes, theta))
     return torch.where(ok, value, torch.nan), gradient

@@ -22,7 +22,7 @@ from torchgpmc.special import log_standard_normal
 
 
 class Part(NamedTuple):
-    """A value, and the derivatives of sum(gradient * value) in a module's sampled parameters."""
+    """A value, and the derivatives of sum(gradient * value) in a module's sampled parameters, which may take over its memory."""
 
     value: Tensor
     slopes: Callable[[Tensor], dict[str, Tensor]]

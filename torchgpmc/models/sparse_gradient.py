@@ -60,7 +60,7 @@ class _Sums(NamedTuple):
     v: Tensor  # (C, K, M), its slope
     slopes: dict[str, dict[str, Tensor]]  # its slopes in hyperparameters by module
     adjoint: Tensor  # sum_n a-bar_n a_n', (C, M, M)
-    outer: Tensor | None  # the slope in K(X, Z), (C, N, M), where K([Z; X], Z) is one evaluation
+    outer: Tensor | None  # the slope in K([Z; X], Z), (C, M + N, M), where that is one evaluation; its first M rows to be filled
 
 
 class _Expected(NamedTuple):
@@ -133,22 +133,25 @@ class SparseDensity:
         with_prior: bool = True,
     ):
         layout = model.layout
-        self.model, self.bound, self.theta, self.targets = model, bound, theta, targets
+        self.model, self.bound, self.theta = model, bound, theta
         self.with_prior = with_prior
-        self.v = v.view(len(v), *model.latent_shape)
+        # Sizes are asked for once: at small ones a call costs what the arithmetic does.
+        self.count, (self.num_latents, self.num_inducing) = theta.shape[0], model.latent_shape
+        self.v = v.view(self.count, self.num_latents, self.num_inducing)
+        self.data_v = self.v.to(bound.dtype)
         self.sampled = {module: layout.sampled_names(module) if with_slopes else [] for module in layout.prefixes}
-        count = len(model.train_x)
-        self.all_rows = [slice(start, min(start + chunk, count)) for start in range(0, count, chunk)]
+        self.x, self.targets = model.train_x, targets
+        num_data = self.x.shape[0]
+        self.all_rows = [slice(start, min(start + chunk, num_data)) for start in range(0, num_data, chunk)]
         self.at = layout.evaluate(theta)
         self.values: dict[str, Any] = self.at.hyperparameters.by_module
         self.data_values = {name: value.to(bound.dtype) for name, value in self.values["kernel"].items()}
-        self.num_inducing = len(bound.jitter)
-        # With all the data in one chunk one evaluation gives K(Z, Z) too: at small sizes the calls cost what the arithmetic does.
+        # With all the data in one chunk one evaluation gives K(Z, Z) too.
         self.as_one = len(self.all_rows) == 1 and bound.dtype == theta.dtype
         self.covariance = covariance_part(
             bound.joint if self.as_one else bound.inner, self.values["kernel"], self.sampled["kernel"]
         )
-        inner = self.covariance.value[:, : self.num_inducing].expand(len(theta), -1, -1)
+        inner = self.covariance.value[:, : self.num_inducing].expand(self.count, -1, -1)
         self.factor, self.ok = cholesky_in_place(inner + bound.jitter)
         self.data_factor = self.factor.to(bound.dtype)
 
@@ -165,8 +168,10 @@ class SparseDensity:
         value = self._log_prior() + sums.value
         if self.sampled["kernel"]:
             slope = factor_adjoint(self.factor, sums.adjoint.neg_())
-            whole = slope if sums.outer is None else torch.cat([slope, sums.outer], 1)
-            _add(sums.slopes["kernel"], self.covariance.slopes(whole))
+            if sums.outer is not None:
+                sums.outer[:, : self.num_inducing] = slope
+                slope = sums.outer
+            _add(sums.slopes["kernel"], self.covariance.slopes(slope))
         by_columns = self.model.layout.gather(sums.slopes, self.theta)
         if not self.with_prior:
             return value.masked_fill(~self.ok, torch.nan), torch.cat([self.at.derivative * by_columns, sums.v.flatten(1)], -1)
@@ -175,12 +180,11 @@ class SparseDensity:
 
     def _over_data(self, function: Callable[[slice], Result]) -> Iterator[Result]:
         """Of each chunk in turn; as many side by side as there are cores, where a chunk is worth a thread."""
-        x, chains = self.model.train_x, len(self.theta)
         longest = self.all_rows[0].stop
-        work = 4.0 * chains * longest * self.num_inducing * (self.num_inducing + x.shape[-1])
+        work = 4.0 * self.count * longest * self.num_inducing * (self.num_inducing + self.x.shape[-1])
         at_once = num_cores() if work > WORTH_A_THREAD else 1
         for start in range(0, len(self.all_rows), at_once):
-            yield from side_by_side(function, self.all_rows[start : start + at_once], x.device)
+            yield from side_by_side(function, self.all_rows[start : start + at_once], self.x.device)
 
     def _sums(self, rows: slice) -> _Sums:
         chunk = self._chunk(rows)
@@ -190,10 +194,12 @@ class SparseDensity:
             slopes["mean"] = chunk.prior_mean.slopes(part.mean.sum(-1))
         if not self.sampled["kernel"]:
             return _Sums(part.value, part.v, slopes, torch.zeros_like(self.factor), None)
-        a_slope = self._a_slope(chunk, part)
-        adjoint = (a_slope.mT @ chunk.projection).to(self.factor.dtype)
-        outer = torch.linalg.solve_triangular(self.data_factor.mT, a_slope.mT, upper=True).mT
         _add(slopes["kernel"], chunk.prior_variance.slopes(part.variance))
+        first = self.num_inducing if self.as_one else 0
+        outer = chunk.projection.new_empty(self.count, first + chunk.projection.shape[1], self.num_inducing)
+        a_slope = self._a_slope(chunk, part, outer[:, first:])
+        adjoint = torch.bmm(a_slope.mT, chunk.projection).to(self.factor.dtype)
+        torch.linalg.solve_triangular(self.data_factor.mT, a_slope.mT, upper=True, out=a_slope.mT)
         if not self.as_one:
             _add(slopes["kernel"], chunk.covariance.slopes(outer))
         return _Sums(part.value, part.v, slopes, adjoint, outer if self.as_one else None)
@@ -207,18 +213,16 @@ class SparseDensity:
         )
 
     def _log_prior(self) -> Tensor:
-        return (
-            self.at.log_prior + log_standard_normal(self.v.flatten(1)) if self.with_prior else self.theta.new_zeros(len(self.theta))
-        )
+        return self.at.log_prior + log_standard_normal(self.v.flatten(1)) if self.with_prior else self.theta.new_zeros(self.count)
 
     def _chunk(self, rows: slice) -> _Chunk:
-        model, count, x = self.model, len(self.theta), self.model.train_x[rows]
+        model, x = self.model, self.x[rows]
         covariance = self._covariance(rows)
         mean = None
         if not model.mean_function.is_zero:
-            mean = mean_part(model.mean_function, self.values["mean"], self.sampled["mean"], x, count)
+            mean = mean_part(model.mean_function, self.values["mean"], self.sampled["mean"], x, self.count)
         variance = _variance_part(model.covariance, self.values["kernel"], self.sampled["kernel"], x)
-        right = covariance.value.expand(count, -1, -1).mT
+        right = covariance.value.expand(self.count, -1, -1).mT
         projection = torch.linalg.solve_triangular(self.data_factor, right, upper=False).mT
         explained = torch.linalg.vector_norm(projection, dim=-1).square()
         residual, floor = variance.value - explained, torch.finfo(projection.dtype).eps * variance.value
@@ -226,14 +230,14 @@ class SparseDensity:
 
     def _moments(self, chunk: _Chunk) -> tuple[Tensor, Tensor, Tensor]:
         """Mean and variance of f as likelihoods have them, and the targets."""
-        mean = (self.v.to(chunk.projection.dtype) @ chunk.projection.mT).to(self.v.dtype)
+        mean = torch.bmm(self.data_v, chunk.projection.mT).to(self.v.dtype)
         if chunk.prior_mean is not None:
             mean = mean + chunk.prior_mean.value.unsqueeze(1)
         values, rows = self.targets.values, chunk.rows
         y = values[:, rows] if self.targets.one_a_chain else values[rows]
-        if self.model.num_latents == 1:
+        if self.num_latents == 1:
             return mean.squeeze(1), chunk.variance, y
-        return mean.mT, chunk.variance.unsqueeze(-1).expand(-1, -1, mean.shape[1]), y
+        return mean.mT, chunk.variance.unsqueeze(-1).expand(-1, -1, self.num_latents), y
 
     def _expectation(self, chunk: _Chunk) -> Tensor:
         parameters = likelihood_parameters(self.values["likelihood"])
@@ -253,14 +257,14 @@ class SparseDensity:
                 parameters,
                 lambda likelihood: slopes_function(likelihood.for_data(chunk.rows))(*moments, list(leaves.values())),
             )
-        several = self.model.num_latents > 1
+        several = self.num_latents > 1
         mean = found.mean if several else found.mean.unsqueeze(-1)
         variance = (found.variance.sum(-1) if several else found.variance).masked_fill(chunk.is_floored, 0.0)
-        v = (mean.mT.to(chunk.projection.dtype) @ chunk.projection).to(mean.dtype)
+        v = torch.bmm(mean.mT.to(chunk.projection.dtype), chunk.projection).to(mean.dtype)
         return _Expected(found.value, mean, variance, v, dict(zip(leaves, found.parameters, strict=False)))
 
-    def _a_slope(self, chunk: _Chunk, part: _Expected) -> Tensor:
+    def _a_slope(self, chunk: _Chunk, part: _Expected, out: Tensor) -> Tensor:
         """The slope in the rows a, ``(C, n, M)``."""
         dtype = chunk.projection.dtype
-        slope = chunk.projection * part.variance.to(dtype).unsqueeze(-1)
-        return slope.baddbmm_(part.mean.to(dtype), self.v.to(dtype), beta=-2)
+        torch.mul(chunk.projection, part.variance.to(dtype).unsqueeze(-1), out=out)
+        return out.baddbmm_(part.mean.to(dtype), self.data_v, beta=-2)

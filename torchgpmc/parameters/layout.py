@@ -146,7 +146,7 @@ class Layout:
 
     def evaluate(self, theta: Tensor) -> Evaluated:
         """:meth:`raw_values_and_log_prior` with derivatives and without a graph."""
-        total = theta.new_zeros(len(theta))
+        total = theta.new_zeros(theta.shape[0])
         values, slopes, derivatives = [], [], []
         for block, unconstrained in zip(self._blocks, theta.split([block.size for block in self._blocks], -1), strict=True):
             value = block.interval.constrain(unconstrained)
@@ -186,7 +186,7 @@ class Layout:
             prefix, _, raw = entry.raw_name.partition(".")
             found = by_module.get(prefix, {}).get(raw)
             size = math.prod(entry.shape)
-            columns.append(theta.new_zeros(len(theta), size) if found is None else found.reshape(-1, size))
+            columns.append(theta.new_zeros(theta.shape[0], size) if found is None else found.reshape(-1, size))
         return _joined(columns, theta)
 
     def sampled_names(self, prefix: str) -> list[str]:
@@ -204,8 +204,8 @@ class Layout:
         for fixed in self.fixed:
             prefix, _, raw = fixed.raw_name.partition(".")
             value = fixed.value()
-            result[prefix][raw] = value.expand(len(theta), *value.shape)
-        return Hyperparameters(result, len(theta))
+            result[prefix][raw] = value.expand(theta.shape[0], *value.shape)
+        return Hyperparameters(result, theta.shape[0])
 
     def unconstrain(self, values: dict[str, Tensor]) -> Tensor:
         """theta ``(C, P)`` from constrained values ``{name: (C, *shape)}``; the inverse of :meth:`constrain`."""
