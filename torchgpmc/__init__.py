@@ -39,6 +39,7 @@ from torchgpmc.methods import (
     PseudoMarginal,
     PseudoMarginalSlice,
     Slice,
+    StochasticGradientHMC,
 )
 from torchgpmc.models import (
     FITC,
@@ -100,6 +101,7 @@ __all__ = [
     "Slice",
     "SparseGP",
     "Start",
+    "StochasticGradientHMC",
     "Sufficient",
     "Surrogate",
     "approximations",
