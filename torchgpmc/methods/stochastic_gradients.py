@@ -48,10 +48,10 @@ class StochasticGradientHMC:
         >>> x, kernel = torch.linspace(0, 1, 40), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
         >>> model = tg.SparseGP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli(), inducing_points=x[::10])
         >>> start = tg.initialize(model, progress=False)
-        >>> method = tg.StochasticGradientHMC(batch_size=20, num_steps=4)
-        >>> posterior = tg.sample(start.model, method, start=start, num_samples=40, warmup_steps=2, num_chains=64, progress=False)
+        >>> method = tg.StochasticGradientHMC(batch_size=20, step_size=0.4, num_steps=12)
+        >>> posterior = tg.sample(start.model, method, start=start, num_samples=20, warmup_steps=4, num_chains=160, progress=False)
         >>> posterior.info["biased"]
-        'stochastic gradients, 20 data a step, step size 0.1'
+        'stochastic gradients, 20 data a step, step size 0.4'
     """
 
     takes_start: ClassVar[bool] = True
