@@ -85,12 +85,7 @@ class VariationalMarginal(AutogradDensity):
         count, sites = len(at.prior.ok), self.sites
         if sites is not None:
             sites = LatentSites(*(part.expand(count, -1, -1) for part in sites))
-        found = optimal_latents(model, at, model.targets, sites, self.tolerance)
-        if sites is not None and not bool(found.converged.all()):
-            again = optimal_latents(model, at, model.targets, None, self.tolerance)  # sites of elsewhere may be worse than none
-            if bool((again.bound > found.bound).all()):
-                found = again
-        return found
+        return optimal_latents(model, at, model.targets, sites, self.tolerance)
 
     def _evaluate(self, position: Tensor) -> tuple[Tensor, Optimum]:
         if self.positions.moving_size and len(position) > 1:
