@@ -25,15 +25,17 @@ from tests.problems import (
     targets,
 )
 from tests.speed import quick
-from tests.statistical.kernels import SAMPLERS, position_of
+from tests.statistical.kernels import EXACT, SAMPLERS, position_of
 from tests.statistical.pseudo_marginal import KERNELS, kernel
 from torchgpmc.models import JointLogDensity
+from torchgpmc.recommend import candidates
 from torchgpmc.trees import pack
 
 METHODS = {
     "NUTS": tg.NUTS(max_tree_depth=4),
     "HMC": tg.HMC(num_steps=3),
     "ChEES": tg.ChEES(max_steps=4),
+    "StochasticGradientHMC": tg.StochasticGradientHMC(batch_size=5, num_steps=2),
     "AdaptiveMH": tg.AdaptiveMH(),
     "Slice": tg.Slice(),
     "EllipticalSlice": tg.EllipticalSlice(),
@@ -52,6 +54,8 @@ METHODS = {
 NEED_LATENTS_AT_DATA = ("GibbsLike", "PseudoMarginal", "PseudoMarginalSlice", "AMIS", "MAMIS", "OrthantGPC")  # which some have not
 # Alone at fixed hyperparameters.
 OF_LATENTS = ("EllipticalSlice", "PCN", "AuxiliaryGradient", "GibbsLike", "LocalRegions", "ControlVariables")
+NEED_START = ("StochasticGradientHMC",)  # and data that are no latents
+BIASED = ("StochasticGradientHMC",)
 WEIGHTED = ("AMIS", "MAMIS", "OrthantGPC")
 MODELS = {
     "GP": gp,
@@ -91,6 +95,13 @@ def test_no_model_is_missing_from_the_table():
     } == set(MODELS)
 
 
+def test_biased_methods_say_so_and_are_never_recommended():
+    biased = {name for name, method in METHODS.items() if getattr(method, "is_biased", False)}
+    assert biased == set(BIASED) and len(SAMPLERS) - len(EXACT) == len(BIASED)
+    for make, likelihood in itertools.product((gp, sparse_gp), ("probit", "softmax")):
+        assert not any(getattr(engine.method, "is_biased", False) for engine in candidates(make(likelihood)))
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_are_frozen_option_sets(name):
     method = METHODS[name]
@@ -115,11 +126,18 @@ def test_methods_give_an_ordinary_posterior(method, model, device):
         with pytest.raises(ValueError, match="probit classification"):
             quiet_sample(model_for(method, model, device=device), METHODS[method])
         return
-    made = model_for(method, model, device=device)
+    made, options = model_for(method, model, device=device), {}
+    if method in NEED_START:
+        if model not in ("SparseGP", "ProjectedProcess"):
+            with pytest.raises(ValueError, match=f"{model}.*Expected a SparseGP"):
+                quiet_sample(made, METHODS[method])
+            return
+        options["start"] = tg.initialize(made, optimize_inducing_points=False, progress=False)
+        made = options["start"].model
     weighted = method in WEIGHTED
     alone = {"warmup_steps": None, "num_chains": None} if weighted else {}
     shape = (1, 40) if weighted else (2, 20)
-    posterior = quiet_sample(made, METHODS[method], num_samples=shape[1], **alone)
+    posterior = quiet_sample(made, METHODS[method], num_samples=shape[1], **alone, **options)
     assert posterior.whitened.shape == (*shape, made.latent_size)
     assert ({"lp", "n_failures"} if weighted else {"lp", "acceptance_rate", "n_steps", "n_failures"}) <= set(posterior.stats)
     assert all(value.shape == shape for value in posterior.stats.values())

@@ -39,6 +39,7 @@ from torchgpmc.methods import (
     PseudoMarginal,
     PseudoMarginalSlice,
     Slice,
+    StochasticGradientHMC,
 )
 from torchgpmc.models import (
     FITC,
@@ -58,7 +59,7 @@ from torchgpmc.runs.parameterizations import Ancillary, Interwoven, Sufficient, 
 from torchgpmc.samplers import MassMatrix
 from torchgpmc.storage.checkpoint import Checkpoint
 from torchgpmc.tuning import tune_hmc
-from torchgpmc.variational import Start, initialize
+from torchgpmc.variational import Start, initialize, refine_inducing_points
 from torchgpmc.versions import show_versions
 
 __version__ = "0.1.0"
@@ -100,6 +101,7 @@ __all__ = [
     "Slice",
     "SparseGP",
     "Start",
+    "StochasticGradientHMC",
     "Sufficient",
     "Surrogate",
     "approximations",
@@ -119,6 +121,7 @@ __all__ = [
     "plots",
     "priors",
     "recommend",
+    "refine_inducing_points",
     "sample",
     "sample_density",
     "samplers",

@@ -28,6 +28,7 @@ ENOUGH_ESS = 400  # the same, of four chains; of more chains it is as many draws
 MAX_ESTIMATE_VARIANCE = 0.5  # relative: that of a mean of n weights with fewer than two effective ones, and 1 is the most it can be
 MAX_FAILED_SHARE = 0.01  # of weighted draws
 MIN_EVEN_DRAWS = 2.0  # by Kish's size; one draw has no spread
+MAX_HEAT = 0.1  # by which the temperature of stochastic gradients may miss 1, and variances with it
 MIN_EFFICIENCY = 0.1  # Kish's size over draws; ours: at 4 % most of a posterior was missed (docs/results/theta_engines.md)
 
 
@@ -136,13 +137,14 @@ def least_effective(summary: Summary, whitened: Tensor, log_weights: Tensor | No
     return min(((name, 0.0 if math.isnan(size) else size) for name, size in sizes), key=lambda named: named[1])
 
 
-def verdict(summary: Summary, least: tuple[str, float], found: list[str]) -> str:
+def verdict(summary: Summary, least: tuple[str, float], found: list[str], biased: str | None = None) -> str:
     """Whether to trust draws, in one line.
 
     Args:
         summary: of the draws.
         least: what :func:`least_effective` says.
         found: what :func:`complaints` and :func:`complaints_about_latents` say.
+        biased: why the draws would not be exact however many there were, if so.
     """
     if found:
         more = f" (and {len(found) - 1} more: see complaints())" if len(found) > 1 else ""
@@ -151,7 +153,8 @@ def verdict(summary: Summary, least: tuple[str, float], found: list[str]) -> str
         return "Do not trust: the draws are too few to judge them."
     rhats = [row.rhat for row in summary.rows if math.isfinite(row.rhat)]
     agreement = f", R-hat {max(rhats):.3f}" if rhats else ""
-    return f"Trustworthy: worst effective size {least[1]:.0f} ({least[0]}){agreement}."
+    judged = "Trustworthy" if biased is None else f"Biased: {biased}"
+    return f"{judged}: worst effective size {least[1]:.0f} ({least[0]}){agreement}."
 
 
 def complaints_about_latents(whitened: Tensor) -> list[str]:
@@ -262,7 +265,25 @@ def complaints(summary: Summary, stats: Mapping[str, Tensor], num_chains: int, l
             f"{divergences} of {stats['diverging'].numel()} transitions diverged (stats['diverging'] says which): the draws may "
             f"miss a region; raise target_accept_prob, or use stronger priors."
         )
-    return found + _complaints_about_noise(stats, None) + _complaints_about_stays(stats) + _complaints_about_failures(stats, 0.0)
+    found += _complaints_about_temperature(stats) + _complaints_about_noise(stats, None) + _complaints_about_stays(stats)
+    return found + _complaints_about_failures(stats, 0.0)
+
+
+def _complaints_about_temperature(stats: Mapping[str, Tensor]) -> list[str]:
+    """That stochastic gradients, or long steps, have widened the draws, by more than chance would show."""
+    if "temperature" not in stats:
+        return []
+    temperature = stats["temperature"].double()
+    mean, error = float(temperature.nanmean()), math.nan
+    size = effective_sizes(temperature)[0]
+    if math.isfinite(size):
+        error = float(temperature.std()) / math.sqrt(size)
+    if not abs(mean - 1) > MAX_HEAT + 4 * error:
+        return []
+    return [
+        f"the temperature of the chains is {mean:.2f} (1 but for the bias): steps too long, or gradients too noisy, have put the "
+        f"draws at other places than the posterior's; use a smaller step_size or a larger batch_size."
+    ]
 
 
 def _about_efficiency(size: float, count: int) -> str:

@@ -236,11 +236,15 @@ class Posterior:
         return summarise({**self.samples, "lp": self.stats["lp"]}, self.log_weights)
 
     def verdict(self) -> str:
-        """One line: "Trustworthy: ...", with the worst effective size, or "Do not trust: ..." with the first complaint."""
+        """One line: "Trustworthy: ...", with the worst effective size, or "Do not trust: ..." with the first complaint.
+
+        Draws of a method that is never exact have "Biased: ..." in place of the former.
+        """
         return self._verdict(self._rows())
 
     def _verdict(self, rows: Summary) -> str:
-        return verdict(rows, least_effective(rows, self.whitened, self.log_weights), self._complaints(rows))
+        least = least_effective(rows, self.whitened, self.log_weights)
+        return verdict(rows, least, self._complaints(rows), self.info.get("biased"))
 
     def effective_size(self) -> float:
         """Effective draws of the quantity that has fewest: of hyperparameters, ``lp`` and, of chains, the worst latent."""

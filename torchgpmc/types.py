@@ -31,6 +31,23 @@ class LogDensity(Protocol):
         ...
 
 
+class EstimatedLogDensity(Protocol):
+    """A log density of C independent rows that can also be estimated from some of the data."""
+
+    @property
+    def centre(self) -> Tensor:
+        """A position ``(D,)`` near the middle of the target."""
+        ...
+
+    def __call__(self, position: Tensor) -> Tensor:
+        """Log density, ``(C, D) -> (C,)``."""
+        ...
+
+    def estimate(self, position: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Unbiased estimates of the log density ``(C,)`` and of its gradient ``(C, D)``; (-inf, 0) where algebra failed."""
+        ...
+
+
 class Density(Protocol):
     """A log density, known or estimated, that hands out what its value was made from; kernels keep what goes with where they are.
 

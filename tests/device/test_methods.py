@@ -1,5 +1,7 @@
 """Every method, model, likelihood and prediction on a device that is not the CPU, with the draws that the CPU gives."""
 
+import copy
+import dataclasses
 import functools
 
 import pytest
@@ -9,7 +11,7 @@ import torchgpmc as tg
 from tests.device.pretended import DEVICE
 from tests.problems import LIKELIHOODS, NOT_SMOOTH, gp, gp_regression, inputs, sparse_gp, targets
 from tests.speed import quick
-from tests.test_conformance import METHODS, MODELS, OF_LATENTS, WEIGHTED, quiet_sample
+from tests.test_conformance import METHODS, MODELS, NEED_START, OF_LATENTS, WEIGHTED, quiet_sample
 
 WEIGHTED_RUN = {"num_samples": 16, "num_chains": None, "warmup_steps": None}
 CHAINS = {"num_samples": 2, "warmup_steps": 3}
@@ -48,8 +50,19 @@ def agree(make, method, by_orthants=False, precision=1.0, **options):
     return there
 
 
+def agree_around_a_start(method):
+    start = tg.initialize(sparse_gp(num_data=6), optimize_inducing_points=False, progress=False)
+    there = dataclasses.replace(start, model=copy.deepcopy(start.model).to(DEVICE))
+    found = [quiet_sample(fit.model, method, start=fit, **CHAINS).whitened for fit in (there, start)]
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize("name", quick(["PCN", "AdaptiveMH"], METHODS))
 def test_methods(name):
+    if name in NEED_START:
+        agree_around_a_start(METHODS[name])
+        return
+
     def make(device):
         made = gp(num_data=4, device=device)
         return of_latents(made) if name in OF_LATENTS else made

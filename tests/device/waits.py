@@ -17,6 +17,7 @@ CHAINS = {
     "NUTS": tg.NUTS(max_tree_depth=3),
     "HMC": tg.HMC(num_steps=4),
     "ChEES": tg.ChEES(max_steps=4),
+    "StochasticGradientHMC": tg.StochasticGradientHMC(batch_size=5, num_steps=4),
     "AdaptiveMH": tg.AdaptiveMH(),
     "Slice": tg.Slice(),
     "EllipticalSlice": tg.EllipticalSlice(),
@@ -29,6 +30,7 @@ CHAINS = {
     "PseudoMarginal": tg.PseudoMarginal(num_importance=4),
     "PseudoMarginalSlice": tg.PseudoMarginalSlice(num_importance=4),
 }
+NEED_START = ("StochasticGradientHMC",)
 OF_LATENTS = ("EllipticalSlice", "PCN", "AuxiliaryGradient", "GibbsLike", "LocalRegions", "ControlVariables")
 
 
@@ -38,7 +40,9 @@ def of_a_run(name: str, model: tg.GP, waits: Counter[str], method: object = None
         for part in (model.kernel, model.likelihood):
             part.requires_grad_(False)
         model.refresh()
-    run = (CHAINS[name] if method is None else method).prepare(model, Settings(STEPS, STEPS, 2, None))
+    start = tg.initialize(model, optimize_inducing_points=False, progress=False) if name in NEED_START else None
+    model = model if start is None else start.model
+    run = (CHAINS[name] if method is None else method).prepare(model, Settings(STEPS, STEPS, 2, None, start))
     generator = torch.Generator(device=DEVICE).manual_seed(1)
     state = run.init(generator)
     waited, evaluations = 0, 0.0

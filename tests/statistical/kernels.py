@@ -33,6 +33,7 @@ from torchgpmc.samplers import (
     nuts,
     pcn,
     slice_sampler,
+    stochastic_gradient_hmc,
     sweep,
 )
 from torchgpmc.samplers.gibbs_like import by_slices
@@ -60,6 +61,31 @@ def _chees(model, density, like):
     tuning = preconditioner(model, like)
     step_size, length = (torch.tensor(number).to(like) for number in (0.5, 2.0))
     return chees(density, step_size=step_size, preconditioner=tuning, trajectory_length=length)
+
+
+class _Noisy(NamedTuple):
+    """A density whose slopes come with normal noise, as those of minibatches do."""
+
+    density: Any
+    centre: torch.Tensor
+    noise: float
+
+    def __call__(self, position):
+        return self.density(position)
+
+    def estimate(self, position, generator):
+        value, gradient = self.density.value_and_grad(position)
+        return value, gradient + self.noise * torch.randn(gradient.shape, generator=generator, dtype=gradient.dtype)
+
+
+def _stochastic_gradient_hmc(model, density, like):
+    return stochastic_gradient_hmc(
+        _Noisy(density, torch.zeros_like(like[0]), noise=1.0),
+        step_size=torch.tensor(0.5).to(like),
+        preconditioner=preconditioner(model, like),
+        friction=1.0,
+        num_steps=3,
+    )
 
 
 def _metropolis(model, density, like):
@@ -221,6 +247,9 @@ class Row(NamedTuple):
     public: str  # its name in torchgpmc.samplers
     make: Callable[..., Sampler]  # from the model, the density of [theta, v] and a position
     calibrated: tuple[Any, int] | None = None  # the method on [theta, v] that runs it, with well separated draws, and warm-up steps
+    is_biased: bool = (
+        False  # whether it is exact for no step size: tests of exactness leave it out, and one shows that they would see it
+    )
 
 
 SAMPLERS = {
@@ -228,6 +257,7 @@ SAMPLERS = {
     "nuts, white under sites": Row("nuts", _white_under_sites, (tg.NUTS(thinning=4, whitening=tg.Laplace()), 75)),
     "hmc": Row("hmc", _hmc, (tg.HMC(num_steps=12, thinning=10), 150)),
     "chees": Row("chees", _chees, (tg.ChEES(max_steps=12, thinning=10), 150)),
+    "stochastic gradient hmc": Row("stochastic_gradient_hmc", _stochastic_gradient_hmc, is_biased=True),
     "metropolis": Row("metropolis", _metropolis, (tg.AdaptiveMH(thinning=300), 1000)),
     "slice": Row("slice_sampler", _slice, (tg.Slice(thinning=10), 50)),
     "elliptical slice": Row("elliptical_slice", _latents_alone(elliptical_slice)),
@@ -243,6 +273,8 @@ SAMPLERS = {
     "interwoven": Row("sweep", gibbs(tg.Interwoven())),
     "surrogate": Row("sweep", gibbs(tg.Surrogate())),
 }
+EXACT = [name for name, row in SAMPLERS.items() if not row.is_biased]
+BIASED = [name for name, row in SAMPLERS.items() if row.is_biased]
 
 
 def position_of(state):

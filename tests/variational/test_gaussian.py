@@ -78,6 +78,16 @@ def test_sites_may_have_negative_precision_where_the_likelihood_is_not_log_conca
     assert float(found.sites.precision.min()) < -0.1 and bool(found.converged.all())
 
 
+def test_a_search_goes_on_from_sites_that_help_and_starts_anew_from_others():
+    model = sparse_gp("student_t", num_data=40)
+    at, found = at_three_thetas(model)
+    bad = found.sites._replace(shift=found.sites.shift + 1e4)
+    again, other = (optimal_latents(model, at, model.targets, sites, max_iterations=1) for sites in (found.sites, bad))
+    assert bool(again.converged.all()) and not bool(other.converged.any())
+    assert bool((again.bound >= found.bound - 1e-9).all())
+    torch.testing.assert_close(other.bound, optimal_latents(model, at, model.targets, max_iterations=1).bound)
+
+
 @pytest.mark.statistical
 def test_the_bound_is_what_monte_carlo_says():
     model = sparse_gp("softmax", num_data=6, num_inducing=3)

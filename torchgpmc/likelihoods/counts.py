@@ -51,7 +51,7 @@ class Counts(Factorised, Likelihood):
             )
         return targets
 
-    def for_data(self, rows: slice) -> Counts:
+    def for_data(self, rows: slice | Tensor) -> Counts:
         return self.with_exposure(self.exposure[rows]) if self.needs_exposure else self
 
     def at_test_points(self, exposure: Tensor | None = None) -> Counts:

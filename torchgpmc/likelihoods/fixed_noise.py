@@ -35,7 +35,7 @@ class FixedNoiseGaussian(GaussianFormulas, FixedNoiseGaussianLikelihood):
             )
         return targets
 
-    def for_data(self, rows: slice) -> FixedNoiseGaussian:
+    def for_data(self, rows: slice | Tensor) -> FixedNoiseGaussian:
         part = copy.copy(self)
         part._modules = {**self._modules, "noise_covar": FixedGaussianNoise(self.noise_covar.noise[rows])}
         return part

@@ -87,10 +87,10 @@ class LogLikelihood:
         """
         return targets
 
-    def for_data(self, rows: slice) -> Any:
-        """The likelihood of some of the data: itself, unless it holds a number for every datum (exposures, known noise).
+    def for_data(self, rows: slice | Tensor) -> Any:
+        """The likelihood of some data, a slice or indices: itself, unless it holds a number for every datum (exposures, noise).
 
-        Such a likelihood has to override this: the sparse model takes data in chunks.
+        Such a likelihood has to override this: the sparse model takes data in chunks, and in minibatches.
         """
         return self
 

@@ -17,6 +17,7 @@ from torchgpmc.methods.marginal_slices import PseudoMarginalSlice
 from torchgpmc.methods.no_u_turn import NUTS
 from torchgpmc.methods.orthant_gpc import OrthantGPC
 from torchgpmc.methods.single_sites import GibbsLike
+from torchgpmc.methods.stochastic_gradients import StochasticGradientHMC
 from torchgpmc.runs.run import Method, Run, Settings
 
 __all__ = [
@@ -40,4 +41,5 @@ __all__ = [
     "Run",
     "Settings",
     "Slice",
+    "StochasticGradientHMC",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -137,7 +137,7 @@ class GPModel(nn.Module):
         self.layout = build_layout({"kernel": self.kernel, "mean": self.mean, "likelihood": self.likelihood}, x.dtype, x.device)
         self.covariance = covariance_function(self.kernel, x)
         self.mean_function = MeanFunction(self.mean, x)
-        self._pure_likelihood = PureModule(self.likelihood, as_likelihood)
+        self._pure_likelihood: Callable[..., Any] = PureModule(self.likelihood, as_likelihood)
         self._num_latents = count_latents(self.likelihood)
         self._bound = self._bind()
 
@@ -247,6 +247,13 @@ class GPModel(nn.Module):
         model.__dict__.update(self.__dict__)
         model._buffers = {**self._buffers, **buffers}
         model._bound = model._bind()
+        return model
+
+    def on_rows(self, rows: Tensor) -> Self:
+        """The model of some of its data, those with the indices ``rows`` ``(n,)``: everything else is shared, nothing checked."""
+        model = self.with_buffers(train_x=self.train_x[rows], train_y=self.train_y[rows])
+        of_all = self._pure_likelihood
+        model._pure_likelihood = lambda values, function: of_all(values, lambda likelihood: function(likelihood.for_data(rows)))
         return model
 
     def prior(self, theta: Tensor) -> LatentPrior:

@@ -77,7 +77,8 @@ class ChainRun(NamedTuple):
         return ChainState(iteration, chain, tuning), None, stats
 
     def finish(self, state: ChainState, draw: Draw) -> Draws:
-        return Draws(draw.theta, draw.whitened, draw.log_weight)
+        info = {} if self.target.biased is None else {"biased": self.target.biased}
+        return Draws(draw.theta, draw.whitened, draw.log_weight, info)
 
 
 def combined(infos: Sequence[Any]) -> dict[str, Tensor]:

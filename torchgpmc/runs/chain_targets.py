@@ -37,6 +37,7 @@ class ChainTarget(NamedTuple):
     read: Callable[[Any, torch.Generator], tuple[Draw, dict[str, Tensor]]]  # from a kernel's state; statistics with "lp"
     label: str  # what the draws are draws of
     is_guess: bool = False  # whether the covariance at the start is only where learning begins
+    biased: str | None = None  # what keeps the draws from being exact, in words, however long the chains
 
 
 def _shared(density: Any, model: GPModel) -> SharedDensity:

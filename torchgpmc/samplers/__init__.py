@@ -18,6 +18,7 @@ from torchgpmc.samplers.pseudo_marginal import (
 )
 from torchgpmc.samplers.regions import local_regions
 from torchgpmc.samplers.slice import slice_sampler
+from torchgpmc.samplers.stochastic_gradient_hmc import stochastic_gradient_hmc
 from torchgpmc.samplers.sweep import Block, Conditional, given_the_rest, sweep
 
 __all__ = [
@@ -42,5 +43,6 @@ __all__ = [
     "pseudo_marginal",
     "pseudo_marginal_slice",
     "slice_sampler",
+    "stochastic_gradient_hmc",
     "sweep",
 ]

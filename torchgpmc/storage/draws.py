@@ -25,7 +25,7 @@ class Draws(NamedTuple):
     theta: Tensor  # (C, S, P), unconstrained
     whitened: Tensor  # (C, S, V)
     log_weights: Tensor | None  # (C, S), unnormalised; None for Markov chains
-    info: Mapping[str, float] = MappingProxyType({})  # numbers about the whole run, for ``Posterior.info``
+    info: Mapping[str, float | str] = MappingProxyType({})  # about the whole run, for ``Posterior.info``
 
 
 def check_draws(

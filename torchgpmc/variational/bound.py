@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +11,8 @@ from torch import Tensor
 from torchgpmc.density import AutogradDensity, mask_failures
 from torchgpmc.models.gp_model import GPModel, LatentsAt
 from torchgpmc.variational.normal_latents import LatentSites, Optimum, expected_log_likelihood, optimal_latents
+
+Model = TypeVar("Model", bound=GPModel)
 
 
 class Positions(NamedTuple):
@@ -24,7 +26,7 @@ class Positions(NamedTuple):
         """How many numbers of a position move inducing points."""
         return 0 if self.inducing_points is None else self.inducing_points.numel()
 
-    def model_at(self, model: GPModel, zeta: Tensor) -> GPModel:
+    def model_at(self, model: Model, zeta: Tensor) -> Model:
         """The model with its inducing points at ``zeta`` ``(M D,)``; differentiable."""
         if self.inducing_points is None or self.unit is None:
             return model
@@ -83,12 +85,7 @@ class VariationalMarginal(AutogradDensity):
         count, sites = len(at.prior.ok), self.sites
         if sites is not None:
             sites = LatentSites(*(part.expand(count, -1, -1) for part in sites))
-        found = optimal_latents(model, at, model.targets, sites, self.tolerance)
-        if sites is not None and not bool(found.converged.all()):
-            again = optimal_latents(model, at, model.targets, None, self.tolerance)  # sites of elsewhere may be worse than none
-            if bool((again.bound > found.bound).all()):
-                found = again
-        return found
+        return optimal_latents(model, at, model.targets, sites, self.tolerance)
 
     def _evaluate(self, position: Tensor) -> tuple[Tensor, Optimum]:
         if self.positions.moving_size and len(position) > 1:

@@ -166,7 +166,7 @@ def optimal_latents(
         model: with a factorised likelihood.
         at: f at the data given v; its graph is not followed.
         targets: of one data set.
-        sites: where the search starts; the prior by default.
+        sites: where the search starts if the bound is higher there than at the prior.
         tolerance: of the squared length of a step, in deviations of q.
         max_iterations: evaluations of the bound.
 
@@ -181,7 +181,10 @@ def optimal_latents(
         (torch.Size([4, 1, 3, 3]), True)
     """
     with torch.no_grad():
-        best = _try(model, at, targets, empty_sites(at, model.num_latents) if sites is None else sites)
+        best = _try(model, at, targets, empty_sites(at, model.num_latents))
+        if sites is not None:  # those of elsewhere may be worse than none
+            warm = _try(model, at, targets, sites)
+            best = _where(warm.bound >= best.bound, warm, best)
         size = torch.ones_like(best.bound)
         converged = torch.zeros_like(best.bound, dtype=torch.bool)
         rounding = torch.finfo(best.bound.dtype).eps

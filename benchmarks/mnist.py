@@ -1,0 +1,137 @@
+"""MNIST (Hensman et al. 2015, section 5.4): a Gaussian fit by minibatches against MCMC, in pieces that go on where they stopped.
+
+    python benchmarks/mnist.py --data DATA --work FOLDER --minutes 60
+
+M = 500 inducing points, an ARD kernel, robust-max with epsilon 1e-3, pixels scaled to [-1, 1], lengthscales Gamma(1, 1), variance
+Gamma(4, 1.3). FOLDER keeps the fit and the chains' checkpoint: call again, with the same options, and chains go on for as many
+minutes more. ``--images 10000`` takes the first ten thousand of a permutation. The last lines are a row of docs/results/mnist.md.
+"""
+
+import argparse
+import pathlib
+import resource
+import signal
+import time
+
+import numpy as np
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.priors import GammaPrior
+from held_out import quiet
+
+import torchgpmc as tg
+
+ALL = 60_000
+FOR_KMEANS = 10_000  # images that k-means sees
+DRAWS = 1000  # the paper's
+
+
+def digits(data, images, tests):
+    """Images with pixels in [-1, 1] and labels, of training and of test."""
+    found = np.load(data / "mnist.npz")
+    order = torch.randperm(ALL, generator=torch.Generator().manual_seed(0))[:images]
+    x, y, test_x, test_y = (torch.as_tensor(found[name]) for name in ("x_train", "y_train", "x_test", "y_test"))
+    x, test_x = (part.flatten(1).double() / 127.5 - 1 for part in (x[order], test_x[:tests]))
+    return x, y[order].double(), test_x, test_y[:tests].double()
+
+
+def classifier(x, y, points):
+    """The model of the paper, priors by shape and rate; products with the data in single precision."""
+    base = RBFKernel(ard_num_dims=x.shape[1], lengthscale_prior=GammaPrior(1.0, 1.0))
+    base.lengthscale = x.shape[1] ** 0.5 / 2  # where distances between images are of the order of one
+    kernel = ScaleKernel(base, outputscale_prior=GammaPrior(4.0, 1.3))
+    z = tg.kmeans_inducing_points(x[:FOR_KMEANS], points)
+    likelihood = tg.likelihoods.RobustMax(num_classes=10, epsilon=1e-3)
+    return tg.SparseGP(x, y, kernel, likelihood, inducing_points=z, data_dtype=torch.float32)
+
+
+def fit(model, path, passes, batch_size):
+    """The Gaussian fit, from its file if there is one, and the seconds that it took."""
+    if path.exists():
+        return torch.load(path, weights_only=False)
+    began = time.perf_counter()
+    start = tg.initialize(model, batch_size=batch_size, max_iterations=passes)
+    found = start, time.perf_counter() - began
+    torch.save(found, path)
+    return found
+
+
+def method_of(arguments):
+    """HMC on all data, or minibatches, which are biased."""
+    if arguments.biased:
+        return tg.StochasticGradientHMC(batch_size=arguments.batch_size, step_size=arguments.step_size)
+    # A search for a step size begins with long steps, to lengthscales so short that a gradient takes minutes.
+    mass = tg.MassMatrix.DIAGONAL
+    return tg.HMC(num_steps=arguments.steps, step_size=arguments.step_size, adapt_step_size=False, mass_matrix=mass)
+
+
+def sample_for(minutes, *arguments, **options):
+    """``tg.sample``, interrupted after some minutes as by Ctrl-C, when the checkpoint is saved; ``None`` while still in warm-up."""
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 60 * minutes)
+    try:
+        return tg.sample(*arguments, **options)
+    except KeyboardInterrupt as stopped:
+        print(stopped)
+        return None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def scores(prediction, y):
+    """Accuracy in per cent and mean log density."""
+    right = (prediction.probs.argmax(-1) == y).double().mean()
+    return f"{100 * float(right):.2f}, {float(prediction.log_prob(y).mean()):.4f}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=pathlib.Path, required=True, help="folder of mnist.npz")
+    parser.add_argument("--work", type=pathlib.Path, required=True, help="folder for the fit and the checkpoint")
+    parser.add_argument("--images", type=int, default=ALL)
+    parser.add_argument("--tests", type=int, default=10_000)
+    parser.add_argument("--points", type=int, default=500)
+    parser.add_argument("--passes", type=int, default=60, help="of the fit over the data")
+    parser.add_argument("--batch-size", type=int, default=1000)
+    parser.add_argument("--minutes", type=float, default=60.0, help="of sampling, in this call")
+    parser.add_argument("--chains", type=int, default=2)
+    parser.add_argument("--draws", type=int, default=DRAWS // 2, help="a chain")
+    parser.add_argument("--warmup", type=int, default=100)
+    parser.add_argument("--step-size", type=float, default=0.05)
+    parser.add_argument("--steps", type=int, default=30, help="leapfrog steps of a transition, at most; the paper's Lmax")
+    parser.add_argument("--biased", action="store_true", help="stochastic gradients")
+    arguments = parser.parse_args()
+    quiet()
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    x, y, test_x, test_y = digits(arguments.data, arguments.images, arguments.tests)
+    model = classifier(x, y, arguments.points)
+    start, fitting = fit(model, arguments.work / "fit.pt", arguments.passes, arguments.batch_size)
+    print(f"fit {fitting:.0f} s, bound {start.elbo:.1f}, converged {start.converged}: {scores(start.predict(test_x), test_y)}")
+    method = method_of(arguments)
+    posterior = sample_for(
+        arguments.minutes,
+        start.model,
+        method,
+        start=start,
+        num_samples=arguments.draws,
+        warmup_steps=arguments.warmup,
+        num_chains=arguments.chains,
+        seed=0,
+        checkpoint=tg.Checkpoint(arguments.work / f"{type(method).__name__}.ckpt", every=1),
+    )
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    if posterior is None:
+        print(f"peak memory {memory:.2f} GiB")
+        return
+    kept = posterior.num_chains * posterior.num_draws
+    row = posterior.summary()["lp"]
+    sampled = scores(posterior.predict(test_x, num_draws=100), test_y)
+    print("| images | M | method | draws (of the paper's) | Gaussian: %, log density | MCMC: %, log density |", end="")
+    print(" R-hat, effective of lp | fit, s | sampling, s | memory, GiB |")
+    print(f"| {len(x)} | {arguments.points} | {type(method).__name__} | {kept} ({kept / DRAWS:.1%}) |", end="")
+    print(f" {scores(start.predict(test_x), test_y)} | {sampled} | {row.rhat:.2f}, {row.ess_bulk:.0f} |", end="")
+    print(f" {fitting:.0f} | {posterior.info['seconds']:.0f} | {memory:.2f} |")
+
+
+if __name__ == "__main__":
+    main()
