@@ -23,7 +23,15 @@ from tests.integrations.pyro_models import (
 from torchgpmc.density import AutogradDensity
 from torchgpmc.diagnostics import effective_sizes
 from torchgpmc.integrations.pyro import HMC, MCMC, NUTS
-from torchgpmc.integrations.pyro.log_joint import ByRows, Vectorised, faster_route, model_problem, nearer_starts, potential_problem
+from torchgpmc.integrations.pyro.log_joint import (
+    ByRows,
+    Recorded,
+    Vectorised,
+    fastest_route,
+    model_problem,
+    nearer_starts,
+    potential_problem,
+)
 from torchgpmc.special import log_ndtr
 
 quiet = pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")
@@ -46,7 +54,8 @@ def unchecked():
 def test_log_joint_and_gradient_are_those_of_pyros_potential(name):
     model, args = problems()[name]
     problem = model_problem(model, args, {}, 3)
-    assert isinstance(problem.density, Vectorised)
+    looks = name.startswith("GP site")  # gpytorch's kernels look at values, and RBF at how large they are
+    assert isinstance(problem.density, Vectorised if looks else Recorded)
     _, potential, transforms, _ = initialize_model(model, args)
     assert set(transforms) == set(problem.sites.shapes)
     position = problem.start + 0.3 * numbers(*problem.start.shape)
@@ -68,6 +77,16 @@ def test_rows_do_not_depend_on_one_another():
     position = numbers(5, 16)
     alone = torch.cat([density(position[[row]]) for row in range(5)])
     torch.testing.assert_close(density(position), alone, rtol=0, atol=1e-10)
+
+
+def test_recordings_serve_as_many_rows_as_are_asked_for():
+    model, args = problems()["logistic regression"]
+    density = model_problem(model, args, {}, 5).density
+    position = numbers(7, 4)
+    value, gradient = density.vectorised.value_and_grad(position)
+    for rows in (1, 2, 3, 5, 7):  # of four recorded, of all five, of more than there are chains
+        found = density.value_and_grad(position[:rows])
+        torch.testing.assert_close(found, (value[:rows], gradient[:rows]), rtol=0, atol=1e-10)
 
 
 def mixture(y):
@@ -108,13 +127,13 @@ def test_control_flow_takes_the_loop():
 @pytest.mark.parametrize("error", [lambda p: 1e-4 * p[0], lambda p: 970.0 + 0 * p[0], lambda p: 1e-4 * (p[0] - p[0].detach())])
 def test_a_density_that_is_not_the_potentials_is_not_taken(error):
     problem = model_problem(logistic, binary_data(20), {}, 3)
-    by_rows = problem.density.by_rows
+    by_rows = problem.density.vectorised.by_rows
     right = lambda position: -by_rows.potential(problem.sites.values(position))  # noqa: E731
-    assert isinstance(faster_route(right, by_rows, problem.start), ByRows)  # Pyro's own cannot be vectorised
-    exact = problem.density.together.function
+    assert isinstance(fastest_route(right, by_rows, problem.start), ByRows)  # Pyro's own cannot be vectorised
+    exact = problem.density.vectorised.together.function
     one = lambda position: exact(position[None])[0]  # noqa: E731
-    assert isinstance(faster_route(one, by_rows, problem.start), Vectorised)
-    assert isinstance(faster_route(lambda position: one(position) + error(position), by_rows, problem.start), ByRows)
+    assert isinstance(fastest_route(one, by_rows, problem.start), Recorded)
+    assert isinstance(fastest_route(lambda position: one(position) + error(position), by_rows, problem.start), ByRows)
 
 
 def test_a_chain_far_out_climbs_and_the_others_stay():
@@ -132,7 +151,7 @@ def test_a_failed_factorisation_is_that_chains_alone():
 
     starts = {"off": torch.tensor([0.5, -0.5, 0.1], dtype=F64)}
     problem = potential_problem(potential, starts, None)
-    assert isinstance(problem.density, Vectorised)
+    assert isinstance(problem.density, Recorded)
     position = torch.tensor([[0.5], [1.5], [0.1]], dtype=F64)
     value, gradient = problem.density.value_and_grad(position)
     off = position[[0, 2], 0]

@@ -172,3 +172,16 @@ def test_trees_are_short_until_the_step_size_is_known(generator):
     assert not tuning.is_rough and longest(tuning)[0] == 255
     assert not warm_up._replace(steps=0).start(position, None, generator).is_rough
     assert not warm_up._replace(target_acceptance=None).start(position, None, generator).is_rough
+
+
+def test_a_chain_that_needs_smaller_steps_than_all_others_moves_in(generator):
+    steep = AutogradDensity(lambda x: -0.25 * x.pow(4).sum(-1))
+    position = torch.randn(12, 1, generator=generator, dtype=F64)
+    position[7] = 40.0
+    warm_up = adaptation.WindowedAdaptation(100, MassMatrix.DIAGONAL, 0, 1.0, 0.8, search_on=steep)
+    tuning, method = warm_up.start(position, None, generator), NUTS()
+    state = method._kernel(steep, tuning).init(position, generator)
+    for iteration in range(1, 16):
+        state, info = method._kernel(steep, tuning).step(state, generator)
+        tuning = warm_up.update(tuning, iteration, state, info, generator)
+    assert float(state.position.abs().max()) < 4.0

@@ -1,6 +1,8 @@
 """Warm-up: step size by dual averaging and mass matrix by windowed moments, both pooled over chains.
 
 One dual-averaging update a step, on the mean acceptance of all chains; M updates in sequence would make the step size oscillate.
+While chains that follow gradients move in from their starts it is the harmonic mean: by an ordinary one, a chain that needs smaller
+steps than all others would stay where it is for ever.
 After warm-up nothing adapts, so the draws come from fixed Markov kernels.
 """
 
@@ -23,6 +25,7 @@ _OFFSET = 10.0
 _FORGETTING = 0.75
 # Stan reference manual, section "Automatic parameter tuning".
 _FIRST_BUFFER, _LAST_BUFFER, _FIRST_WINDOW = 75, 50, 25
+_LEAST_ACCEPTANCE = 0.05  # that a chain counts with, lest a single lost one rule the step size of all
 _FIRST_STEPS = 15  # in which a step size that is far off is put right, at most a quarter of warm-up
 
 
@@ -51,6 +54,16 @@ def update_dual_averaging(state: DualAveraging, acceptance: Tensor, target: floa
     log_step = state.center - count.sqrt() / _SHRINKAGE * error
     forget = count**-_FORGETTING
     return DualAveraging(log_step, forget * log_step + (1 - forget) * state.log_average, error, state.center, count)
+
+
+def harmonic_mean(acceptance: Tensor) -> Tensor:
+    """Of the acceptance probabilities ``(C,)`` of all chains, which sees the one that is worst off; none counts as less than 0.05.
+
+    Example:
+        >>> harmonic_mean(torch.tensor([1.0, 1.0, 0.0]))
+        tensor(0.1364)
+    """
+    return 1 / (1 / acceptance.clamp_min(_LEAST_ACCEPTANCE)).mean()
 
 
 class PositionMoments(NamedTuple):
@@ -206,10 +219,12 @@ class WindowedAdaptation(NamedTuple):
         """From the positions and the acceptance rates ``(C,)``."""
         step_size, preconditioner, mean, averaging, moments, learns, _ = tuning
         if self.target_acceptance is not None:
-            averaging = update_dual_averaging(averaging, info.acceptance_rate.mean(), self.target_acceptance)
+            moving_in = self.search_on is not None and iteration <= self._first_buffer()
+            rate = (harmonic_mean if moving_in else torch.mean)(info.acceptance_rate)
+            averaging = update_dual_averaging(averaging, rate, self.target_acceptance)
             step_size = (averaging.log_average if iteration == self.steps else averaging.log_step).exp()
         ends = window_ends(self.steps) if learns else []
-        if ends and min(_FIRST_BUFFER, int(0.15 * self.steps)) < iteration <= ends[-1]:
+        if ends and self._first_buffer() < iteration <= ends[-1]:
             moments = update_moments(moments, state.position)
         renewed = iteration in ends
         if renewed:
@@ -218,6 +233,10 @@ class WindowedAdaptation(NamedTuple):
         tuning = Tuning(step_size, preconditioner, mean, averaging, moments, learns, self._is_rough(iteration))
         begins_again = renewed and self.averages_anew and self.target_acceptance is not None and iteration < self.steps
         return self._averaged_anew(tuning, state, generator) if begins_again else tuning
+
+    def _first_buffer(self) -> int:
+        """The iterations in which chains are on their way in."""
+        return min(_FIRST_BUFFER, int(0.15 * self.steps))
 
     def _is_rough(self, iteration: int) -> bool:
         """After so many steps."""

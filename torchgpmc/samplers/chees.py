@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.samplers.adaptation import Tuning, WindowedAdaptation
+from torchgpmc.samplers.adaptation import Tuning, WindowedAdaptation, harmonic_mean
 from torchgpmc.samplers.hmc import HMCState, init_hmc, transition
 from torchgpmc.samplers.preconditioner import Preconditioner
 from torchgpmc.types import LogDensity, Sampler
@@ -18,7 +18,6 @@ _RATE, _FORGETTING = 0.025, 0.95
 _AVERAGING = 0.75  # as the step size's
 _FIRST_STEPS = 5  # in the first trajectory length
 _LOG_QUARTER = math.log(math.pi / 2)  # of the period of coordinates of unit scale
-_LEAST_ACCEPTANCE = 0.05  # that a chain counts with, lest a single lost one rule the step size of all
 # While chains are on their way in, step sizes swing by orders of magnitude, and a trajectory would take as many more steps.
 _EARLY_SHARE, _EARLY_STEPS = 0.15, 32
 _NUM_PLACES = 2**16  # of the sequence, where a run of it may begin
@@ -184,8 +183,7 @@ class ChEESAdaptation(NamedTuple):
         """From the proposals of all chains."""
         before, trajectory, _ = tuning
         slope = chees_slope(info.proposal, before.preconditioner, info.acceptance_rate)
-        harmonic = 1 / (1 / info.acceptance_rate.clamp_min(_LEAST_ACCEPTANCE)).mean()
-        pooled = info._replace(acceptance_rate=harmonic.expand(len(info.acceptance_rate)))
+        pooled = info._replace(acceptance_rate=harmonic_mean(info.acceptance_rate).expand(len(info.acceptance_rate)))
         adaptation = self.windows.update(before, iteration, state, pooled, generator)
         trajectory = _ascended(trajectory, slope)
         if adaptation.preconditioner is not before.preconditioner:

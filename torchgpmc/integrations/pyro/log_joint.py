@@ -12,6 +12,7 @@ from pyro.infer.autoguide import init_to_uniform
 from pyro.infer.mcmc.util import initialize_model
 from pyro.ops.integrator import potential_grad
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchgpmc.density import AutogradDensity, mask_failures
 from torchgpmc.types import LogDensity
@@ -20,6 +21,7 @@ Potential = Callable[[dict[str, Tensor]], Tensor]
 _PROBE_STEP = 0.1  # between a chain's start and a second position to compare routes at
 _FAR = 10.0  # log density a dimension below the best chain's
 _MOST_CLIMBS = 200
+_FEWER = 4  # rows in a recording, over those in the next smaller one
 
 
 class Sites(NamedTuple):
@@ -114,10 +116,52 @@ class Vectorised:
         return self
 
 
+class Recorded:
+    """All chains at once, by the tensor operations that :class:`Vectorised` was seen to carry out, recorded once.
+
+    Of a model of few data nearly all of a gradient's time goes into Python: Pyro's handlers, vmap's and autograd's. What is left
+    without them is a third to a half. A recording is of so many rows; one is made when it is first needed, of all chains, of a
+    quarter, and so on, and the rows asked for are filled up with the first.
+
+    Args:
+        vectorised: the same density; a model whose operations depend on values is none.
+        num_chains: rows at most.
+    """
+
+    route = "all chains at once"
+
+    def __init__(self, vectorised: Vectorised, num_chains: int):
+        self.vectorised = vectorised
+        self.num_chains = num_chains
+        self._recordings: dict[int, Callable[[Tensor], tuple[Tensor, Tensor]]] = {}
+
+    def __call__(self, position: Tensor) -> Tensor:
+        return self.vectorised(position)
+
+    def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        count, size = len(position), self.num_chains
+        if count > size:
+            return self.vectorised.value_and_grad(position)
+        while -(-size // _FEWER) >= count and size > 1:
+            size = -(-size // _FEWER)
+        filled = torch.cat([position, position[:1].expand(size - count, -1)]) if count < size else position
+        if size not in self._recordings:  # a lambda, as a method's own argument list would be recorded too
+            self._recordings[size] = make_fx(lambda rows: self.vectorised.together.value_and_grad(rows))(filled)
+        try:
+            with torch.no_grad():
+                value, gradient = self._recordings[size](filled)
+        except torch.linalg.LinAlgError:
+            return self.vectorised.by_rows.value_and_grad(position)
+        return value[:count], gradient[:count]
+
+    def select(self, rows: Tensor) -> LogDensity:
+        return self
+
+
 class Problem(NamedTuple):
     """What chains sample, and where they start."""
 
-    density: ByRows | Vectorised
+    density: ByRows | Vectorised | Recorded
     sites: Sites
     start: Tensor  # (C, D)
     transforms: dict[str, Any]  # name -> from constrained to unconstrained values, as Pyro has them
@@ -128,10 +172,11 @@ class Problem(NamedTuple):
         return {name: transforms[name].inv(value) if name in transforms else value for name, value in values.items()}
 
 
-def faster_route(log_density: Callable[[Tensor], Tensor], by_rows: ByRows, start: Tensor) -> ByRows | Vectorised:
-    """All chains at once, if that gives the values and gradients of one after another at two positions; else the latter.
+def fastest_route(log_density: Callable[[Tensor], Tensor], by_rows: ByRows, start: Tensor) -> ByRows | Vectorised | Recorded:
+    """Operations recorded for all chains, or all chains at once, whichever first gives what one after another does, or that.
 
-    Discrete latents, control flow that looks at values, and operations without a batching rule are refused by ``vmap`` itself.
+    Values and gradients are compared at two positions. Discrete latents, control flow that looks at values, and operations without
+    a batching rule are refused by ``vmap`` itself.
 
     Args:
         log_density: of one position ``(D,)``, in operations that ``vmap`` may follow.
@@ -140,18 +185,27 @@ def faster_route(log_density: Callable[[Tensor], Tensor], by_rows: ByRows, start
     """
     # Rows of different values, so that what one row takes from the other shows.
     shift = _PROBE_STEP * torch.linspace(-1.0, 1.0, start.shape[1]).to(start)
-    probe = torch.stack([start[0], start[-1] + shift])
-    vectorised, tolerance = Vectorised(log_density, by_rows), torch.finfo(start.dtype).eps ** 0.5
-    expected = by_rows.value_and_grad(probe)
-    try:
-        found = vectorised.together.value_and_grad(probe)
-    except Exception:  # whatever a user's model may raise under vmap: take the route that always works
+    two = torch.stack([start[0], start[-1] + shift])
+    rows = torch.arange(max(2, len(start)), device=start.device) % 2
+    value, gradient = by_rows.value_and_grad(two)
+    probe, expected = two[rows], (value[rows], gradient[rows])
+    vectorised = Vectorised(log_density, by_rows)
+    if not _agrees(vectorised.together.value_and_grad, probe, expected):
         return by_rows
-    agree = all(
+    recorded = Recorded(vectorised, len(probe))
+    return recorded if _agrees(recorded.value_and_grad, probe, expected) else vectorised
+
+
+def _agrees(value_and_grad: Callable[[Tensor], tuple[Tensor, Tensor]], probe: Tensor, expected: tuple[Tensor, Tensor]) -> bool:
+    tolerance = torch.finfo(probe.dtype).eps ** 0.5
+    try:
+        found = value_and_grad(probe)
+    except Exception:  # whatever a user's model may raise under vmap, or while it is recorded: there is a route that always works
+        return False
+    return all(
         torch.allclose(a, b, rtol=tolerance, atol=tolerance * (1 + float(torch.nan_to_num(b, posinf=0, neginf=0).abs().max())))
         for a, b in zip(found, expected, strict=True)
     )
-    return vectorised if agree else by_rows
 
 
 def nearer_starts(density: LogDensity, start: Tensor) -> Tensor:
@@ -190,7 +244,7 @@ def model_problem(
 
     Starts, transforms and the potential that is the reference are Pyro's own (``initialize_model``), drawn from the global
     generator. That potential cannot be vectorised; what ``vmap`` is given is log p(x, y) of one trace less the transforms' log
-    Jacobians, which must reproduce it (:func:`faster_route`).
+    Jacobians, which must reproduce it (:func:`fastest_route`).
 
     Args:
         model: with Pyro primitives.
@@ -238,7 +292,7 @@ def model_problem(
         return total.to(position)
 
     by_rows, start = ByRows(potential, sites), sites.position(initial_params).detach()
-    density = faster_route(log_density, by_rows, start)
+    density = fastest_route(log_density, by_rows, start)
     return Problem(density, sites, start if given is not None else nearer_starts(density, start), transforms)
 
 
@@ -257,5 +311,5 @@ def potential_problem(
         )
     sites = sites_of(initial_params)
     by_rows, start = ByRows(potential, sites), sites.position(initial_params).detach()
-    density = faster_route(lambda position: -potential(sites.values(position)), by_rows, start)
+    density = fastest_route(lambda position: -potential(sites.values(position)), by_rows, start)
     return Problem(density, sites, start, transforms or {})

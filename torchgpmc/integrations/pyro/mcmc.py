@@ -26,8 +26,9 @@ class MCMC(AbstractMCMC):  # type: ignore[misc]  # Pyro's classes are untyped
 
     The model is evaluated for all chains at once by ``vmap`` where that reproduces Pyro's own potential and gradient, which is
     tried at two positions as a run begins, and chain by chain elsewhere (discrete latents, control flow that looks at values).
-    Chains share one warm-up. Other kernels, ``hook_fn`` and processes are for ``pyro.infer.MCMC``, which takes the kernels of this
-    module too.
+    Where operations depend on no value they are recorded once and played back, which leaves the model's own Python out. Chains
+    share one warm-up. Other kernels, ``hook_fn`` and processes are for ``pyro.infer.MCMC``, which takes the kernels of this module
+    too.
 
     Args:
         kernel: :class:`NUTS` or :class:`HMC` of this module.
