@@ -74,12 +74,12 @@ def _likelihood(name, labels):
     if name in COUNTS:
         return tg.likelihoods.Poisson(exposure=max(1.0, float(labels.mean())))
     if name in CLASSES:
-        return tg.likelihoods.Softmax(int(labels.max()) + 1)
+        return tg.likelihoods.Softmax(num_classes=int(labels.max()) + 1, mixing_weights=False)
     return GaussianLikelihood(noise_prior=HalfNormalPrior(0.5))
 
 
 def case(folder, name, size):
-    """The model on ``size`` rows, or on two thirds of all where those are fewer, test inputs and test targets.
+    """The model on ``size`` rows, or on six sevenths of all where those are fewer, test inputs and test targets.
 
     Args:
         folder: of the data.
@@ -89,7 +89,7 @@ def case(folder, name, size):
     name, *changes = name.split("+")
     random = np.random.default_rng(0)
     x, y = _data(folder, name)
-    size = min(size, 2 * len(x) // 3)
+    size = min(size, 6 * len(x) // 7)
     order = random.permutation(len(x))
     train, test = order[:size], order[size : size + min(size // 2, 1000)]
     if "twice" in changes:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
-from torchgpmc.approximations import EP, Laplace
+from torchgpmc.approximations import EP, Conjugate, Laplace
 from torchgpmc.density import SharedDensity
 from torchgpmc.methods import AMIS, NUTS, AuxiliaryGradient, Method, Slice
 from torchgpmc.models import GPModel
@@ -135,14 +136,15 @@ def candidates(model: GPModel, wanted: int = WANTED) -> list[Candidate]:
     if not model.is_smooth:
         why = "the likelihood is a step in f, which has no slopes to follow; a SparseGP would be sampled much faster."
         return [_chains(model, Slice(), why, 150)]
+    if model.is_conjugate or model.collapses:
+        exact = "the evidence is exact and the hyperparameters are few: weighted draws, no warm-up."
+        many = f"{size} hyperparameters may be more than importance weights survive."
+        alone = NUTS(marginal=Conjugate(), from_mode=True) if model.collapses else NUTS()
+        chains = _chains(model, replace(alone, max_tree_depth=8, target_accept_prob=0.9), many, 150)
+        return [_weighted(model, AMIS(), exact, wanted), chains] if size <= MANY_WITH_EXACT_EVIDENCE else [chains]
     one_latent = model.factorises and model.num_latents == 1
     if not (model.has_latents_at_data and one_latent):
         return _together(model, one_latent)
-    if model.is_conjugate:
-        exact = "the evidence is exact and the hyperparameters are few: weighted draws, no warm-up."
-        many = f"{size} hyperparameters may be more than importance weights survive."
-        chains = _chains(model, NUTS(max_tree_depth=8, target_accept_prob=0.9), many, 150)
-        return [_weighted(model, AMIS(), exact, wanted), chains] if size <= MANY_WITH_EXACT_EVIDENCE else [chains]
     few = "the latents integrate out well and the hyperparameters are few: weighted draws, no warm-up."
     white = f"chains of {size} hyperparameters and the latents together, in white coordinates, need no evidence."
     chains = _chains(model, NUTS(whitening=Laplace(), max_tree_depth=8), white, 150)
@@ -157,7 +159,7 @@ def _together(model: GPModel, one_latent: bool) -> list[Candidate]:
     why = "hyperparameters and latents are sampled together, as the latents cannot be integrated out one site a datum."
     white = NUTS(whitening=Laplace(), max_tree_depth=8) if one_latent else NUTS(max_tree_depth=8, target_accept_prob=0.9)
     found = [_chains(model, white, why, 200)]
-    if model.factorises and not model.is_conjugate:
+    if model.factorises:
         around = "chains begin around a variational fit, in coordinates white under it."
         fit = partial(initialize, model, optimize_inducing_points=False, progress=False)
         found.insert(0, _chains(model, NUTS(max_tree_depth=8, target_accept_prob=0.9), around, 100)._replace(start=fit))
