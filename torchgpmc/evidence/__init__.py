@@ -1,7 +1,7 @@
 """Unbiased estimators of p(y | theta): importance sampling from a Gaussian approximation, annealing, and orthant integrals."""
 
 from torchgpmc.evidence.annealing import AnnealedEstimator, annealed
-from torchgpmc.evidence.collapsed import CollapsedEstimator
+from torchgpmc.evidence.collapsed_estimator import CollapsedEstimator
 from torchgpmc.evidence.estimators import importance
 from torchgpmc.evidence.importance_sampling import ImportanceEstimate, ImportanceEstimator
 from torchgpmc.evidence.latent_estimates import Evidence, LatentEstimate, LatentEstimator

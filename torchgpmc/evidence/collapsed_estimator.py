@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchgpmc.approximations.collapsed import CollapsedMarginal
+from torchgpmc.approximations.collapsed_marginal import CollapsedMarginal
 from torchgpmc.evidence.latent_estimates import LatentEstimate
 from torchgpmc.random import normal_like
 
