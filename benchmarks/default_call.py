@@ -117,7 +117,7 @@ def main():
     parser.add_argument("--reference-draws", type=int, default=100, help="a chain of sixteen, or a quarter of those of four")
     parser.add_argument("--limit", type=float, default=300.0, help="CPU seconds of a case, reference included")
     parser.add_argument("--one", help=argparse.SUPPRESS)
-    parser.add_argument("--output", type=pathlib.Path, default=OUTPUT / "default_call_rows.md")
+    parser.add_argument("--output", type=pathlib.Path, default=OUTPUT / "default_call.md", help="ends with the table of cases")
     options = parser.parse_args()
     if options.one:
         return one(options, options.one)
