@@ -10,7 +10,19 @@ import torchgpmc
 ROOT = pathlib.Path(torchgpmc.__file__).parent
 FLOORS = [
     {"types", "checks", "special", "linalg", "random", "threads", "trees", "chain_statistics", "versions"},
-    {"quadrature", "scores", "density", "weights", "ascent", "intensity", "point_process", "fitted", "kernels", "priors"},
+    {
+        "divergences",
+        "quadrature",
+        "scores",
+        "density",
+        "weights",
+        "ascent",
+        "intensity",
+        "point_process",
+        "fitted",
+        "kernels",
+        "priors",
+    },
     {"diagnostics", "likelihoods"},
     {"adapter", "samplers", "importance", "orthant"},
     {"parameters"},

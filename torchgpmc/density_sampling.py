@@ -12,7 +12,7 @@ from torch import Tensor
 from torchgpmc.chain_statistics import as_datatree
 from torchgpmc.checks import warn
 from torchgpmc.density import AutogradDensity
-from torchgpmc.diagnostics import Summary, complaints, summarise
+from torchgpmc.diagnostics import Summary, complaints, complaints_about_divergences, summarise
 from torchgpmc.loop import Order, check_settings, checked_seed
 from torchgpmc.methods import NUTS
 from torchgpmc.methods.density_options import DensityOptions
@@ -47,7 +47,8 @@ class DensityDraws:
         """What speaks against trusting these draws, one sentence each; empty if nothing does."""
         # -inf is how a density says where it ends, and no failure.
         stats = {name: value for name, value in self.stats.items() if name != "n_failures"}
-        return complaints(self.summary(), stats, len(self.position), None)
+        rows, named = self.summary(), {"position": self.position, "lp": self.stats["lp"]}
+        return complaints(rows, stats, len(self.position), None) + complaints_about_divergences(named, rows, stats)
 
     def to_arviz(self) -> Any:
         """An ArviZ ``DataTree`` with groups ``posterior`` and ``sample_stats``; needs the extra ``arviz``."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc import chain_statistics
+from torchgpmc.divergences import about_divergences
 from torchgpmc.weights import (
     MAX_KHAT,
     MIN_DRAWS_FOR_KHAT,
@@ -157,6 +158,18 @@ def verdict(summary: Summary, least: tuple[str, float], found: list[str], biased
     return f"{judged}: worst effective size {least[1]:.0f} ({least[0]}){agreement}."
 
 
+def complaints_about_divergences(samples: Mapping[str, Tensor], summary: Summary, stats: Mapping[str, Tensor]) -> list[str]:
+    """That a region may be missed; see :func:`torchgpmc.divergences.about_divergences`.
+
+    Args:
+        samples: ``{name: (C, S, *shape)}``.
+        summary: of them.
+        stats: per-draw statistics ``(C, S)``.
+    """
+    sizes = [min(row.ess_bulk, row.ess_tail) for row in summary.rows if math.isfinite(row.ess_bulk)]
+    return about_divergences(stats["diverging"], scalar_columns(samples), min(sizes, default=0.0)) if "diverging" in stats else []
+
+
 def complaints_about_latents(whitened: Tensor) -> list[str]:
     """That chains are in different modes of f, which hyperparameters and densities need not show; empty if nothing says so."""
     index, rhat = worst_latent(whitened)
@@ -258,12 +271,6 @@ def complaints(summary: Summary, stats: Mapping[str, Tensor], num_chains: int, l
         found.append(
             f"'{name}' has {least:.0f} effective draws (at least {wanted} for {num_chains} chains is reliable): "
             f"increase num_samples."
-        )
-    divergences = int(stats["diverging"].sum()) if "diverging" in stats else 0
-    if divergences:
-        found.append(
-            f"{divergences} of {stats['diverging'].numel()} transitions diverged (stats['diverging'] says which): the draws may "
-            f"miss a region; raise target_accept_prob, or use stronger priors."
         )
     found += _complaints_about_temperature(stats) + _complaints_about_noise(stats, None) + _complaints_about_stays(stats)
     return found + _complaints_about_failures(stats, 0.0)

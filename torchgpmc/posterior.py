@@ -18,6 +18,7 @@ from torchgpmc.checks import check_count, warn
 from torchgpmc.diagnostics import (
     Summary,
     complaints,
+    complaints_about_divergences,
     complaints_about_latents,
     least_effective,
     nested_rhat,
@@ -276,7 +277,10 @@ class Posterior:
 
     def _complaints(self, rows: Summary) -> list[str]:
         found = complaints(rows, self.stats, self.num_chains, self.log_weights)
-        return found if self.log_weights is not None else found + complaints_about_latents(self.whitened)
+        if self.log_weights is not None:
+            return found
+        named = {**self.samples, "lp": self.stats["lp"]}
+        return found + complaints_about_divergences(named, rows, self.stats) + complaints_about_latents(self.whitened)
 
     def nested_rhat(self, name: str, superchain_ids: list[int]) -> Tensor:
         """R-hat for many short chains in groups that share a start, for each element of ``samples[name]``."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchgpmc.approximations import EP, Laplace
+from torchgpmc.approximations import EP, Conjugate, Laplace
 from torchgpmc.density import SharedDensity
 from torchgpmc.methods import AMIS, NUTS, AuxiliaryGradient, Method, Slice
 from torchgpmc.models import GPModel
@@ -28,6 +28,8 @@ _DRAWS_AN_EFFECTIVE_ONE = 10  # weights worth less than a tenth of their number 
 # What chains may cost, in seconds of two idle cores of 2020s make; counted in evaluations, so that seeds reproduce.
 _BUDGET = 100.0
 _SECONDS_A_BATCH, _OPERATIONS_A_SECOND = 3e-3, 2e9
+# Products of large matrices run several times as fast as what the budget is made for, and data by the thousand may take minutes.
+_COLLAPSED = 10.0
 # Chains of which R-hat and effective sizes are content at about the same time: each halves to some fifty effective draws.
 _CHAINS = 4
 _TIMING, _MAX_TIMED = 0.1, 20  # seconds, evaluations
@@ -135,14 +137,18 @@ def candidates(model: GPModel, wanted: int = WANTED) -> list[Candidate]:
     if not model.is_smooth:
         why = "the likelihood is a step in f, which has no slopes to follow; a SparseGP would be sampled much faster."
         return [_chains(model, Slice(), why, 150)]
-    one_latent = model.factorises and model.num_latents == 1
-    if not (model.has_latents_at_data and one_latent):
-        return _together(model, one_latent)
-    if model.is_conjugate:
+    if model.is_conjugate or model.collapses:
         exact = "the evidence is exact and the hyperparameters are few: weighted draws, no warm-up."
         many = f"{size} hyperparameters may be more than importance weights survive."
         chains = _chains(model, NUTS(max_tree_depth=8, target_accept_prob=0.9), many, 150)
+        if model.collapses:
+            alone = NUTS(marginal=Conjugate(), from_mode=True, max_tree_depth=8, target_accept_prob=0.9)
+            # The curvature at the mode is the mass matrix, so that warm-up has a step size to find and no more.
+            chains = _chains(model, alone, many, 50)._replace(budget=_COLLAPSED * chains.budget)
         return [_weighted(model, AMIS(), exact, wanted), chains] if size <= MANY_WITH_EXACT_EVIDENCE else [chains]
+    one_latent = model.factorises and model.num_latents == 1
+    if not (model.has_latents_at_data and one_latent):
+        return _together(model, one_latent)
     few = "the latents integrate out well and the hyperparameters are few: weighted draws, no warm-up."
     white = f"chains of {size} hyperparameters and the latents together, in white coordinates, need no evidence."
     chains = _chains(model, NUTS(whitening=Laplace(), max_tree_depth=8), white, 150)
@@ -157,7 +163,7 @@ def _together(model: GPModel, one_latent: bool) -> list[Candidate]:
     why = "hyperparameters and latents are sampled together, as the latents cannot be integrated out one site a datum."
     white = NUTS(whitening=Laplace(), max_tree_depth=8) if one_latent else NUTS(max_tree_depth=8, target_accept_prob=0.9)
     found = [_chains(model, white, why, 200)]
-    if model.factorises and not model.is_conjugate:
+    if model.factorises:
         around = "chains begin around a variational fit, in coordinates white under it."
         fit = partial(initialize, model, optimize_inducing_points=False, progress=False)
         found.insert(0, _chains(model, NUTS(max_tree_depth=8, target_accept_prob=0.9), around, 100)._replace(start=fit))

@@ -35,6 +35,14 @@ def test_all_kinds_of_numbers_give_the_same_model(make_x, y):
     assert torch.equal(model.train_y, expected.train_y)
 
 
+@pytest.mark.parametrize("make_x", [torch.Tensor.numpy, torch.Tensor.long, torch.Tensor.tolist, frame])
+def test_inducing_points_come_from_all_kinds_of_numbers(make_x):
+    """Whole numbers have centres that are none."""
+    x = torch.tensor([[0.0, 0.0], [1.0, 0.0], [8.0, 9.0], [9.0, 9.0]])
+    points = tg.kmeans_inducing_points(make_x(x), 2)
+    torch.testing.assert_close(points[points[:, 0].argsort()].double(), torch.tensor([[0.5, 0.0], [8.5, 9.0]]).double())
+
+
 def test_a_frame_of_text_names_its_columns():
     x = frame(X).assign(colour="red")
     with pytest.raises(TypeError, match=r"a DataFrame whose columns \['colour'\] are not numeric. Expected numbers"):

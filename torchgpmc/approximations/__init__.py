@@ -1,5 +1,6 @@
 """Gaussian approximations of p(f | y, theta): Laplace and expectation propagation, for a whole batch of thetas at once."""
 
+from torchgpmc.approximations.collapsed_marginal import CollapsedMarginal, marginal_of
 from torchgpmc.approximations.conjugate import Conjugate
 from torchgpmc.approximations.ep import EP
 from torchgpmc.approximations.functions import expectation_propagation, laplace, negative_log_evidence, predict
@@ -11,12 +12,14 @@ __all__ = [
     "EP",
     "ApproximateMarginal",
     "Approximation",
+    "CollapsedMarginal",
     "Conjugate",
     "GaussianApproximation",
     "Laplace",
     "covariance_factor",
     "expectation_propagation",
     "laplace",
+    "marginal_of",
     "negative_log_evidence",
     "predict",
 ]

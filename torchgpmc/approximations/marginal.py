@@ -81,6 +81,10 @@ class ApproximateMarginal(AutogradDensity):
         values, gradients = zip(*found, strict=True)
         return torch.cat(values), torch.cat(gradients)
 
+    def roughly(self) -> ApproximateMarginal:
+        """The same, ``loose``."""
+        return ApproximateMarginal(self.model, self.approximation, self.targets, loose=True)
+
     def select(self, rows: Tensor) -> ApproximateMarginal:
         if not self.targets.one_a_chain:
             return self

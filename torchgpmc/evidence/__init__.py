@@ -1,6 +1,7 @@
 """Unbiased estimators of p(y | theta): importance sampling from a Gaussian approximation, annealing, and orthant integrals."""
 
 from torchgpmc.evidence.annealing import AnnealedEstimator, annealed
+from torchgpmc.evidence.collapsed_estimator import CollapsedEstimator
 from torchgpmc.evidence.estimators import importance
 from torchgpmc.evidence.importance_sampling import ImportanceEstimate, ImportanceEstimator
 from torchgpmc.evidence.latent_estimates import Evidence, LatentEstimate, LatentEstimator
@@ -9,6 +10,7 @@ from torchgpmc.evidence.smooth_probit import SmoothProbit, SmoothProbitEstimator
 
 __all__ = [
     "AnnealedEstimator",
+    "CollapsedEstimator",
     "Evidence",
     "ImportanceEstimate",
     "ImportanceEstimator",

@@ -28,7 +28,8 @@ class GradientOptions(DensityOptions):
         adapt_step_size: whether warm-up tunes the step size.
         mass_matrix: which covariances warm-up estimates.
         thinning: keep one draw in this many.
-        marginal: :class:`Laplace` or :class:`EP` to integrate out the latents approximately; ``None`` samples them.
+        marginal: :class:`Laplace` or :class:`EP` to integrate out the latents approximately; ``None`` samples them. Exact for a
+            :class:`SparseGP` with Gaussian noise, whichever it is.
         importance_weights: with ``marginal``, importance samples a draw for the weights that make the draws exact; 0 for none.
         from_mode: of methods on theta alone: start at draws from the normal approximation at the posterior mode, and keep its
             covariance for the mass matrix in place of learning one (paper E, section 4.3.1).

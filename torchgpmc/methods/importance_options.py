@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchgpmc.approximations import ApproximateMarginal, Approximation, Laplace
+from torchgpmc.approximations import Approximation, Laplace, marginal_of
 from torchgpmc.approximations.gaussian_form import check_approximation, check_model
 from torchgpmc.checks import check_count, check_positive, is_number
 from torchgpmc.evidence import Evidence
@@ -72,11 +72,16 @@ class ImportanceOptions:
     smooth: bool = False
     evidence: Evidence | None = None
 
+    def _check_latents(self, model: GPModel) -> None:
+        """Raises unless the latents can be integrated out."""
+        check_approximation("approximation", self.approximation)
+        if not model.collapses:
+            check_model(model, type(self).__name__, self.approximation)
+
     def _prepared(self, model: GPModel, settings: Settings, *, modified: bool, switch_after: int | None) -> ImportanceRun:
         """A run that learns from all draws, or, ``modified``, from the last batch alone; the latter from a batch on."""
         name = type(self).__name__
-        check_approximation("approximation", self.approximation)
-        check_model(model, name, self.approximation)
+        self._check_latents(model)
         refuse_chain_options(name, settings)
         if model.targets.one_a_chain:
             raise ValueError(f"the model has several data sets and {name} samples one posterior. Expected train_y of shape (N,).")
@@ -112,7 +117,7 @@ class ImportanceOptions:
         return ImportanceRun(
             model,
             estimator,
-            ApproximateMarginal(model, approximation),
+            marginal_of(model, approximation),
             scale=(normal_scale if self.normal_scale else linear_scale)(model.layout),
             plan=Adaptation(modified, self.diagonal, strength, float(self.defensive_share)),
             schedule=sizes,

@@ -184,6 +184,15 @@ class GPModel(nn.Module):
         return isinstance(as_likelihood(self.likelihood), Factorised)
 
     @property
+    def collapses(self) -> bool:
+        """Whether :meth:`collapsed` is to be had: v integrated out exactly, for methods on theta alone, from sums over the data."""
+        return False
+
+    def collapsed(self, theta: Tensor, targets: Targets, *, with_slopes: bool) -> Any:
+        """The evidence with v integrated out at C settings, a :class:`torchgpmc.models.collapsed.CollapsedDensity`."""
+        raise NotImplementedError(f"{type(self).__name__} does not collapse")
+
+    @property
     def is_smooth(self) -> bool:
         """Whether the density of [theta, v] can be climbed: expectations over f always can, steps in f cannot."""
         return not self.has_latents_at_data or as_likelihood(self.likelihood).is_smooth

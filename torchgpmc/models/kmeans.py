@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import torch
+from numpy.typing import ArrayLike
 from sklearn.cluster import KMeans
 from torch import Tensor
 
 from torchgpmc.checks import is_count
-from torchgpmc.models.validation import check_inputs
+from torchgpmc.models.validation import as_tensor, check_inputs
 
 
-def kmeans_inducing_points(train_x: Tensor, num_inducing: int, *, seed: int = 0) -> Tensor:
+def kmeans_inducing_points(train_x: Tensor | ArrayLike, num_inducing: int, *, seed: int = 0) -> Tensor:
     """Centres of ``num_inducing`` clusters of the inputs, by scikit-learn's k-means.
 
     Args:
@@ -19,7 +20,7 @@ def kmeans_inducing_points(train_x: Tensor, num_inducing: int, *, seed: int = 0)
         seed: of the k-means++ start.
 
     Returns:
-        Inducing points ``(M, D)`` with the dtype and device of ``train_x``.
+        Inducing points ``(M, D)`` with the dtype and device of ``train_x``; of whole numbers, in double precision.
 
     Raises:
         ValueError: ``num_inducing`` out of range, or inputs that :class:`GP` would refuse.
@@ -30,7 +31,8 @@ def kmeans_inducing_points(train_x: Tensor, num_inducing: int, *, seed: int = 0)
         tensor([[0.0500],
                 [1.0500]])
     """
-    x = check_inputs("train_x", train_x, torch.float64)
+    given = as_tensor("train_x", train_x)
+    x = check_inputs("train_x", given, torch.float64)
     distinct = len(torch.unique(x, dim=0))
     if not (is_count(num_inducing) and num_inducing <= distinct):
         raise ValueError(
@@ -38,4 +40,4 @@ def kmeans_inducing_points(train_x: Tensor, num_inducing: int, *, seed: int = 0)
             f"Expected a whole number from 1 to {distinct}."
         )
     centres = KMeans(num_inducing, n_init=4, random_state=seed).fit(x.cpu().numpy()).cluster_centers_
-    return torch.as_tensor(centres).to(train_x)
+    return torch.as_tensor(centres).to(given.device, given.dtype if given.is_floating_point() else torch.float64)

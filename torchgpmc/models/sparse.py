@@ -13,6 +13,8 @@ from torch import Tensor
 
 from torchgpmc.adapter.covariance import covariance_function
 from torchgpmc.checks import check_count
+from torchgpmc.likelihoods.gaussian import Gaussian
+from torchgpmc.models.collapsed import CollapsedDensity
 from torchgpmc.models.gp_model import Cross, LatentsAt, likelihood_values
 from torchgpmc.models.inducing import InducingModel
 from torchgpmc.models.sparse_gradient import DataBindings, SparseDensity, automatic_chunk
@@ -146,6 +148,15 @@ class SparseGP(InducingModel):
     def _density(self, theta: Tensor, white: Tensor, targets: Targets, *, with_slopes: bool) -> SparseDensity:
         chunk = self.data_chunk or automatic_chunk(len(theta) * len(self.inducing_points), theta.device)
         return SparseDensity(self, self._bound[-1], chunk, theta, white, targets, with_slopes=with_slopes)
+
+    @property
+    def collapses(self) -> bool:
+        return type(self.likelihood) is Gaussian and self._is_written_out()
+
+    def collapsed(self, theta: Tensor, targets: Targets, *, with_slopes: bool) -> CollapsedDensity:
+        """The evidence with v integrated out, at C settings; of a model that ``collapses``."""
+        chunk = self.data_chunk or automatic_chunk(len(theta) * len(self.inducing_points), theta.device)
+        return CollapsedDensity(self, self._bound[-1], chunk, theta, targets, with_slopes=with_slopes)
 
     def _is_written_out(self) -> bool:
         """Whether the density is the one of this class, not a subclass's own."""

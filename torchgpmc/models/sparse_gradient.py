@@ -95,18 +95,113 @@ def _variance_part(function: CovarianceFunction, values: dict[str, Tensor], samp
     return Part(values[name].view(-1, 1), lambda gradient: {name: gradient.sum(-1).view(shape)})
 
 
-def _add(total: dict[str, Tensor], part: dict[str, Tensor]) -> None:
+def add_slopes(total: dict[str, Tensor], part: dict[str, Tensor]) -> None:
+    """Adds those of a part of the data, in place."""
     for name, slope in part.items():
         total[name] = total[name] + slope if name in total else slope
 
 
 def _added(total: _Sums, part: _Sums) -> _Sums:
     for module, slopes in part.slopes.items():
-        _add(total.slopes[module], slopes)
+        add_slopes(total.slopes[module], slopes)
     return _Sums(total.value + part.value, total.v + part.v, total.slopes, total.adjoint + part.adjoint, None)
 
 
-class SparseDensity:
+class InducingSums:
+    """K(Z, Z) factorised at C settings, and covariances with the data, one chunk after another; everything without a graph.
+
+    Args:
+        model: a sparse GP.
+        bound: its covariances.
+        chunk: data at once.
+        theta: ``(C, P)``.
+        targets: of one data set, or one a chain.
+        with_slopes: whether the gradient will be asked for.
+    """
+
+    def __init__(self, model: GPModel, bound: DataBindings, chunk: int, theta: Tensor, targets: Targets, *, with_slopes: bool):
+        layout = model.layout
+        self.model, self.bound, self.theta, self.x, self.targets = model, bound, theta, model.train_x, targets
+        # Sizes are asked for once: at small ones a call costs what the arithmetic does.
+        self.count, (self.num_latents, self.num_inducing) = theta.shape[0], model.latent_shape
+        self.sampled = {module: layout.sampled_names(module) if with_slopes else [] for module in layout.prefixes}
+        num_data = self.x.shape[0]
+        self.all_rows = [slice(start, min(start + chunk, num_data)) for start in range(0, num_data, chunk)]
+        self.at = layout.evaluate(theta)
+        self.values: dict[str, Any] = self.at.hyperparameters.by_module
+        self.data_values = {name: value.to(bound.dtype) for name, value in self.values["kernel"].items()}
+        # With all the data in one chunk one evaluation gives K(Z, Z) too.
+        self.as_one = len(self.all_rows) == 1 and bound.dtype == theta.dtype
+        self.covariance = covariance_part(
+            bound.joint if self.as_one else bound.inner, self.values["kernel"], self.sampled["kernel"]
+        )
+        inner = self.covariance.value[:, : self.num_inducing].expand(self.count, -1, -1)
+        self.factor, self.ok = cholesky_in_place(inner + bound.jitter)
+        self.data_factor = self.factor.to(bound.dtype)
+
+    def over_data(self, function: Callable[[slice], Result]) -> Iterator[Result]:
+        """Of each chunk in turn; as many side by side as there are cores, where a chunk is worth a thread."""
+        longest = self.all_rows[0].stop
+        work = 4.0 * self.count * longest * self.num_inducing * (self.num_inducing + self.x.shape[-1])
+        at_once = num_cores() if work > WORTH_A_THREAD else 1
+        for start in range(0, len(self.all_rows), at_once):
+            yield from side_by_side(function, self.all_rows[start : start + at_once], self.x.device)
+
+    def covariance_of(self, rows: slice) -> Part:
+        """Of some of the data with u, ``(C, n, M)``."""
+        first = self.num_inducing
+        if self.as_one:
+            return self.covariance._replace(value=self.covariance.value[:, first:])
+        return covariance_part(
+            self.bound.joint.rows(slice(first + rows.start, first + rows.stop)), self.data_values, self.sampled["kernel"]
+        )
+
+    def projection(self, covariance: Part) -> Tensor:
+        """The rows a, ``(C, n, M)``."""
+        right = covariance.value.expand(self.count, -1, -1).mT
+        return torch.linalg.solve_triangular(self.data_factor, right, upper=False).mT
+
+    def prior_mean(self, rows: slice) -> Part | None:
+        """Of f at some of the data ``(C, n)``; ``None`` for zero."""
+        model = self.model
+        if model.mean_function.is_zero:
+            return None
+        return mean_part(model.mean_function, self.values["mean"], self.sampled["mean"], self.x[rows], self.count)
+
+    def prior_variance(self, rows: slice) -> Part:
+        """Of f at some of the data: ``(C, n)``, or ``(C, 1)`` where it is the same everywhere."""
+        return _variance_part(self.model.covariance, self.values["kernel"], self.sampled["kernel"], self.x[rows])
+
+    def targets_of(self, rows: slice) -> Tensor:
+        """Some of the targets."""
+        values = self.targets.values
+        return values[:, rows] if self.targets.one_a_chain else values[rows]
+
+    def kernel_slopes(self, adjoint: Tensor, outer: Tensor | None) -> dict[str, Tensor]:
+        """By way of K(Z, Z), and of K(X, Z) where the two are one evaluation.
+
+        Args:
+            adjoint: sum_n a-bar_n a_n' ``(C, M, M)``; overwritten.
+            outer: slope in K([Z; X], Z) ``(C, M + N, M)``, where it was not added chunk by chunk; its first M rows are filled here.
+        """
+        slope = factor_adjoint(self.factor, adjoint.neg_())
+        if outer is None:
+            return self.covariance.slopes(slope)
+        outer[:, : self.num_inducing] = slope
+        return self.covariance.slopes(outer)
+
+    def room_for_slopes(self, projection: Tensor) -> tuple[Tensor, Tensor]:
+        """Memory for the slope in K(X, Z) of a chunk, or in K([Z; X], Z), and that part of it which is the data's ``(C, n, M)``."""
+        first = self.num_inducing if self.as_one else 0
+        room = projection.new_empty(self.count, first + projection.shape[1], self.num_inducing)
+        return room, room[:, first:]
+
+    def unproject_(self, a_slope: Tensor) -> None:
+        """The slope in K(X, Z) ``(C, n, M)`` in place of that in the rows a."""
+        torch.linalg.solve_triangular(self.data_factor.mT, a_slope.mT, upper=True, out=a_slope.mT)
+
+
+class SparseDensity(InducingSums):
     """The joint log density of [theta, v] at C positions, one chunk of data after another; everything without a graph.
 
     Args:
@@ -132,59 +227,29 @@ class SparseDensity:
         with_slopes: bool,
         with_prior: bool = True,
     ):
-        layout = model.layout
-        self.model, self.bound, self.theta = model, bound, theta
+        super().__init__(model, bound, chunk, theta, targets, with_slopes=with_slopes)
         self.with_prior = with_prior
-        # Sizes are asked for once: at small ones a call costs what the arithmetic does.
-        self.count, (self.num_latents, self.num_inducing) = theta.shape[0], model.latent_shape
         self.v = v.view(self.count, self.num_latents, self.num_inducing)
         self.data_v = self.v.to(bound.dtype)
-        self.sampled = {module: layout.sampled_names(module) if with_slopes else [] for module in layout.prefixes}
-        self.x, self.targets = model.train_x, targets
-        num_data = self.x.shape[0]
-        self.all_rows = [slice(start, min(start + chunk, num_data)) for start in range(0, num_data, chunk)]
-        self.at = layout.evaluate(theta)
-        self.values: dict[str, Any] = self.at.hyperparameters.by_module
-        self.data_values = {name: value.to(bound.dtype) for name, value in self.values["kernel"].items()}
-        # With all the data in one chunk one evaluation gives K(Z, Z) too.
-        self.as_one = len(self.all_rows) == 1 and bound.dtype == theta.dtype
-        self.covariance = covariance_part(
-            bound.joint if self.as_one else bound.inner, self.values["kernel"], self.sampled["kernel"]
-        )
-        inner = self.covariance.value[:, : self.num_inducing].expand(self.count, -1, -1)
-        self.factor, self.ok = cholesky_in_place(inner + bound.jitter)
-        self.data_factor = self.factor.to(bound.dtype)
 
     def value(self) -> Tensor:
         """``(C,)``, NaN where K(Z, Z) does not factorise."""
         value = self._log_prior()
-        for part in self._over_data(lambda rows: self._expectation(self._chunk(rows))):
+        for part in self.over_data(lambda rows: self._expectation(self._chunk(rows))):
             value = value + part
         return value.masked_fill(~self.ok, torch.nan)
 
     def value_and_grad(self) -> tuple[Tensor, Tensor]:
         """:meth:`value`, and the gradient ``(C, P + V)``."""
-        sums = functools.reduce(_added, self._over_data(self._sums))
+        sums = functools.reduce(_added, self.over_data(self._sums))
         value = self._log_prior() + sums.value
         if self.sampled["kernel"]:
-            slope = factor_adjoint(self.factor, sums.adjoint.neg_())
-            if sums.outer is not None:
-                sums.outer[:, : self.num_inducing] = slope
-                slope = sums.outer
-            _add(sums.slopes["kernel"], self.covariance.slopes(slope))
+            add_slopes(sums.slopes["kernel"], self.kernel_slopes(sums.adjoint, sums.outer))
         by_columns = self.model.layout.gather(sums.slopes, self.theta)
         if not self.with_prior:
             return value.masked_fill(~self.ok, torch.nan), torch.cat([self.at.derivative * by_columns, sums.v.flatten(1)], -1)
         theta_slope = torch.addcmul(self.at.log_prior_slope, self.at.derivative, by_columns)
         return value.masked_fill(~self.ok, torch.nan), torch.cat([theta_slope, (sums.v - self.v).flatten(1)], -1)
-
-    def _over_data(self, function: Callable[[slice], Result]) -> Iterator[Result]:
-        """Of each chunk in turn; as many side by side as there are cores, where a chunk is worth a thread."""
-        longest = self.all_rows[0].stop
-        work = 4.0 * self.count * longest * self.num_inducing * (self.num_inducing + self.x.shape[-1])
-        at_once = num_cores() if work > WORTH_A_THREAD else 1
-        for start in range(0, len(self.all_rows), at_once):
-            yield from side_by_side(function, self.all_rows[start : start + at_once], self.x.device)
 
     def _sums(self, rows: slice) -> _Sums:
         chunk = self._chunk(rows)
@@ -194,47 +259,32 @@ class SparseDensity:
             slopes["mean"] = chunk.prior_mean.slopes(part.mean.sum(-1))
         if not self.sampled["kernel"]:
             return _Sums(part.value, part.v, slopes, torch.zeros_like(self.factor), None)
-        _add(slopes["kernel"], chunk.prior_variance.slopes(part.variance))
-        first = self.num_inducing if self.as_one else 0
-        outer = chunk.projection.new_empty(self.count, first + chunk.projection.shape[1], self.num_inducing)
-        a_slope = self._a_slope(chunk, part, outer[:, first:])
+        add_slopes(slopes["kernel"], chunk.prior_variance.slopes(part.variance))
+        outer, a_slope = self.room_for_slopes(chunk.projection)
+        self._a_slope(chunk, part, a_slope)
         adjoint = torch.bmm(a_slope.mT, chunk.projection).to(self.factor.dtype)
-        torch.linalg.solve_triangular(self.data_factor.mT, a_slope.mT, upper=True, out=a_slope.mT)
+        self.unproject_(a_slope)
         if not self.as_one:
-            _add(slopes["kernel"], chunk.covariance.slopes(outer))
+            add_slopes(slopes["kernel"], chunk.covariance.slopes(outer))
         return _Sums(part.value, part.v, slopes, adjoint, outer if self.as_one else None)
-
-    def _covariance(self, rows: slice) -> Part:
-        first = self.num_inducing
-        if self.as_one:
-            return self.covariance._replace(value=self.covariance.value[:, first:])
-        return covariance_part(
-            self.bound.joint.rows(slice(first + rows.start, first + rows.stop)), self.data_values, self.sampled["kernel"]
-        )
 
     def _log_prior(self) -> Tensor:
         return self.at.log_prior + log_standard_normal(self.v.flatten(1)) if self.with_prior else self.theta.new_zeros(self.count)
 
     def _chunk(self, rows: slice) -> _Chunk:
-        model, x = self.model, self.x[rows]
-        covariance = self._covariance(rows)
-        mean = None
-        if not model.mean_function.is_zero:
-            mean = mean_part(model.mean_function, self.values["mean"], self.sampled["mean"], x, self.count)
-        variance = _variance_part(model.covariance, self.values["kernel"], self.sampled["kernel"], x)
-        right = covariance.value.expand(self.count, -1, -1).mT
-        projection = torch.linalg.solve_triangular(self.data_factor, right, upper=False).mT
+        covariance, variance = self.covariance_of(rows), self.prior_variance(rows)
+        projection = self.projection(covariance)
         explained = torch.linalg.vector_norm(projection, dim=-1).square()
         residual, floor = variance.value - explained, torch.finfo(projection.dtype).eps * variance.value
-        return _Chunk(rows, covariance, variance, mean, projection, torch.maximum(residual, floor), residual < floor)
+        moments = torch.maximum(residual, floor), residual < floor
+        return _Chunk(rows, covariance, variance, self.prior_mean(rows), projection, *moments)
 
     def _moments(self, chunk: _Chunk) -> tuple[Tensor, Tensor, Tensor]:
         """Mean and variance of f as likelihoods have them, and the targets."""
         mean = torch.bmm(self.data_v, chunk.projection.mT).to(self.v.dtype)
         if chunk.prior_mean is not None:
             mean = mean + chunk.prior_mean.value.unsqueeze(1)
-        values, rows = self.targets.values, chunk.rows
-        y = values[:, rows] if self.targets.one_a_chain else values[rows]
+        y = self.targets_of(chunk.rows)
         if self.num_latents == 1:
             return mean.squeeze(1), chunk.variance, y
         return mean.mT, chunk.variance.unsqueeze(-1).expand(-1, -1, self.num_latents), y

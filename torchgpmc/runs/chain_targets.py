@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.approximations import ApproximateMarginal, Approximation, Conjugate
+from torchgpmc.approximations import ApproximateMarginal, Approximation, CollapsedMarginal, Conjugate, marginal_of
 from torchgpmc.checks import check_count
 from torchgpmc.density import SharedDensity
-from torchgpmc.evidence import Evidence, LatentEstimate, LatentEstimator, importance
+from torchgpmc.evidence import CollapsedEstimator, Evidence, LatentEstimate, LatentEstimator, importance
 from torchgpmc.models.affine import AffineJointLogDensity
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
@@ -120,8 +120,8 @@ def marginal_target(
     check_has_hyperparameters(model, "marginal=" + type(approximation).__name__)
     check_one_data_set(model, from_mode)
     _, chains = chain_settings(settings)
-    density = in_chunks(_shared(ApproximateMarginal(model, approximation), model), chains, settings.chain_chunk)
-    estimator = importance(model, approximation, num_importance=max(1, num_importance))
+    density = in_chunks(_shared(marginal_of(model, approximation), model), chains, settings.chain_chunk)
+    estimator = estimator_for(model, approximation, max(1, num_importance), None, None)
 
     def read(state: Any, generator: torch.Generator) -> tuple[Draw, dict[str, Tensor]]:
         theta = state.position
@@ -138,11 +138,11 @@ def marginal_target(
         return Draw(theta[:, None], estimate.whitened[:, None], log_weight), stats
 
     def start(generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
-        found = start_at_mode(ApproximateMarginal(model, approximation), chains, generator) if from_mode else None
+        found = start_at_mode(marginal_of(model, approximation), chains, generator) if from_mode else None
         return found or (starting_thetas(model, density, chains, generator), None)
 
     label = _EXACT
-    if not isinstance(approximation, Conjugate):
+    if not (model.collapses or isinstance(approximation, Conjugate)):
         kind = "weighted to the exact posterior" if num_importance else "an approximation, not the exact posterior"
         label = f"{type(approximation).__name__}'s approximate marginal posterior: {kind}"
     return ChainTarget(density, model.layout.size, model.layout.size, start, read, label)
@@ -191,7 +191,7 @@ def density_target(density: LogDensity, start: Tensor) -> ChainTarget:
 
 def suited_approximation(model: GPModel, approximation: Approximation) -> Approximation:
     """The exact conditional where the model has one, else the given approximation."""
-    return Conjugate() if model.is_conjugate else approximation
+    return Conjugate() if model.is_conjugate or model.collapses else approximation
 
 
 def estimator_for(
@@ -202,6 +202,8 @@ def estimator_for(
     evidence: Evidence | None,
 ) -> LatentEstimator:
     """The estimator of p(y | theta) that a method's options ask for."""
+    if evidence is None and model.collapses:
+        return CollapsedEstimator(CollapsedMarginal(model))
     if evidence is None:
         return importance(model, approximation, num_importance=num_importance, antithetic=antithetic)
     if isinstance(evidence, type) or not hasattr(evidence, "estimator"):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from torchgpmc.approximations import ApproximateMarginal
+from torchgpmc.approximations import ApproximateMarginal, CollapsedMarginal
 from torchgpmc.checks import warn
 from torchgpmc.importance import Mode, find_modes
 from torchgpmc.linalg import cholesky
@@ -15,6 +15,8 @@ from torchgpmc.models.gp_model import GPModel
 from torchgpmc.parameters.normal_scale import NormalScale, OnNormalScale
 from torchgpmc.random import normal_like
 from torchgpmc.types import LogDensity
+
+Marginal = ApproximateMarginal | CollapsedMarginal
 
 _NUM_STARTS = 4
 _CANDIDATES_A_START = 8
@@ -27,7 +29,7 @@ _OVERDISPERSION = 2.0  # of starts around a fit, in its deviations of theta
 
 
 def posterior_modes(
-    marginal: ApproximateMarginal, num_starts: int, generator: torch.Generator, scale: NormalScale | None = None
+    marginal: Marginal, num_starts: int, generator: torch.Generator, scale: NormalScale | None = None
 ) -> list[Mode]:
     """Distinct modes, best first; empty, after a warning, where none has a positive definite curvature.
 
@@ -39,7 +41,7 @@ def posterior_modes(
     """
     model, count = marginal.model, _CANDIDATES_A_START * num_starts
     density: LogDensity = marginal
-    rough: LogDensity = ApproximateMarginal(model, marginal.approximation, loose=True)
+    rough: LogDensity = marginal.roughly()
     candidates = model.layout.starting_points(count, generator)
     if scale is not None:
         density, rough = OnNormalScale(density, scale), OnNormalScale(rough, scale)
@@ -58,7 +60,7 @@ def posterior_modes(
     return modes
 
 
-def start_at_mode(marginal: ApproximateMarginal, num_chains: int, generator: torch.Generator) -> tuple[Tensor, Tensor] | None:
+def start_at_mode(marginal: Marginal, num_chains: int, generator: torch.Generator) -> tuple[Tensor, Tensor] | None:
     """Draws of theta ``(C, P)`` from the normal approximation at the best mode, and its covariance; ``None`` if there is none."""
     modes = posterior_modes(marginal, _NUM_STARTS, generator)
     if not modes:

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.approximations import ApproximateMarginal
 from torchgpmc.checks import warn
 from torchgpmc.evidence import LatentEstimator
 from torchgpmc.importance import (
@@ -28,7 +27,7 @@ from torchgpmc.linalg import solve_lower
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.parameters.normal_scale import NormalScale
 from torchgpmc.parameters.prior_mass import log_prior_mass
-from torchgpmc.runs.starts import posterior_modes
+from torchgpmc.runs.starts import Marginal, posterior_modes
 from torchgpmc.special import log_standard_normal
 from torchgpmc.storage.draws import Draw, Draws
 from torchgpmc.weights import kish_effective_size, smoothed_log_weights
@@ -55,7 +54,7 @@ class ImportanceRun(NamedTuple):
 
     model: GPModel
     estimator: LatentEstimator
-    marginal: ApproximateMarginal
+    marginal: Marginal
     scale: NormalScale  # of everything that is proposed
     plan: Adaptation
     schedule: list[int]

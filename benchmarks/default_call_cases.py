@@ -1,0 +1,106 @@
+"""Data sets with a model each, for benchmarks/default_call.py."""
+
+import numpy as np
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.priors import GammaPrior, HalfNormalPrior
+from real_data import classification_set, standardised, table
+
+import torchgpmc as tg
+
+BINARY = [
+    "thyroid",
+    "haberman",
+    "crabs",
+    "ripley",
+    "ionosphere",
+    "pima",
+    "glass",
+    "ida_breast_cancer",
+    "banana",
+    "wbc",
+    "australian",
+]
+COUNTS = ["coal", "redwood", "japanesepines", "pines", "airline"]
+REGRESSION = ["mcycle", "yacht", "housing", "concrete", "energy", "machine_cpu", "auto_mpg", "ord_diabetes", "stocks", "kin8nm"]
+CLASSES = ["thyroid_type", "glass_type"]
+_MOST_FULL, _INDUCING = 500, 100
+
+
+def default_cases():
+    """Every data set as it is, with a lengthscale a column, and, of labels, with a tenth of them flipped and rows twice."""
+    several = [name for name in BINARY + REGRESSION if name not in ("mcycle",)]
+    noisy = [f"{name}+{change}" for name in BINARY for change in ("noise", "twice", "noise+ard")]
+    return [*BINARY, *COUNTS, *REGRESSION, *CLASSES, *(f"{name}+ard" for name in several), *noisy]
+
+
+def _kernel(num_columns, ard):
+    prior = GammaPrior(2.0, 2.0 / num_columns**0.5)
+    base = RBFKernel(ard_num_dims=num_columns if ard else None, lengthscale_prior=prior)
+    return ScaleKernel(base, outputscale_prior=GammaPrior(2.0, 0.5))
+
+
+def _counts(folder, name):
+    """Cells and their counts: of the columns of events, or as tabled."""
+    columns = table(folder, name)
+    if name == "airline":
+        return columns[:, :-1], columns[:, -1]
+    if name == "coal":
+        counts, edges = np.histogram(columns, 50)
+        return (edges[:-1, None] + edges[1:, None]) / 2, counts.astype(float)
+    counts, *edges = np.histogram2d(columns[:, 0], columns[:, 1], 10)
+    middles = [(edge[:-1] + edge[1:]) / 2 for edge in edges]
+    return np.stack(np.meshgrid(*middles, indexing="ij"), -1).reshape(-1, 2), counts.reshape(-1)
+
+
+def _data(folder, name):
+    if name in BINARY:
+        return classification_set(folder, name)
+    if name in COUNTS:
+        x, y = _counts(folder, name)
+        return standardised(x), y
+    columns = table(folder, {"thyroid_type": "thyroid"}.get(name, name))
+    x = columns[:, :-1]
+    x = standardised(x[:, x.std(0) > 0])
+    if name in CLASSES:
+        return x, np.unique(columns[:, -1], return_inverse=True)[1].astype(float)
+    return x, standardised(columns[:, -1])
+
+
+def _likelihood(name, labels):
+    if name in BINARY:
+        return tg.likelihoods.Bernoulli()
+    if name in COUNTS:
+        return tg.likelihoods.Poisson(exposure=max(1.0, float(labels.mean())))
+    if name in CLASSES:
+        return tg.likelihoods.Softmax(num_classes=int(labels.max()) + 1, mixing_weights=False)
+    return GaussianLikelihood(noise_prior=HalfNormalPrior(0.5))
+
+
+def case(folder, name, size):
+    """The model on ``size`` rows, or on six sevenths of all where those are fewer, test inputs and test targets.
+
+    Args:
+        folder: of the data.
+        name: of the set, then ``+ard``, ``+noise`` (a tenth of the labels flipped) and ``+twice`` (a fifth of the rows twice).
+        size: rows to train on.
+    """
+    name, *changes = name.split("+")
+    random = np.random.default_rng(0)
+    x, y = _data(folder, name)
+    size = min(size, 6 * len(x) // 7)
+    order = random.permutation(len(x))
+    train, test = order[:size], order[size : size + min(size // 2, 1000)]
+    if "twice" in changes:
+        train = np.concatenate([train[: size - size // 5], train[: size // 5]])
+    labels = y[train]
+    if "noise" in changes:
+        labels = np.where(random.random(len(labels)) < 0.1, 1 - labels, labels)
+    kernel, likelihood = _kernel(x.shape[1], "ard" in changes), _likelihood(name, y)
+    if size > _MOST_FULL:
+        z = tg.kmeans_inducing_points(x[train], _INDUCING)
+        model = tg.SparseGP(x[train], labels, kernel, likelihood, inducing_points=z)
+    else:
+        model = (tg.GPRegression if name in REGRESSION else tg.GP)(x[train], labels, kernel, likelihood)
+    return model, x[test], torch.as_tensor(y[test])

@@ -1,0 +1,56 @@
+"""The evidence of a model that collapses, without error, as the engines on hyperparameters take it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchgpmc.approximations.collapsed_marginal import CollapsedMarginal
+from torchgpmc.evidence.latent_estimates import LatentEstimate
+from torchgpmc.random import normal_like
+
+
+@dataclass(frozen=True, eq=False)
+class CollapsedEstimator:
+    """Exact values of p(y | theta), and draws of v from p(v | y, theta): a :class:`LatentEstimator`.
+
+    Args:
+        marginal: of a model that ``collapses``.
+    """
+
+    marginal: CollapsedMarginal
+
+    @property
+    def auxiliary_size(self) -> int:
+        """Standard normals a draw of v takes."""
+        return self.marginal.model.latent_size
+
+    def draw(self, theta: Tensor, generator: torch.Generator, start: Tensor | None = None) -> LatentEstimate:
+        """Values, with fresh draws of v; ``start`` is not needed."""
+        return self.evaluate(theta, normal_like(theta.new_empty(len(theta), self.auxiliary_size), generator))
+
+    def evaluate(self, theta: Tensor, auxiliary: Tensor, start: Tensor | None = None) -> LatentEstimate:
+        """Values, with draws of v as a function of standard normals ``(C, auxiliary_size)``."""
+        with torch.no_grad():
+            found = [part.posterior() for part in self.marginal.parts(theta, with_slopes=False)]
+            normals = auxiliary.split([len(part.mean) for part in found])
+            drawn = [part.draw(noise) for part, noise in zip(found, normals, strict=True)]
+        value = torch.cat([part.log_evidence for part in found])
+        v, log_likelihood = (torch.cat(part) for part in zip(*drawn, strict=True))
+        ok = torch.isfinite(value)
+        value = torch.where(ok, value, -torch.inf)
+        return LatentEstimate(value, torch.zeros_like(value), v, log_likelihood, torch.full_like(value, 2.0), torch.ones_like(ok))
+
+    def start_at(self, theta: Tensor) -> Tensor:
+        """Nothing is iterated."""
+        return theta.new_zeros(len(theta), 1)
+
+    def move(self, theta: Tensor, estimate: LatentEstimate, num_steps: int, generator: torch.Generator) -> LatentEstimate:
+        """Fresh draws of v: they are independent given theta."""
+        return self.draw(theta, generator)
+
+    def select(self, rows: Tensor) -> CollapsedEstimator:
+        """The same for some of the chains."""
+        return CollapsedEstimator(self.marginal.select(rows))
