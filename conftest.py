@@ -11,7 +11,7 @@ import pytest
 
 from torchgpmc import loop
 
-OF_RUNS = ("torchgpmc/methods/", "torchgpmc/integrations/", "torchgpmc/density_sampling.py", "torchgpmc/variational/start.py")
+OF_RUNS = ("methods/", "integrations/", "evidence/", "density_sampling.py", "variational/start.py")
 
 # An extra, which has no examples to run where it is not installed.
 collect_ignore_glob = [] if importlib.util.find_spec("botorch") else ["torchgpmc/integrations/botorch/*"]
@@ -25,5 +25,5 @@ def runs_repeat(monkeypatch):
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if item.nodeid.startswith(OF_RUNS):
+        if item.nodeid.startswith(tuple(f"torchgpmc/{room}" for room in OF_RUNS)):
             item.add_marker("slow")

@@ -59,7 +59,7 @@ def whole_run(method):
     return resume.whole_run(gp, method, tuple(options_of(method).items()))
 
 
-@pytest.mark.parametrize("method", each(METHODS + WEIGHTED))
+@pytest.mark.parametrize("method", [*each(METHODS), *quick([], WEIGHTED)])
 def test_the_same_seed_gives_the_same_draws_and_another_does_not(method):
     model, options = gp("probit"), options_of(method)
     other = tg.sample(model, method, **{**options, "seed": 5})

@@ -12,6 +12,7 @@ from gpytorch.kernels import LinearKernel, RBFKernel, ScaleKernel
 import torchgpmc as tg
 from tests.calibration import worst_excess
 from tests.problems import fixed_kernel, gp, inputs, kernel
+from tests.speed import quick
 from torchgpmc.evidence import Orthant, classify, exact_latents
 from torchgpmc.orthant import Count, Sequential
 
@@ -51,7 +52,7 @@ def mean_of(value):
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize("mean", [None, 0.7])
+@pytest.mark.parametrize("mean", quick([None], [None, 0.7]))
 def test_estimates_are_unbiased_and_their_draws_exact(mean):
     assert estimate_excess(mean) < 1
 

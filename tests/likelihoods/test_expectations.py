@@ -105,6 +105,7 @@ def test_curvature_at_the_mode_of_the_sparse_model_is_the_expected_one(name):
         assert value == pytest.approx(-expected, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:a predictive density")
 def test_enormous_variances_of_softmax_end_and_are_about_right():
     """A lattice over them would fill the memory; beside such latents softmax is the largest's indicator."""

@@ -249,6 +249,7 @@ def test_an_integral_that_does_not_settle_is_a_warning():
         Wavy().predictive_log_prob(zero, zero + 1, zero[0])
 
 
+@pytest.mark.slow
 def test_predictive_log_prob_has_the_right_gradients():
     mean, variance = MEANS[None, 2:].clone().requires_grad_(True), VARIANCES[None, 1:5].clone().requires_grad_(True)
     likelihood, y = student_t(0.3, 4.0), torch.tensor(0.5, dtype=torch.float64)

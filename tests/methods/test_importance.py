@@ -187,6 +187,7 @@ def test_a_likelihood_that_is_not_gaussian_is_refused_by_regression():
         tg.GPRegression(inputs(5), torch.randn(5), kernel(), tg.likelihoods.StudentT())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
 def test_it_stops_at_the_effective_size_asked_for():
     posterior = tg.sample(small("probit"), tg.AMIS(effective_size=150.0), num_samples=20_000, **QUIET)

@@ -136,6 +136,7 @@ class Told:
         self.values = model.layout.raw_values(NOTHING).by_module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "grows"), [(0.1, True), (0.3, False)])
 def test_control_variables_are_added_while_acceptance_is_low(rate, grows):
     model = smooth()
@@ -148,6 +149,7 @@ def test_control_variables_are_added_while_acceptance_is_low(rate, grows):
     assert (counts[9] > counts[4]) == (counts[14] > counts[9]) == grows
 
 
+@pytest.mark.slow
 def test_control_inputs_are_frozen_before_the_draws_and_chains_share_them():
     seen = [(state.tuning, stats) for state, stats in run_through(tg.ControlVariables(), smooth(), 40, 5)]
     draws = [tuning for tuning, _ in seen[40:]]

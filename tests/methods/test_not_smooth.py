@@ -43,6 +43,7 @@ def test_recommended_methods_can():
     assert not gp("robust_max").is_smooth and sparse_gp("robust_max").is_smooth and gp("softmax").is_smooth
 
 
+@pytest.mark.slow
 @pytest.mark.statistical
 def test_one_label_tilts_two_classes_by_its_doubt():
     """P(f_0 > f_1 | y = 0) is 1 - epsilon at one datum, f_0 and f_1 being exchangeable a priori."""
