@@ -1,6 +1,5 @@
 """Options, fixtures, and the bookkeeping behind the suite's false-alarm rate."""
 
-import gc
 import os
 
 import pytest
@@ -34,10 +33,6 @@ def pytest_configure(config):
     if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):  # workers share the cores
         torch.set_num_threads(max(1, torch.get_num_threads() // int(workers)))
     config.addinivalue_line("markers", "statistical: may fail by chance; counted against the suite's false-alarm rate")
-
-
-def pytest_collection_finish():
-    gc.freeze()  # modules and tests are there to stay: walking them takes a third of a second each time
 
 
 def pytest_collection_modifyitems(items):

@@ -44,7 +44,7 @@ PSEUDO_MARGINAL = {
     "pseudo-marginal": chains(tg.PseudoMarginal(), 120, 80),
     "pseudo-marginal, correlated": chains(tg.PseudoMarginal(num_importance=4, correlation=0.9), 120, 80),
     "pseudo-marginal, delayed": chains(tg.PseudoMarginal(delayed_acceptance=True), 120, 80),
-    "pseudo-marginal, independent proposals": chains(tg.PseudoMarginal(independent_share=0.9), 150, 60),
+    "pseudo-marginal, independent proposals": chains(tg.PseudoMarginal(independent_share=0.9), 300, 80),
     "pseudo-marginal, latent moves": chains(tg.PseudoMarginal(num_importance=4, latent_steps=1), 120, 80),
     "pseudo-marginal slice": chains(tg.PseudoMarginalSlice(num_importance=4), 20, 20),
     "NUTS on Laplace's marginal, weighted": chains(tg.NUTS(marginal=tg.Laplace(), importance_weights=16, max_tree_depth=5), 25, 40),

@@ -350,4 +350,4 @@ def test_a_kink_anywhere_costs_little():
         expected = variance / (2 * b**2) + torch.logaddexp(*sides) - math.log(2 * b)
         likely = expected > -40  # beyond, the closed form cancels
         errors = (found - expected)[likely].abs()
-        assert float(errors.max()) < 1e-5 and int((errors > quadrature.PROMISED).sum()) <= 10
+        assert float(errors.max()) < quadrature.PROMISED

@@ -70,7 +70,7 @@ REFUSED |= {"whitening": tg.NUTS(whitening=tg.Laplace()), "marginal": tg.NUTS(ma
 
 @pytest.mark.parametrize("method", REFUSED)
 def test_methods_that_need_a_product_over_data_say_so(method):
-    with pytest.raises(ValueError, match="factorises over data"):
+    with pytest.raises(ValueError, match=r"factorises? over data"):
         tg.sample(model_of(), REFUSED[method], num_samples=10, progress=False)
 
 
