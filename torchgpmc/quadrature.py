@@ -23,7 +23,7 @@ _FIRST_EDGES = (-12.0, -7.0, -4.0, -2.0, 0.0, 2.0, 4.0, 7.0, 12.0)  # in standar
 _PANEL_NODES = 12
 FIRST_NODES = (_PANEL_NODES + 2) * (
     2 * len(_FIRST_EDGES) - 1
-)  # of the adaptive rule before any panel is split, where a peak is given
+)  # of the adaptive rule at first, where a peak is given
 _PARTS = 4  # into which a panel is split
 _SPLITS = 2  # panels of each integral that are split in a round
 _MAX_DOUBLINGS = 10
@@ -222,8 +222,8 @@ def adaptive_expectation(function: Callable[[Tensor], tuple[Tensor, ...]], mean:
 def _panel_rule(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gauss-Legendre nodes and weights on [0, 1]; rows for the last four Legendre coefficients; rows for what the ends show.
 
-    The ends are nodes of weight zero, last among the nodes. Where they are off the polynomial through the others, there is a kink or
-    a jump between an end and its neighbour, which no rule on the others sees.
+    The ends are nodes of weight zero, last among the nodes. Where they are off the polynomial through the others there is a kink
+    or a jump between an end and its neighbour, which no rule on the others sees.
     """
     nodes, weights = np.polynomial.legendre.leggauss(_PANEL_NODES)
     basis = np.polynomial.legendre.legvander(nodes, _PANEL_NODES - 1) * (np.arange(_PANEL_NODES) + 0.5) * weights[:, None]
@@ -253,7 +253,7 @@ def _evaluated(weighted: LogDensityAndFunctions, left: Tensor, width: Tensor) ->
         sizes = torch.einsum("q,jq...->j...", weights, terms.abs()) * width
         unresolved = torch.einsum("lq,jq...->lj...", last, terms).abs().sum(0) * width
         beyond = torch.einsum("eq,jq...->ej...", outside, terms).abs().sum(0) * width
-        errors = (unresolved * (unresolved / sizes).sqrt() + beyond).nan_to_num(0.0)
+        errors = (unresolved * (unresolved / sizes).sqrt()).nan_to_num(0.0) + beyond.nan_to_num(0.0)
     return _Panels(left, width, log_scale, values, sizes, errors)
 
 
