@@ -77,6 +77,9 @@ class SmoothedBox:
         return np.where(random_state.uniform(size=size) < tail / self.total, outside, inside)
 
 
+_LEAST_MASS = 1e-4  # that a constraint leaves of a prior: with less, draws by rejection take for ever
+
+
 def elementwise(module, distribution, support, lower, upper):
     """Independent elements of a scipy distribution, restricted to (lower, upper)."""
     lower, upper = max(lower, support[0]), min(upper, support[1])
@@ -162,7 +165,10 @@ def random_prior(rng, lower=0.0, size=1):
     kind = rng.choice([*kinds, "joint"], p=shares / shares.sum())
     if kind == "joint":
         return multivariate_normal(rng, size, lower)
-    return elementwise(*kinds[kind](), lower, math.inf)
+    module, distribution, support = kinds[kind]()
+    if 1 - distribution.cdf(lower) < _LEAST_MASS:
+        return random_prior(rng, lower, size)
+    return elementwise(module, distribution, support, lower, math.inf)
 
 
 class Drawing:
