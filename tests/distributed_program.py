@@ -171,6 +171,7 @@ def run(names, folder, rank, environment):
     """The scenarios of one process, one after another."""
     os.environ.update(environment)
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that Ctrl-C is ignored
     warnings.simplefilter("ignore", tg.SamplingWarning)
     if not environment:
         dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)

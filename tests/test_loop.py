@@ -386,7 +386,7 @@ def test_quiet_when_all_is_well():
         posterior = tg.sample(
             gp("probit", num_data=10),
             tg.NUTS(target_accept_prob=0.95),  # at 0.8 one transition in some thousands diverges
-            num_samples=300,
+            num_samples=500,
             warmup_steps=200,
             num_chains=4,
             seed=2,
