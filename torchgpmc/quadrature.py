@@ -21,9 +21,7 @@ _REPLICATES = 8
 _REPLICATE_POINTS = 512
 _FIRST_EDGES = (-12.0, -7.0, -4.0, -2.0, 0.0, 2.0, 4.0, 7.0, 12.0)  # in standard deviations from the mean
 _PANEL_NODES = 12
-FIRST_NODES = (_PANEL_NODES + 2) * (
-    2 * len(_FIRST_EDGES) - 1
-)  # of the adaptive rule at first, where a peak is given
+FIRST_NODES = (_PANEL_NODES + 2) * (2 * len(_FIRST_EDGES) - 1)  # of the adaptive rule at first, where a peak is given
 _PARTS = 4  # into which a panel is split
 _SPLITS = 2  # panels of each integral that are split in a round
 _MAX_DOUBLINGS = 10
