@@ -86,6 +86,7 @@ def test_chains_end_when_they_are_good_and_at_no_other_draw(monkeypatch):
     assert before.effective_size() < 60 or before.complaints()
 
 
+@pytest.mark.slow
 def test_an_engine_that_does_not_serve_gives_way_to_the_next():
     posterior, heard = whole_call()
     first, second = posterior.info["tried"]

@@ -20,6 +20,7 @@ from tests.integrations.pyro_models import (
     numbers,
     problems,
 )
+from tests.speed import quick
 from torchgpmc.density import AutogradDensity
 from torchgpmc.diagnostics import effective_sizes
 from torchgpmc.integrations.pyro import HMC, MCMC, NUTS
@@ -50,7 +51,7 @@ def unchecked():
 # --- the log joint --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", quick(["eight schools"], NAMES))
 def test_log_joint_and_gradient_are_those_of_pyros_potential(name):
     model, args = problems()[name]
     problem = model_problem(model, args, {}, 3)
@@ -79,6 +80,7 @@ def test_rows_do_not_depend_on_one_another():
     torch.testing.assert_close(density(position), alone, rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_recordings_serve_as_many_rows_as_are_asked_for():
     model, args = problems()["logistic regression"]
     density = model_problem(model, args, {}, 5).density
@@ -124,6 +126,7 @@ def test_control_flow_takes_the_loop():
         torch.testing.assert_close(problem.density(torch.full((1, 1), mean, dtype=F64))[0], expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [lambda p: 1e-4 * p[0], lambda p: 970.0 + 0 * p[0], lambda p: 1e-4 * (p[0] - p[0].detach())])
 def test_a_density_that_is_not_the_potentials_is_not_taken(error):
     problem = model_problem(logistic, binary_data(20), {}, 3)
