@@ -104,6 +104,8 @@ def multivariate_normal(rng, size, lower):
     module = gpytorch.priors.MultivariateNormalPrior(
         torch.tensor(mean, dtype=torch.float32), covariance_matrix=torch.tensor(covariance, dtype=torch.float32)
     )
+    factor = module._unbroadcasted_scale_tril.double().numpy()  # rounded to single precision, which its density rests on
+    covariance = factor @ factor.T
     distribution = scipy.stats.multivariate_normal(mean, covariance)
     # The mass above lower is that of -x below -lower.
     mass = 1.0 if math.isinf(lower) else scipy.stats.multivariate_normal(-mean, covariance).cdf(np.full(size, -lower))
