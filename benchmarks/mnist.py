@@ -4,7 +4,7 @@
 
 M = 500 inducing points, an ARD kernel, robust-max with epsilon 1e-3, pixels scaled to [-1, 1], lengthscales Gamma(1, 1), variance
 Gamma(4, 1.3). FOLDER keeps the fit and the chains' checkpoint: call again, with the same options, and chains go on for as many
-minutes more. ``--images 10000`` takes the first ten thousand of a permutation. The last lines are a row of docs/results/mnist.md.
+minutes more. ``--images 10000`` takes the first ten thousand of a permutation.
 """
 
 import argparse
