@@ -10,7 +10,7 @@ import torchgpmc as tg
 from tests.problems import fixed_kernel, inputs, targets
 from tests.statistical.test_closed_form import data, noisy_likelihood
 from torchgpmc.models.whitening import GaussianSites
-from torchgpmc.runs.white_moves import _OfWhite, white_map
+from torchgpmc.runs.white_moves import _DensityOfWhite, white_map
 
 SITES = GaussianSites(torch.tensor([0.5, 2.0, 30.0]).double(), torch.tensor([1.0, -1.0, 4.0]).double())
 
@@ -40,7 +40,7 @@ def test_density_is_the_posterior_over_the_standard_normal(prior, generator):
     projection, mean = prior
     coordinates = white_map(projection, mean, SITES)
     w = torch.randn(2, 3, generator=generator, dtype=torch.float64)
-    value, (v, log_likelihood) = _OfWhite(lambda v: -v.exp().sum(-1), coordinates).draw(w, generator)
+    value, (v, log_likelihood) = _DensityOfWhite(lambda v: -v.exp().sum(-1), coordinates).draw(w, generator)
     unit = MultivariateNormal(torch.zeros(3).double(), torch.eye(3).double())
     torch.testing.assert_close(value, -v.exp().sum(-1) + unit.log_prob(v) - unit.log_prob(w))
     torch.testing.assert_close(log_likelihood, -v.exp().sum(-1))

@@ -25,7 +25,7 @@ class WhiteState(NamedTuple):
     position: Tensor
     log_density: Tensor
     inner: Any
-    map: Any  # WhiteMap
+    coordinates: Any  # WhiteMap
 
 
 class WhiteMap(NamedTuple):
@@ -50,7 +50,14 @@ def white_map(projection: Tensor, mean: Tensor, sites: GaussianSites) -> WhiteMa
     Args:
         projection: A' with f = m + A' v, ``(C, N, V)``.
         mean: m ``(C, N)``.
-        sites: of one latent function.
+        sites: of one latent function, ``(N,)`` or ``(C, N)``.
+
+    Example:
+        >>> import torch
+        >>> sites = GaussianSites(torch.tensor([3.0]), torch.tensor([6.0]))  # N(2, 1 / 3) beside the prior N(0, 1)
+        >>> coordinates = white_map(torch.ones(1, 1, 1), torch.zeros(1, 1), sites)
+        >>> coordinates.latents(torch.tensor([[0.0], [1.0]])).flatten()  # mean 1.5, and one deviation of 1 / 2 above
+        tensor([1.5000, 2.0000])
     """
     root, shift = root_and_shift(projection, mean, sites)
     unit = torch.eye(root.shape[-1]).to(root).expand_as(root)
@@ -59,7 +66,7 @@ def white_map(projection: Tensor, mean: Tensor, sites: GaussianSites) -> WhiteMa
     return WhiteMap(root.mT, solve_lower(root, unit), torch.where(ok[:, None], shift.squeeze(-1), 0.0))
 
 
-class _OfWhite:
+class _DensityOfWhite:
     """log p(y | v) N(v | 0, I) / N(w | 0, I) of w ``(C, V)``; its payload is v and log p(y | v)."""
 
     def __init__(self, log_likelihood: Any, coordinates: WhiteMap):
@@ -82,12 +89,17 @@ def in_white_coordinates(log_likelihood: Any, sites: GaussianSites, kernel: Call
 
     Args:
         log_likelihood: of v, a :class:`torchgpmc.runs.blocks.LatentsGivenTheta` without prior.
-        sites: of one latent function.
+        sites: of one latent function, ``(N,)`` or ``(C, N)``.
         kernel: from a density of w, whose payload it keeps, to a sampler.
+
+    Returns:
+        A sampler with :class:`WhiteState` and the kernel's Info.
+
+    Source: the idea, for elliptical slices, is Nishihara, Murray & Adams 2014's; here the approximation is fixed.
     """
 
     def inner(coordinates: WhiteMap) -> Sampler:
-        return kernel(_OfWhite(log_likelihood, coordinates))
+        return kernel(_DensityOfWhite(log_likelihood, coordinates))
 
     def seen(state: Any, coordinates: WhiteMap) -> WhiteState:
         v, value = state.payload
@@ -100,8 +112,8 @@ def in_white_coordinates(log_likelihood: Any, sites: GaussianSites, kernel: Call
         return seen(inner(coordinates).init(coordinates.white(position), generator), coordinates)
 
     def step(state: WhiteState, generator: torch.Generator) -> tuple[WhiteState, Any]:
-        moved, info = inner(state.map).step(state.inner, generator)
-        return seen(moved, state.map), info
+        moved, info = inner(state.coordinates).step(state.inner, generator)
+        return seen(moved, state.coordinates), info
 
     return Sampler(init, step)
 
