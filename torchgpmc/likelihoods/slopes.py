@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -48,12 +49,17 @@ def through_parameters(own: Sequence[Tensor], slopes: Sequence[Tensor], paramete
 
 def slopes_function(likelihood: Any) -> Any:
     """``expected_and_slopes`` where it is of the very density that ``expected_log_likelihood`` gives, not of a parent class's."""
-    kind = type(likelihood)
+    kind: Any = type(likelihood)
+    if _has_own_slopes(kind):
+        return likelihood.expected_and_slopes
+    return lambda *arguments: slopes_by_autograd(likelihood, *arguments)
+
+
+@lru_cache(maxsize=64)
+def _has_own_slopes(kind: Any) -> bool:
     owner = _defining_class(kind, "expected_and_slopes")
     densities = (_defining_class(kind, name) for name in ("expected_log_likelihood", "pointwise_log_prob", "log_prob", "forward"))
-    if owner is None or not all(density is None or issubclass(owner, density) for density in densities):
-        return lambda *arguments: slopes_by_autograd(likelihood, *arguments)
-    return likelihood.expected_and_slopes
+    return owner is not None and all(density is None or issubclass(owner, density) for density in densities)
 
 
 def _defining_class(kind: type, name: str) -> type | None:
