@@ -71,6 +71,3 @@ class Interval(NamedTuple):
     def contains(self, value: Tensor) -> Tensor:
         """Whether each element lies strictly inside."""
         return (value > self.lower) & (value < self.upper)
-
-
-POSITIVE = Interval(0.0, math.inf)

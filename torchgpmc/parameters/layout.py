@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Callable
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ from gpytorch.priors import Prior
 from torch import Tensor, nn
 
 from torchgpmc.adapter.functional import constraint_of, parameters_with_owners, public_name
-from torchgpmc.parameters.bijections import POSITIVE, Interval
+from torchgpmc.parameters.bijections import Interval
 from torchgpmc.parameters.missing_priors import Missing, missing_priors_message
 from torchgpmc.parameters.restricted_priors import JointPrior, RestrictedPrior, joint_prior, support_of
 
@@ -68,7 +67,6 @@ class _Block(NamedTuple):
     interval: Interval
     prior: RestrictedPrior | JointPrior
     size: int
-    on_log_scale: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None  # JointPrior.on_log_scale, where theta is log x
 
 
 class Layout:
@@ -152,11 +150,12 @@ class Layout:
         values, slopes, derivatives = [], [], []
         for block, unconstrained in zip(self._blocks, theta.split([block.size for block in self._blocks], -1), strict=True):
             value = block.interval.constrain(unconstrained)
-            log_prob, slope, derivative = _log_prior_and_slopes(block, unconstrained, value)
-            total = total + log_prob
+            derivative, jacobian_slope = block.interval.slopes(unconstrained, value)
+            log_prob, slope = block.prior.log_prob_and_slope(value)
+            total = total + log_prob + block.interval.log_jacobian(unconstrained).sum(-1)
             parts = value.split([math.prod(entry.shape) for entry in block.entries], -1)
             values += [part.view(-1, *entry.shape) for entry, part in zip(block.entries, parts, strict=True)]
-            slopes.append(slope)
+            slopes.append(torch.addcmul(jacobian_slope, slope, derivative))
             derivatives.append(derivative)
         return Evaluated(self._by_module(theta, values), total, _joined(slopes, theta), _joined(derivatives, theta))
 
@@ -170,7 +169,15 @@ class Layout:
 
         groups = [list(group) for _, group in itertools.groupby(self.entries, kind)]
         like = torch.zeros(0, dtype=self.dtype, device=self.device)
-        return [_block(group, like) for group in groups]
+        return [
+            _Block(
+                group,
+                group[0].interval,
+                group[0].prior if group[0].prior.closed_form is None else joint_prior([entry.prior for entry in group], like),
+                sum(math.prod(entry.shape) for entry in group),
+            )
+            for group in groups
+        ]
 
     def gather(self, by_module: dict[str, dict[str, Tensor]], theta: Tensor) -> Tensor:
         """Per-parameter tensors ``(C, *shape)`` of the sampled parameters as columns of theta; zeros where one is missing."""
@@ -261,25 +268,6 @@ class Layout:
 
 def _joined(columns: list[Tensor], theta: Tensor) -> Tensor:
     return torch.cat(columns, -1) if len(columns) > 1 else columns[0] if columns else theta.new_zeros(len(theta), 0)
-
-
-def _block(entries: list[Entry], like: Tensor) -> _Block:
-    first, size = entries[0], sum(math.prod(entry.shape) for entry in entries)
-    if first.prior.closed_form is None:
-        return _Block(entries, first.interval, first.prior, size, None)
-    joint = joint_prior([entry.prior for entry in entries], like)
-    of_log = joint.on_log_scale if joint.has_log_scale and first.interval == POSITIVE else None
-    return _Block(entries, first.interval, joint, size, of_log)
-
-
-def _log_prior_and_slopes(block: _Block, unconstrained: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of some columns of theta, Jacobian included: ``(C,)``, its derivative, and that of the constrained ``value``."""
-    if block.on_log_scale is not None:
-        return *block.on_log_scale(unconstrained, value), value
-    derivative, jacobian_slope = block.interval.slopes(unconstrained, value)
-    log_prob, slope = block.prior.log_prob_and_slope(value)
-    log_prior = log_prob + block.interval.log_jacobian(unconstrained).sum(-1)
-    return log_prior, torch.addcmul(jacobian_slope, slope, derivative), derivative
 
 
 def _constrain(entry: Entry, unconstrained: Tensor) -> Tensor:

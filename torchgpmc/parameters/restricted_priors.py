@@ -58,21 +58,6 @@ def _normal(x: Tensor, mean: Any, precision: Any) -> tuple[Tensor, Tensor]:
     return -0.5 * pull * gap, -pull
 
 
-def _gamma_of_log(log: Tensor, x: Tensor, power: Any, rate: Any) -> tuple[Tensor, Tensor]:
-    shape, scaled = power + 1, rate * x
-    return shape * log - scaled, shape - scaled
-
-
-def _log_normal_of_log(log: Tensor, x: Tensor, location: Any, precision: Any) -> tuple[Tensor, Tensor]:
-    gap = log - location
-    pull = precision * gap
-    return -0.5 * pull * gap, -pull
-
-
-# Densities of log x, and derivatives in it, from log x, x and the same numbers: half the calls, where theta is log x.
-_OF_LOG = {_gamma: _gamma_of_log, _log_normal: _log_normal_of_log}
-
-
 def _closed_form(prior: Prior) -> ClosedDensity | None:
     """Of the priors used most, when their parameters are single numbers; ``None`` for others."""
     numbers = [parameter for parameter in (*prior.buffers(), *prior.parameters())]
@@ -273,16 +258,6 @@ class JointPrior(NamedTuple):
     def log_prob_and_slope(self, value: Tensor) -> tuple[Tensor, Tensor]:
         """Of values ``(C, size)``: ``(C,)`` and ``(C, size)``."""
         log_prob, slope = self.form(value)
-        return log_prob.sum(1) + self.constant, slope
-
-    @property
-    def has_log_scale(self) -> bool:
-        """Whether the density of log x takes fewer operations."""
-        return self.form.function in _OF_LOG
-
-    def on_log_scale(self, log: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The same of log x, its Jacobian included."""
-        log_prob, slope = _OF_LOG[self.form.function](log, value, *self.form.numbers)
         return log_prob.sum(1) + self.constant, slope
 
 
