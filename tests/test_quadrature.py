@@ -30,13 +30,13 @@ def test_expectation_of_a_smooth_function(variance):
 
 
 @pytest.mark.parametrize("scale", [0.03, 1.0, 3.0])
-@pytest.mark.parametrize("step", quadrature._LATTICES)
-def test_where_the_rule_changes_both_rules_agree(scale, step):
+@pytest.mark.parametrize("half", quadrature._HALVES)
+def test_where_the_rule_changes_both_rules_agree(scale, half):
     """The value and its derivatives, so that neither a trajectory nor another choice of chunks sees a step."""
 
     def at(factor):
         mean = scale * torch.linspace(-4, 4, 81, dtype=torch.float64).requires_grad_(True)
-        variance = torch.full_like(mean, factor * quadrature._widest(step) * scale**2).detach().requires_grad_(True)
+        variance = torch.full_like(mean, factor * quadrature._widest(half) * scale**2).detach().requires_grad_(True)
         nodes, _ = quadrature.rule_about(mean, variance, 0.0, scale)
         value = quadrature.expectation_about(lambda f: torch.log1p((f / scale).square()), mean, variance, 0.0, scale)
         slopes = torch.autograd.grad(value.sum(), (mean, variance))

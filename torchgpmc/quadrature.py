@@ -26,9 +26,10 @@ _PARTS = 4  # into which a panel is split
 _SPLITS = 2  # panels of each integral that are split in a round
 _MAX_DOUBLINGS = 10
 _MAX_ROUNDS = 40
-_LATTICES = (0.7, 0.58, 0.48, 0.4, 0.34, 0.29, 0.25)  # steps, in standard deviations
-_LATTICE_REACH = 8.0  # standard deviations
+REACH = 8.0  # standard deviations from the mean within which the nodes of both rules about a center lie
+_LATTICE_REACH = 7.2  # standard deviations; 6e-13 of a normal's mass are beyond
 _LATTICE_DIGITS = 26.0  # minus the log of a lattice's error
+_HALVES = range(10, 33)  # nodes of a lattice on either side of the mean
 _BLOCK_ELEMENTS = 2**16  # of temporaries that stay in a core's cache
 _TOLERANCE = 1e-8  # of the estimated error, which at a kink is less than the true one
 
@@ -297,7 +298,7 @@ def rule_about(
     r"""Nodes x and weights w such that E g(f) = sum w g(mean + sd x) where g is smooth but turns at ``center``, however narrowly.
 
     ``scale`` is how far from the real line g has its nearest singularity, which is what rules converge by. Where all standard
-    deviations are below it these are 25 to 65 evenly spaced nodes, the fewer the narrower the normals; else those normals that are
+    deviations are below it these are 21 to 65 evenly spaced nodes, the fewer the narrower the normals; else those normals that are
     wider get Gauss-Legendre nodes in t, f = center + scale sinh(t), over mean +- 8 standard deviations. Rules err by about 1e-11
     and less, so that which of them a batch gets is not seen. Off the CPU it is always the latter, which the host need not know.
 
@@ -319,16 +320,16 @@ def rule_about(
     with torch.no_grad():
         shape = (-1,) + (1,) * mean.dim()
         if mean.device.type == "cpu":
-            widest = float((variance / scale**2).max()) if variance.numel() else 0.0
-            for step in _LATTICES:
-                if widest <= _widest(step):
-                    nodes, weights = _lattice(step, mean.dtype, mean.device)
-                    return nodes.view(shape), weights.view(shape)
+            widest = _greatest(variance, scale) if variance.numel() else 0.0
+            fewest = next((half for half in _HALVES if widest <= _widest(half)), None)
+            if fewest is not None:
+                nodes, weights = _lattice(fewest, mean.dtype, mean.device)
+                return nodes.view(shape), weights.view(shape)
         # The second rule's nodes are differences of numbers as large as the mean, which narrow normals are lost in.
         half = num_nodes // 2
-        even = _lattice(_LATTICE_REACH / half, mean.dtype, mean.device)
+        even = _lattice(half, mean.dtype, mean.device)
         own = _over_reach(mean, variance, center, scale, 2 * half + 1)
-        narrow = variance / scale**2 <= _widest(_LATTICE_REACH / half)
+        narrow = variance / scale**2 <= _widest(half)
         nodes, weights = (torch.where(narrow, one.view(shape), other) for one, other in zip(even, own, strict=True))
         return nodes, weights
 
@@ -340,26 +341,31 @@ def _over_reach(
     shape = (-1,) + (1,) * mean.dim()
     nodes, weights = _legendre(num_nodes, mean.dtype, mean.device)
     deviation, offset = variance.sqrt() / scale, (mean - center) / scale
-    low, high = torch.asinh(offset - 8 * deviation), torch.asinh(offset + 8 * deviation)
+    low, high = torch.asinh(offset - REACH * deviation), torch.asinh(offset + REACH * deviation)
     t = low + (high - low) * nodes.view(shape)
     x = (torch.sinh(t) - offset) / deviation
     density = weights.view(shape) * torch.cosh(t) * torch.exp(-0.5 * x.square())
     return x, density / density.sum(0)
 
 
-def _widest(step: float) -> float:
+def _greatest(variance: Tensor, scale: Tensor | float) -> float:
+    """Of the variances over the squared scale."""
+    return float((variance / scale**2).max()) if isinstance(scale, Tensor) else float(variance.max()) / scale**2
+
+
+@lru_cache(maxsize=64)
+def _widest(half: int) -> float:
     """Variance over squared distance of singularities that a lattice serves.
 
     A singularity y standard deviations from the real line costs it exp(y^2 / 2 - 2 pi y / step).
     """
-    frequency = 2 * math.pi / step
+    frequency = 2 * math.pi * half / _LATTICE_REACH
     return (frequency - math.sqrt(frequency**2 - 2 * _LATTICE_DIGITS)) ** -2
 
 
-@lru_cache(maxsize=32)
-def _lattice(step: float, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    half = math.ceil(_LATTICE_REACH / step - 1e-9)  # a step that divides the reach but for rounding
-    nodes = step * torch.arange(-half, half + 1, dtype=torch.float64)
+@lru_cache(maxsize=64)
+def _lattice(half: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    nodes = (_LATTICE_REACH / half) * torch.arange(-half, half + 1, dtype=torch.float64)
     return nodes.to(device, dtype), torch.softmax(-0.5 * nodes.square(), 0).to(device, dtype)
 
 
@@ -372,9 +378,15 @@ def add_up(sums: Callable[[slice], tuple[Tensor, ...]], nodes: Tensor, like: Ten
 
 def weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
     """sum w g over the nodes of :func:`rule_about`: values ``(num_nodes, ...)`` to ``(...)``."""
-    if weights.numel() == weights.shape[0]:
-        return (weights.view(1, -1) @ values.reshape(values.shape[0], -1)).view(values.shape[1:])
-    return (weights * values).sum(0)
+    return weighted_sums(weights.unsqueeze(0), values)[0]
+
+
+def weighted_sums(weights: Tensor, values: Tensor) -> Tensor:
+    """Several such sums of the same values: weights ``(R, num_nodes, ...)`` and values ``(num_nodes, ...)`` to ``(R, ...)``."""
+    sums, nodes = weights.shape[:2]
+    if weights.numel() == sums * nodes:
+        return (weights.reshape(sums, nodes) @ values.reshape(nodes, -1)).view(sums, *values.shape[1:])
+    return (weights * values).sum(1)
 
 
 def expectation_about(

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
-LOG_SQRT_HALF_PI = 0.5 * math.log(0.5 * math.pi)
 LOG_2 = math.log(2.0)
 SQRT_HALF = math.sqrt(0.5)
+HAZARD_OF_RATIO = math.sqrt(2 / math.pi)
 
 # Below these, erfc(-x / sqrt 2) is denormal or zero and its logarithm loses digits.
 LOG_2PI = math.log(2 * math.pi)
@@ -72,18 +72,28 @@ def normal_hazard(x: Tensor, log_cdf: Tensor | None = None) -> Tensor:
     return torch.where(x < -40.0, -x / series, ratio)
 
 
-def log_ndtr_and_hazard(x: Tensor, overwrite_x: bool = False) -> tuple[Tensor, Tensor]:
-    """:func:`log_ndtr` and :func:`normal_hazard` together, without a graph, in as few passes over memory as they need.
-
-    ``overwrite_x`` allows them to take over the memory of ``x``: what is not in the cache costs twice the arithmetic.
-    """
-    if x.device.type != "cpu" or x.dtype not in _ERFC_LIMIT or not x.numel() or not float(x.amin()) >= _ERFC_LIMIT[x.dtype]:
+def log_ndtr_and_hazard(x: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`log_ndtr` and :func:`normal_hazard` together, without a graph, in as few passes over memory as they need."""
+    lowest = lowest_quick_log_ndtr(x)
+    if not math.isfinite(lowest) or not x.numel() or not float(x.amin()) >= lowest:
         value = _log_ndtr_value(x)
         return value, normal_hazard(x, value)
-    scaled = x.mul_(-SQRT_HALF) if overwrite_x else x * -SQRT_HALF
-    log_erfc = torch.special.erfc(scaled).log_()
-    hazard = torch.addcmul(log_erfc, scaled, scaled, out=scaled).add_(LOG_SQRT_HALF_PI).neg_().exp_()
-    return log_erfc.sub_(LOG_2), hazard
+    log_erfc, ratio = log_erfc_and_ratio_(x * -SQRT_HALF)
+    return log_erfc.sub_(LOG_2), ratio.mul_(HAZARD_OF_RATIO)
+
+
+def lowest_quick_log_ndtr(like: Tensor) -> float:
+    """The least x = -z sqrt 2 that :func:`log_erfc_and_ratio_` serves; infinite where the plain functions are the better ones."""
+    return _ERFC_LIMIT.get(like.dtype, math.inf) if like.device.type == "cpu" else math.inf
+
+
+def log_erfc_and_ratio_(z: Tensor) -> tuple[Tensor, Tensor]:
+    """log erfc(z) and exp(-z^2) / erfc(z), z being overwritten: at -x / sqrt 2 they are :func:`log_ndtr` and its slope at x.
+
+    But for a constant: log Phi is log erfc less log 2, and its slope the ratio times ``HAZARD_OF_RATIO``.
+    """
+    log_erfc = torch.special.erfc(z).log_()
+    return log_erfc, torch.addcmul(log_erfc, z, z, out=z).neg_().exp_()
 
 
 class _LogNdtr(torch.autograd.Function):

@@ -148,3 +148,22 @@ def test_slopes_of_narrow_normals_survive_wide_ones_beside_them(name):
         alone = likelihood.expected_and_slopes(mean[:, part], variance[:, part], y[part])
         torch.testing.assert_close(together.mean[:, part], alone.mean, rtol=1e-8, atol=1e-12)
         torch.testing.assert_close(together.variance[:, part], alone.variance, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("link", ["probit", "logit"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_quick_expectations_are_the_plain_ones(link, dtype):
+    """Beside a datum far in the tail all data take the plain form, alone the quick one."""
+    mean = torch.tensor([[-3.0, -0.5, 0.0, 2.0, 5.0, -2000.0]], dtype=dtype)
+    variance = torch.tensor([[0.01, 1.0, 3.0, 0.5, 4.0, 2.0]], dtype=dtype)
+    likelihood, y = tg.likelihoods.Bernoulli(link), torch.tensor([1, 1, 0, 1, 1, 1], dtype=dtype)
+    plain = likelihood.expected_and_slopes(mean, variance, y)
+    quick = likelihood.expected_and_slopes(mean[:, :-1], variance[:, :-1], y[:-1])
+    tolerance = {"rtol": 1e-11, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 1e-5, "atol": 1e-6}
+    torch.testing.assert_close(quick.mean, plain.mean[:, :-1], **tolerance)
+    torch.testing.assert_close(quick.variance, plain.variance[:, :-1], **tolerance)
+    values = [
+        likelihood.expected_log_likelihood(m, s, y[: m.shape[1]])[0, :5]
+        for m, s in ((mean, variance), (mean[:, :-1], variance[:, :-1]))
+    ]
+    torch.testing.assert_close(values[1], values[0], **tolerance)

@@ -17,19 +17,53 @@ from torchgpmc import quadrature
 from torchgpmc.likelihoods.likelihood import Derivatives, Factorised, Moments, TiltedMoments, require_targets
 from torchgpmc.likelihoods.slopes import ExpectedSlopes
 from torchgpmc.random import uniform
-from torchgpmc.special import log_ndtr, log_ndtr_and_hazard, ndtr
+from torchgpmc.special import (
+    HAZARD_OF_RATIO,
+    LOG_2,
+    SQRT_HALF,
+    log_erfc_and_ratio_,
+    log_ndtr,
+    log_ndtr_and_hazard,
+    lowest_quick_log_ndtr,
+    ndtr,
+)
 
 
-def _log_logistic_and_slope(x: Tensor, overwrite_x: bool) -> tuple[Tensor, Tensor]:
-    return logsigmoid(x), torch.sigmoid(x.neg_() if overwrite_x else -x)
+class _Form(NamedTuple):
+    """log p(f) = offset + value(z), with derivative factor * slope(z), at z = unit * f."""
+
+    function: Callable[[Tensor], tuple[Tensor, Tensor]]  # value and slope of z, whose memory it may take over
+    unit: float = 1.0
+    offset: float = 0.0
+    factor: float = 1.0
 
 
 class _Link(NamedTuple):
-    log_probability_and_slope: Callable[[Tensor, bool], tuple[Tensor, Tensor]]  # of x, and whether its memory may be taken over
+    form: _Form  # right everywhere
+    quick: _Form  # in fewer passes over memory, right where no f is below
+    lowest: Callable[[Tensor], float]  # this, by a tensor's kind; infinite where the host should not look for the least f
     singular: float  # how far from the real line the logarithm has its nearest singularity
 
 
-_LINKS = {"probit": _Link(log_ndtr_and_hazard, 2.816), "logit": _Link(_log_logistic_and_slope, math.pi)}
+def _log_logistic_and_slope(x: Tensor) -> tuple[Tensor, Tensor]:
+    return logsigmoid(x), torch.sigmoid(x.neg_())
+
+
+def _quick_log_logistic_and_slope(x: Tensor) -> tuple[Tensor, Tensor]:
+    p = torch.sigmoid(x)
+    return p.log(), torch.sub(1, p, out=x)
+
+
+def _lowest_quick_logistic(like: Tensor) -> float:
+    return math.log(torch.finfo(like.dtype).tiny) + 1 if like.device.type == "cpu" else math.inf
+
+
+_LINKS = {
+    "probit": _Link(
+        _Form(log_ndtr_and_hazard), _Form(log_erfc_and_ratio_, -SQRT_HALF, -LOG_2, HAZARD_OF_RATIO), lowest_quick_log_ndtr, 2.816
+    ),
+    "logit": _Link(_Form(_log_logistic_and_slope), _Form(_quick_log_logistic_and_slope), _lowest_quick_logistic, math.pi),
+}
 
 
 def _expectation(link: _Link, mean: Tensor, variance: Tensor, sign: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -37,17 +71,24 @@ def _expectation(link: _Link, mean: Tensor, variance: Tensor, sign: Tensor) -> t
 
     d/dmean E g(f) = E g'(f) and d/dvariance E g(mean + sd x) = E[g'(f) x] / (2 sd), under the quadrature rule itself.
     """
-    nodes, weights = quadrature.rule_about(mean, variance, 0.0, link.singular)
-    center, deviation = sign * mean, sign * variance.sqrt()
-    first = weights * nodes
+    center, deviation = sign * mean, variance.sqrt()
+    nodes, weights = quadrature.rule_about(center, variance, 0.0, link.singular)
+    form = link.quick if _is_within(link.lowest(mean), center, deviation) else link.form
+    center, spread, slope_weights = center.mul_(form.unit), form.unit * deviation, torch.stack([weights, weights * nodes])
 
-    def sums(block: slice) -> tuple[Tensor, Tensor, Tensor]:
-        value, slope = link.log_probability_and_slope(torch.addcmul(center, deviation, nodes[block]), True)
-        pairs = (weights, value), (weights, slope), (first, slope)
-        return tuple(quadrature.weighted_sum(weight[block], function) for weight, function in pairs)  # type: ignore[return-value]
+    def sums(block: slice) -> tuple[Tensor, Tensor]:
+        value, slope = form.function(torch.addcmul(center, spread, nodes[block]))
+        return quadrature.weighted_sum(weights[block], value), quadrature.weighted_sums(slope_weights[:, block], slope)
 
-    totals = quadrature.add_up(sums, nodes, center)
-    return totals[0], sign * totals[1], totals[2] / (2 * deviation)
+    value, (slope, first) = quadrature.add_up(sums, nodes, center)
+    return value + form.offset, (form.factor * sign) * slope, (0.5 * form.factor) * first / deviation
+
+
+def _is_within(lowest: float, center: Tensor, deviation: Tensor) -> bool:
+    """Whether no node lies below."""
+    if not math.isfinite(lowest) or not center.numel():
+        return False
+    return float(torch.sub(center, deviation, alpha=quadrature.REACH).amin()) >= lowest
 
 
 class _ExpectedLogLink(torch.autograd.Function):
