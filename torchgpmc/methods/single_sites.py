@@ -50,8 +50,7 @@ class GibbsLike(LatentOptions):
 
     def check(self, model: GPModel) -> None:
         """Exact draws need f at the data among the latents, and the likelihood's own product over them."""
-        own = type(model).log_likelihood is not GPModel.log_likelihood
-        if self.exact and (own or not model.has_latents_at_data or not model.factorises):
+        if self.exact and not (model.sees_f_alone and model.has_latents_at_data and model.factorises):
             raise ValueError(
                 f"GibbsLike draws each latent given the others and its own datum, and {type(model.likelihood).__name__} of "
                 f"{type(model).__name__} is not a product over its latents. Expected a model of f at the data, such as "

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.density import AutogradDensity
+from torchgpmc.linalg import times_blocks
 from torchgpmc.models.gp_model import LatentsAt
 from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.samplers.sweep import Conditional
@@ -90,6 +91,28 @@ class LatentsGivenTheta(AutogradDensity):
         if not self.with_prior:
             return torch.where(self.kept.at.prior.ok, value, torch.nan)
         return self.kept.log_prior + log_standard_normal(v) + value
+
+    @property
+    def _sees_f_alone(self) -> bool:
+        return self.joint.model.sees_f_alone and not self.with_prior
+
+    def image(self, vectors: Tensor) -> Tensor:
+        """f less its mean, of vectors v ``(C, B, V)``; v itself where the value takes more than f."""
+        return times_blocks(vectors, self.kept.at.prior.factor.mT) if self._sees_f_alone else vectors
+
+    def draw(self, v: Tensor, generator: torch.Generator) -> tuple[Tensor, tuple[()]]:
+        """The value, and no payload."""
+        return self(v), ()
+
+    def draw_at(self, image: Tensor, generator: torch.Generator) -> tuple[Tensor, tuple[()]]:
+        """The same from :meth:`image`, without a product with L."""
+        if not self._sees_f_alone:
+            return self.draw(image, generator)
+        model, prior = self.joint.model, self.kept.at.prior
+        with torch.no_grad():
+            f = model.about_mean(prior, image.view(len(image), *model.latent_shape))
+            value = torch.where(prior.ok, model.log_likelihood_of_f(prior, f, self.joint.targets), torch.nan)
+        return value.nan_to_num_(-torch.inf, -torch.inf, -torch.inf), ()
 
     def select(self, rows: Tensor) -> LogDensity:
         one_theta = len(self.kept.at.mean) == 1

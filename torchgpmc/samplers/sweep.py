@@ -188,6 +188,11 @@ class _KnownHere:
         self.evaluations += 1
         return self.drawn.draw(position, generator)
 
+    def draw_at(self, image: Tensor, generator: torch.Generator) -> tuple[Tensor, Any]:
+        self.evaluations += 1
+        found: tuple[Tensor, Any] = self.density.draw_at(image, generator)
+        return found
+
     def __call__(self, position: Tensor) -> Tensor:
         if position is self.here:
             return self.known[0]
