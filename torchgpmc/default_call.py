@@ -13,7 +13,7 @@ from torchgpmc.posterior import Posterior
 from torchgpmc.recommend import Candidate, as_typed, described
 from torchgpmc.storage.checkpoint import CheckpointError
 
-_HOPELESS_SHARE, _HOPELESS = 0.25, 3.0  # after a quarter of its draws, an engine that heads for less than a third of what is wanted
+_HOPELESS_SHARE, _HOPELESS = 0.2, 3.0  # after a fifth of its draws (AMIS's second batch), an engine that heads for less than a third of what is wanted
 
 
 class Rule(NamedTuple):
