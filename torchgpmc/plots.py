@@ -162,7 +162,9 @@ def _quantiles(values: np.ndarray, weights: np.ndarray | None) -> list[float]:
     levels = [0.05, 0.25, 0.5, 0.75, 0.95]
     if weights is None:
         return [float(level) for level in np.quantile(values, levels)]
-    return [float(level) for level in np.quantile(values, levels, weights=weights, method="inverted_cdf")]
+    order = values.argsort()
+    reached = weights[order].cumsum()
+    return [float(values[order[reached.searchsorted(level * reached[-1])]]) for level in levels]
 
 
 def plot_calibration(curves: dict[str, Tensor], test_y: Tensor, *, bins: int = 10, level: float = 0.9) -> Any:
