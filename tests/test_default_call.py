@@ -211,7 +211,7 @@ def test_chains_on_request_and_one_data_set_a_chain():
 @functools.cache
 def collapsed():
     """Weighted draws of which one carries everything."""
-    posterior = tg.sample(gp("probit"), num_samples=100, **QUIET).resampled(200)
+    posterior = tg.sample(gp("probit"), tg.AMIS(), num_samples=400, **QUIET).resampled(200)
     log_weights = torch.full((1, 200), -60.0, dtype=torch.float64)
     log_weights[0, 7] = 0.0
     draws = Draws(posterior.theta, posterior.whitened, log_weights)

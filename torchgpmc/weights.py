@@ -42,10 +42,22 @@ def pareto_khat(log_weights: Tensor) -> float:
         return math.nan
     if float(log_weights.max() - log_weights.min()) < _EQUAL_WEIGHTS:
         return -math.inf
+    return _tail_fit(log_weights)[1]
+
+
+def _tail_fit(log_weights: Tensor) -> tuple[Tensor, float]:
+    """Smoothed log weights and k-hat; as they are and -inf where many at the foot of the tail, or all in it, are the same.
+
+    Such a tail has no shape: versions of arviz-stats raise, return NaN, or the mean of their prior with weights that are NaN.
+    """
     try:
-        return chain_statistics.psislw(log_weights.detach().double().flatten().cpu().numpy())[1]
-    except ValueError:  # "all tail values are the same": a tail that ends at once
-        return -math.inf
+        fitted, khat = chain_statistics.psislw(log_weights.detach().double().flatten().cpu().numpy())
+    except ValueError:
+        return log_weights, -math.inf
+    smoothed = torch.as_tensor(fitted).to(log_weights).view_as(log_weights)
+    if math.isnan(khat) or bool(smoothed.isnan().any()):
+        return log_weights, -math.inf
+    return smoothed, khat
 
 
 def log_contributions(values: Tensor, log_weights: Tensor) -> Tensor:
@@ -80,8 +92,7 @@ def smoothed_log_weights(log_weights: Tensor) -> Tensor:
     """
     if log_weights.numel() < MIN_DRAWS_FOR_KHAT:
         return log_weights
-    smoothed, _ = chain_statistics.psislw(log_weights.detach().double().cpu().numpy())
-    return torch.as_tensor(smoothed).to(log_weights)
+    return _tail_fit(log_weights)[0]
 
 
 def weighted_effective_size(values: Tensor, log_weights: Tensor) -> float:
