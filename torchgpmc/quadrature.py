@@ -26,7 +26,7 @@ _PARTS = 4  # into which a panel is split
 _SPLITS = 2  # panels of each integral that are split in a round
 _MAX_DOUBLINGS = 10
 _MAX_ROUNDS = 40
-REACH = 8.0  # standard deviations from the mean within which the nodes of both rules about a center lie
+REACH = 8.0  # standard deviations from the mean within which nodes about a center lie
 _LATTICE_REACH = 7.2  # standard deviations; 6e-13 of a normal's mass are beyond
 _LATTICE_DIGITS = 26.0  # minus the log of a lattice's error
 _HALVES = range(10, 33)  # nodes of a lattice on either side of the mean
@@ -320,11 +320,10 @@ def rule_about(
     with torch.no_grad():
         shape = (-1,) + (1,) * mean.dim()
         if mean.device.type == "cpu":
-            widest = _greatest(variance, scale) if variance.numel() else 0.0
+            widest = float((variance / scale**2).max()) if variance.numel() else 0.0
             fewest = next((half for half in _HALVES if widest <= _widest(half)), None)
             if fewest is not None:
-                nodes, weights = _lattice(fewest, mean.dtype, mean.device)
-                return nodes.view(shape), weights.view(shape)
+                return tuple(part.view(shape) for part in _lattice(fewest, mean.dtype, mean.device))  # type: ignore[return-value]
         # The second rule's nodes are differences of numbers as large as the mean, which narrow normals are lost in.
         half = num_nodes // 2
         even = _lattice(half, mean.dtype, mean.device)
@@ -348,17 +347,9 @@ def _over_reach(
     return x, density / density.sum(0)
 
 
-def _greatest(variance: Tensor, scale: Tensor | float) -> float:
-    """Of the variances over the squared scale."""
-    return float((variance / scale**2).max()) if isinstance(scale, Tensor) else float(variance.max()) / scale**2
-
-
 @lru_cache(maxsize=64)
 def _widest(half: int) -> float:
-    """Variance over squared distance of singularities that a lattice serves.
-
-    A singularity y standard deviations from the real line costs it exp(y^2 / 2 - 2 pi y / step).
-    """
+    """Variance over squared distance of singularities that a lattice serves; y deviations cost exp(y^2 / 2 - 2 pi y / step)."""
     frequency = 2 * math.pi * half / _LATTICE_REACH
     return (frequency - math.sqrt(frequency**2 - 2 * _LATTICE_DIGITS)) ** -2
 
@@ -371,22 +362,20 @@ def _lattice(half: int, dtype: torch.dtype, device: torch.device) -> tuple[Tenso
 
 def add_up(sums: Callable[[slice], tuple[Tensor, ...]], nodes: Tensor, like: Tensor) -> tuple[Tensor, ...]:
     """Totals of sums over blocks of nodes, so few at once that functions of them at every element of ``like`` stay in the cache."""
-    size = max(1, _BLOCK_ELEMENTS // max(1, like.numel())) if like.device.type == "cpu" else nodes.shape[0]
-    parts = [sums(slice(start, start + size)) for start in range(0, nodes.shape[0], size)]
-    return parts[0] if len(parts) == 1 else tuple(torch.stack(column).sum(0) for column in zip(*parts, strict=True))
+    count = nodes.shape[0]
+    size = max(1, _BLOCK_ELEMENTS // max(1, like.numel())) if like.device.type == "cpu" else count
+    if size >= count:
+        return sums(slice(None))
+    parts = [sums(slice(start, start + size)) for start in range(0, count, size)]
+    return tuple(torch.stack(column).sum(0) for column in zip(*parts, strict=True))
 
 
 def weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
-    """sum w g over the nodes of :func:`rule_about`: values ``(num_nodes, ...)`` to ``(...)``."""
-    return weighted_sums(weights.unsqueeze(0), values)[0]
-
-
-def weighted_sums(weights: Tensor, values: Tensor) -> Tensor:
-    """Several such sums of the same values: weights ``(R, num_nodes, ...)`` and values ``(num_nodes, ...)`` to ``(R, ...)``."""
-    sums, nodes = weights.shape[:2]
-    if weights.numel() == sums * nodes:
-        return (weights.reshape(sums, nodes) @ values.reshape(nodes, -1)).view(sums, *values.shape[1:])
-    return (weights * values).sum(1)
+    """sum w g over the nodes of :func:`rule_about`: values ``(num_nodes, ...)`` to ``(...)``; weights ``(R, ...)`` give R sums."""
+    lead, nodes = weights.shape[: weights.dim() - values.dim()], values.shape[0]
+    if weights.numel() == lead.numel() * nodes:
+        return (weights.reshape(-1, nodes) @ values.reshape(nodes, -1)).view(lead + values.shape[1:])
+    return (weights * values).sum(len(lead))
 
 
 def expectation_about(

@@ -214,9 +214,9 @@ class BoundClosedForm(NamedTuple):
         form = self.form
         lengthscale = form.lengthscale(values)
         weights, log_scale = self._weights(values, lengthscale)
-        imprecise = stationary.imprecise_rows(weights, self.inputs)
+        care = stationary.precautions(weights, self.inputs)
         if form.smoothness is None:
-            covariance = response = stationary.scaled_rbf_value(weights, log_scale, self.inputs, imprecise)
+            covariance = response = stationary.scaled_rbf_value(weights, log_scale, self.inputs, care)
         else:
             correlation, response = stationary.matern_decay(form.smoothness, stationary.scaled_square(self.inputs, lengthscale))
             covariance = correlation
@@ -226,8 +226,9 @@ class BoundClosedForm(NamedTuple):
 
         def slopes(gradient: Tensor) -> dict[str, Tensor]:
             total = None if response is covariance else (gradient * covariance).sum((1, 2))
-            found = stationary.scaled_rbf_slopes(gradient.mul_(response), self.inputs, imprecise)
-            result = form.lengthscale_slopes(values, lengthscale, (-2 * found[0] * weights).unsqueeze(1) / lengthscale)
+            found = stationary.scaled_rbf_slopes(gradient.mul_(response), self.inputs, care)
+            slope = (found[0].mul_(weights).unsqueeze(1) / lengthscale).mul_(-2)
+            result = form.lengthscale_slopes(values, lengthscale, slope)
             if form.scale is not None:
                 result[form.scale] = (found[1] if total is None else total) / values[form.scale]
             return result

@@ -13,6 +13,8 @@ from torch.autograd.function import once_differentiable
 # Exponentials of less than this are denormal or close to it; arithmetic on denormal numbers costs a hundredfold. What is
 # left out is below 1e-152 (float64) and 1e-17 (float32), nothing beside any jitter.
 _LOWEST_EXPONENT = {torch.float64: -350.0, torch.float32: -40.0}
+# Where no exponent is as far below zero as this, a scale's logarithm aside, a pass over them is saved.
+_LOW = {torch.float64: 300.0, torch.float32: 30.0}
 # What rounding may cost an exponent, below which |a|^2 + |b|^2 - 2 ab stands for |a - b|^2.
 _LOSS = {torch.float64: 1e-8, torch.float32: 1e-2}
 # Numbers in the squared differences of all dimensions that are kept off the CPU, 256 MiB in float64.
@@ -43,7 +45,7 @@ def prepare(x1: Tensor, x2: Tensor, isotropic: bool) -> Inputs:
     x1, x2 = x1_and_one[:, :-1], (x2 - center).contiguous()
     constant = not (x1.requires_grad or x2.requires_grad)
     distance = _pairwise_square(x1, x2) if constant and isotropic else None
-    # On a GPU a pass over memory costs less than waiting for the host, which products of inputs need; see imprecise_rows.
+    # On a GPU a pass over memory costs less than waiting for the host, which products of inputs need; see precautions.
     keep = constant and not isotropic and x1.device.type != "cpu" and x1.numel() * len(x2) <= _MOST_KEPT
     differences = (x1.T[:, :, None] - x2.T[:, None, :]).square_() if keep else None
     squares = -0.5 * x1.square(), -0.5 * x2.square()
@@ -64,13 +66,22 @@ def rows_of(inputs: Inputs, rows: slice) -> Inputs:
     )
 
 
-def imprecise_rows(weights: Tensor, inputs: Inputs) -> Tensor | None:
-    """Settings ``(R,)`` with lengthscales so short that products of inputs would cancel to noise; ``None`` if there are none."""
-    if inputs.squared_distance is not None or inputs.squared_differences is not None:
-        return None
+class Precautions(NamedTuple):
+    """What some lengthscales ask for."""
+
+    by_differences: Tensor | None  # settings (R,) whose lengthscales are so short that products of inputs would cancel to noise
+    clamped: bool  # whether an exponent may be too low
+
+
+def precautions(weights: Tensor, inputs: Inputs) -> Precautions:
+    """At inverse squared lengthscales ``(C, 1)`` or ``(C, D)``; with one look at numbers, where products of inputs are taken."""
+    if inputs.squared_distance is not None or inputs.squared_differences is not None or not weights.numel():
+        return Precautions(None, True)
     limit = _LOSS[weights.dtype] / torch.finfo(weights.dtype).eps
     size = weights.detach().expand(-1, inputs.greatest_square.shape[0]) @ inputs.greatest_square
-    return (size > limit).nonzero().squeeze(-1) if size.numel() and float(size.max()) > limit else None
+    longest = float(size.max())
+    # Half of |a - b|^2 is at most twice the greater of |a|^2 and |b|^2.
+    return Precautions((size > limit).nonzero().squeeze(-1) if longest > limit else None, not 2 * longest <= _LOW[weights.dtype])
 
 
 def _precise_square(weights: Tensor, inputs: Inputs) -> Tensor:
@@ -98,8 +109,8 @@ def _pairwise_square(x1: Tensor, x2: Tensor) -> Tensor:
 class _ScaledRBF(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weights: Tensor, log_scale: Tensor, inputs: Inputs) -> Tensor:
-        ctx.imprecise = imprecise_rows(weights, inputs)
-        covariance = scaled_rbf_value(weights, log_scale, inputs, ctx.imprecise)
+        ctx.care = precautions(weights, inputs)
+        covariance = scaled_rbf_value(weights, log_scale, inputs, ctx.care)
         ctx.save_for_backward(covariance)
         ctx.inputs = inputs
         return covariance
@@ -108,18 +119,18 @@ class _ScaledRBF(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         (covariance,) = ctx.saved_tensors
-        return *scaled_rbf_slopes(gradient * covariance, ctx.inputs, ctx.imprecise), None
+        return *scaled_rbf_slopes(gradient * covariance, ctx.inputs, ctx.care), None
 
 
 def scaled_rbf(weights: Tensor, log_scale: Tensor, inputs: Inputs) -> Tensor:
     """exp(log_scale - 0.5 sum_d w_d (x1_d - x2_d)^2) ``(C, N1, N2)``, differentiable once; weights ``(C, 1)`` or ``(C, D)``."""
     if not torch.is_grad_enabled():
-        return scaled_rbf_value(weights, log_scale, inputs, imprecise_rows(weights, inputs))
+        return scaled_rbf_value(weights, log_scale, inputs, precautions(weights, inputs))
     return _ScaledRBF.apply(weights, log_scale, inputs)
 
 
-def scaled_rbf_value(weights: Tensor, log_scale: Tensor, inputs: Inputs, imprecise: Tensor | None) -> Tensor:
-    """:func:`scaled_rbf` without a graph, :func:`imprecise_rows` being at hand."""
+def scaled_rbf_value(weights: Tensor, log_scale: Tensor, inputs: Inputs, care: Precautions) -> Tensor:
+    """:func:`scaled_rbf` without a graph, :func:`precautions` being at hand."""
     if inputs.squared_distance is not None:  # three passes over memory
         exponent = (inputs.squared_distance * (-0.5 * weights).unsqueeze(-1)).add_(log_scale[:, None, None])
     elif inputs.squared_differences is not None:
@@ -135,12 +146,13 @@ def scaled_rbf_value(weights: Tensor, log_scale: Tensor, inputs: Inputs, impreci
         else:
             scaled = torch.cat([x2 * weights[:, None, :], column.unsqueeze(-1)], -1)
             exponent = torch.bmm(inputs.x1_and_one.expand(chains, -1, -1), scaled.mT).add_(row[:, :, None])
-        if imprecise is not None:
-            exponent[imprecise] = log_scale[imprecise, None, None] - 0.5 * _precise_square(weights[imprecise], inputs)
-    return exponent.clamp_min_(_LOWEST_EXPONENT[exponent.dtype]).exp_()
+        if care.by_differences is not None:
+            rows = care.by_differences
+            exponent[rows] = log_scale[rows, None, None] - 0.5 * _precise_square(weights[rows], inputs)
+    return (exponent.clamp_min_(_LOWEST_EXPONENT[exponent.dtype]) if care.clamped else exponent).exp_()
 
 
-def scaled_rbf_slopes(product: Tensor, inputs: Inputs, imprecise: Tensor | None) -> tuple[Tensor, Tensor]:
+def scaled_rbf_slopes(product: Tensor, inputs: Inputs, care: Precautions) -> tuple[Tensor, Tensor]:
     """Derivatives of sum(gradient * K) in the weights and the log of the scale, given gradient * K: a pass, or a matrix product."""
     if inputs.squared_distance is not None:
         flat = product.flatten(1)
@@ -158,10 +170,10 @@ def scaled_rbf_slopes(product: Tensor, inputs: Inputs, imprecise: Tensor | None)
         column = moments[..., -1]
         cross = (moments[..., :-1] * inputs.x2).sum(1)
     slopes = cross.addmm_(row, inputs.minus_half_square1).addmm_(column, inputs.minus_half_square2)
-    if imprecise is not None:
-        pairs = zip(inputs.x1.unbind(-1), inputs.x2.unbind(-1), strict=True)
-        parts = [(product[imprecise] * (left[:, None] - right[None, :]).square()).sum((1, 2)) for left, right in pairs]
-        slopes[imprecise] = -0.5 * torch.stack(parts, -1)
+    if care.by_differences is not None:
+        rows, pairs = care.by_differences, zip(inputs.x1.unbind(-1), inputs.x2.unbind(-1), strict=True)
+        parts = [(product[rows] * (left[:, None] - right[None, :]).square()).sum((1, 2)) for left, right in pairs]
+        slopes[rows] = -0.5 * torch.stack(parts, -1)
     return slopes, row.sum(1)
 
 
@@ -176,9 +188,9 @@ def scaled_square(inputs: Inputs, lengthscale: Tensor) -> Tensor:
     if inputs.is_prefix:
         square = square * (1 - torch.eye(*square.shape[-2:], dtype=square.dtype, device=square.device))
     weights = lengthscale.reciprocal().square().squeeze(1)
-    imprecise = imprecise_rows(weights, inputs)
-    if imprecise is not None:
-        square = square.index_copy(0, imprecise, _precise_square(weights[imprecise], inputs))
+    rows = precautions(weights, inputs).by_differences
+    if rows is not None:
+        square = square.index_copy(0, rows, _precise_square(weights[rows], inputs))
     return square.clamp_min(0.0)
 
 

@@ -74,14 +74,15 @@ def _expectation(link: _Link, mean: Tensor, variance: Tensor, sign: Tensor) -> t
     center, deviation = sign * mean, variance.sqrt()
     nodes, weights = quadrature.rule_about(center, variance, 0.0, link.singular)
     form = link.quick if _is_within(link.lowest(mean), center, deviation) else link.form
-    center, spread, slope_weights = center.mul_(form.unit), form.unit * deviation, torch.stack([weights, weights * nodes])
+    both = torch.stack([weights, weights * nodes])
+    center, spread = center.mul_(form.unit), form.unit * deviation
 
     def sums(block: slice) -> tuple[Tensor, Tensor]:
         value, slope = form.function(torch.addcmul(center, spread, nodes[block]))
-        return quadrature.weighted_sum(weights[block], value), quadrature.weighted_sums(slope_weights[:, block], slope)
+        return quadrature.weighted_sum(weights[block], value), quadrature.weighted_sum(both[:, block], slope)
 
-    value, (slope, first) = quadrature.add_up(sums, nodes, center)
-    return value + form.offset, (form.factor * sign) * slope, (0.5 * form.factor) * first / deviation
+    value, slopes = quadrature.add_up(sums, nodes, center)
+    return value.add_(form.offset), slopes[0].mul_(form.factor * sign), slopes[1].mul_(0.5 * form.factor).div_(deviation)
 
 
 def _is_within(lowest: float, center: Tensor, deviation: Tensor) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -49,12 +50,13 @@ def through_parameters(own: Sequence[Tensor], slopes: Sequence[Tensor], paramete
 def slopes_function(likelihood: Any) -> Any:
     """``expected_and_slopes`` where it is of the very density that ``expected_log_likelihood`` gives, not of a parent class's."""
     densities = ("expected_log_likelihood", "pointwise_log_prob", "log_prob", "forward")
-    if not is_newest(type(likelihood), "expected_and_slopes", densities):
-        return lambda *arguments: slopes_by_autograd(likelihood, *arguments)
-    return likelihood.expected_and_slopes
+    if is_newest(type(likelihood), "expected_and_slopes", densities):
+        return likelihood.expected_and_slopes
+    return lambda *arguments: slopes_by_autograd(likelihood, *arguments)
 
 
-def is_newest(kind: type, derivative: str, densities: Sequence[str]) -> bool:
+@lru_cache(maxsize=64)
+def is_newest(kind: Any, derivative: str, densities: tuple[str, ...]) -> bool:
     """Whether no subclass redefined one of ``densities`` without the closed form of its ``derivative``."""
     owner = _defining_class(kind, derivative)
     defined = [found for name in densities if (found := _defining_class(kind, name)) is not None]

@@ -182,24 +182,31 @@ class Layout:
     def gather(self, by_module: dict[str, dict[str, Tensor]], theta: Tensor) -> Tensor:
         """Per-parameter tensors ``(C, *shape)`` of the sampled parameters as columns of theta; zeros where one is missing."""
         columns = []
-        for entry in self.entries:
-            prefix, _, raw = entry.raw_name.partition(".")
+        for (prefix, raw), size in zip(self._raw_names, self._sizes, strict=True):
             found = by_module.get(prefix, {}).get(raw)
-            size = math.prod(entry.shape)
             columns.append(theta.new_zeros(theta.shape[0], size) if found is None else found.reshape(-1, size))
         return _joined(columns, theta)
 
     def sampled_names(self, prefix: str) -> list[str]:
         """Raw names, within module ``prefix``, of its sampled parameters."""
-        return [raw for module, _, raw in (entry.raw_name.partition(".") for entry in self.entries) if module == prefix]
+        return [raw for module, raw in self._raw_names if module == prefix]
+
+    @cached_property
+    def _raw_names(self) -> list[tuple[str, str]]:
+        """Module and raw name within it, of each entry."""
+        return [(module, raw) for module, _, raw in (entry.raw_name.partition(".") for entry in self.entries)]
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        """Columns of theta that each entry has."""
+        return [math.prod(entry.shape) for entry in self.entries]
 
     def _parts(self, theta: Tensor) -> list[tuple[Entry, Tensor]]:
-        return list(zip(self.entries, theta.split([math.prod(entry.shape) for entry in self.entries], -1), strict=True))
+        return list(zip(self.entries, theta.split(self._sizes, -1), strict=True))
 
     def _by_module(self, theta: Tensor, values: list[Tensor]) -> Hyperparameters:
         result: dict[str, dict[str, Tensor]] = {prefix: {} for prefix in self.prefixes}
-        for entry, value in zip(self.entries, values, strict=True):
-            prefix, _, raw = entry.raw_name.partition(".")
+        for (prefix, raw), value in zip(self._raw_names, values, strict=True):
             result[prefix][raw] = value
         for fixed in self.fixed:
             prefix, _, raw = fixed.raw_name.partition(".")
