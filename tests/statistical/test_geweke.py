@@ -45,7 +45,7 @@ from torchgpmc.samplers.metropolis import accept
 
 CHAINS, FURTHER, ROUNDS = 20_000, 4, 7
 # They forget fast, or a step takes many densities.
-FEWER = dict.fromkeys(("nuts", "nuts, white under sites", "slice", "latents integrated out"), 15_000)
+FEWER = dict.fromkeys(("nuts", "nuts, white under sites", "slice"), 15_000) | {"latents integrated out": 10_000}
 PLANTED = 1500  # show most planted errors at twice the limit and more; moves of latents and stale states need them all
 LAST_STEPS = 4  # with the last y, which a chain that had not seen it would need some steps to forget
 
