@@ -141,6 +141,14 @@ def test_gibbs_states_what_it_factorises(parameterization, hyper, latent, counte
         before = sum(counted)
 
 
+def test_gibbs_through_estimates_states_what_it_factorises(counted):
+    before = None
+    for stats in advances(tg.Gibbs(hyper=tg.PseudoMarginal(num_importance=2), hyper_steps=2), gp("probit")):
+        if before is not None:
+            assert sum(counted) - before == float(stats["n_factorizations"].sum())
+        before = sum(counted)
+
+
 def test_white_moves_factorise_once_a_theta(counted):
     method = tg.Gibbs(latent=tg.PCN(whitening=tg.Laplace()), parameterization=tg.Sufficient(), latent_steps=3)
     counts = [(sum(counted), stats["n_factorizations"]) for stats in advances(method, gp("probit"))]

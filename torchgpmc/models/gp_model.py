@@ -335,12 +335,6 @@ class GPModel(nn.Module):
         """
         return self.log_likelihood_of_f(at.prior, self.latents(at.prior, v), self.targets if targets is None else targets)
 
-    @property
-    def sees_f_alone(self) -> bool:
-        """Whether :meth:`log_likelihood` is that of f at the latent inputs, :meth:`log_likelihood_of_f`, and no model's own."""
-        own = getattr(self.log_likelihood, "__func__", None), getattr(self.latents, "__func__", None)
-        return own == (GPModel.log_likelihood, GPModel.latents)
-
     def log_likelihood_of_f(self, prior: LatentPrior, f: Tensor, targets: Targets) -> Tensor:
         """Log of p(y | f) ``(C,)``, f as :meth:`latents` gives it; the likelihood's parameters are those of ``prior``."""
         return self.likelihood_function(likelihood_values(prior), lambda likelihood: likelihood.log_prob(f, targets.values))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchgpmc.density import AutogradDensity
 from torchgpmc.linalg import times_blocks
-from torchgpmc.models.gp_model import LatentsAt
+from torchgpmc.models.gp_model import GPModel, LatentsAt
 from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.samplers.sweep import Conditional
 from torchgpmc.special import log_standard_normal
@@ -74,6 +74,12 @@ class JointWithPrior:
         return Conditional(density, density(position[:, self.joint.model.layout.size :]))
 
 
+def sees_f_alone(model: GPModel) -> bool:
+    """Whether the model's log likelihood is that of f at its latent inputs, and no way of its own."""
+    own = getattr(model.log_likelihood, "__func__", None), getattr(model.latents, "__func__", None)
+    return own == (GPModel.log_likelihood, GPModel.latents)
+
+
 class LatentsGivenTheta(AutogradDensity):
     """The joint log density as a function of v ``(C, V)``; without its priors the log likelihood.
 
@@ -94,7 +100,7 @@ class LatentsGivenTheta(AutogradDensity):
 
     @property
     def _sees_f_alone(self) -> bool:
-        return self.joint.model.sees_f_alone and not self.with_prior
+        return sees_f_alone(self.joint.model) and not self.with_prior
 
     def image(self, vectors: Tensor) -> Tensor:
         """f less its mean, of vectors v ``(C, B, V)``; v itself where the value takes more than f."""
