@@ -49,8 +49,9 @@ def through_parameters(own: Sequence[Tensor], slopes: Sequence[Tensor], paramete
 
 def slopes_function(likelihood: Any) -> Any:
     """``expected_and_slopes`` where it is of the very density that ``expected_log_likelihood`` gives, not of a parent class's."""
+    kind: Any = type(likelihood)
     densities = ("expected_log_likelihood", "pointwise_log_prob", "log_prob", "forward")
-    if is_newest(type(likelihood), "expected_and_slopes", densities):
+    if is_newest(kind, "expected_and_slopes", densities):
         return likelihood.expected_and_slopes
     return lambda *arguments: slopes_by_autograd(likelihood, *arguments)
 

@@ -63,7 +63,7 @@ def covariance_part(covariance_at: Covariance, values: dict[str, Tensor], sample
 
 def _has_slope(likelihood: LogLikelihood) -> bool:
     """Whether the derivative of the very density that :meth:`log_prob` gives is in closed form."""
-    kind = type(likelihood)
+    kind: Any = type(likelihood)
     written = kind.log_prob_and_slope is not LogLikelihood.log_prob_and_slope
     return written and is_newest(kind, "log_prob_and_slope", ("log_prob", "pointwise_log_prob", "forward"))
 
