@@ -210,6 +210,7 @@ def test_tasks_have_means_and_a_kernel_between_them():
     torch.testing.assert_close(twin.posterior(x).mean, model.posterior(x).mean, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_programs_in_the_documents_run():
     page = (pathlib.Path(__file__).parents[2] / "docs" / "for" / "botorch.md").read_text()
     torch.manual_seed(0)

@@ -92,6 +92,7 @@ def test_inducing_points_are_a_number_or_places_in_the_users_units(iris):
     np.testing.assert_allclose(fitted.posterior_.model.latent_inputs, (x[:5] - x.mean(0)) / x.std(0))
 
 
+@pytest.mark.slow
 def test_doubtful_draws_are_said_to_be_once(iris):
     x, y = iris
     x, y = x[:24], np.arange(24) % 3
