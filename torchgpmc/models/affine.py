@@ -39,13 +39,16 @@ class AffineMap(NamedTuple):
 
     def latents(self, theta: Tensor, white: Tensor) -> Tensor:
         """v ``(C, V)`` from theta ``(C, P)`` and w ``(C, V)``."""
-        turned = self.scale @ white.view(len(white), *self.centre.shape, 1)
-        return self.centre.flatten() + (theta - self.origin) @ self.slope.mT + turned.flatten(1)
+        return self.centre.flatten() + (theta - self.origin) @ self.slope.mT + self._turned(white, self.scale.mT)
 
     def white_slopes(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """Derivatives in theta ``(C, P)`` and w ``(C, V)`` of what has ``gradient`` ``(C, V)`` in v."""
-        white = self.scale.mT @ gradient.view(len(gradient), *self.centre.shape, 1)
-        return gradient @ self.slope, white.flatten(1)
+        return gradient @ self.slope, self._turned(gradient, self.scale)
+
+    def _turned(self, rows: Tensor, matrices: Tensor) -> Tensor:
+        """Rows ``(C, V)``, each latent's part times its matrix: one product for all chains, which reads the matrix once."""
+        parts = rows.view(len(rows), *self.centre.shape).transpose(0, 1)
+        return (parts @ matrices).transpose(0, 1).flatten(1)
 
 
 def white_at_fixed_theta(at: LatentsAt, sites: GaussianSites) -> AffineMap:
