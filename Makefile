@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 WORKERS ?= auto
 export PYTHONHASHSEED = 0
 
-.PHONY: demo test test-fast test-long check format docs dist benchmarks clean
+.PHONY: demo test test-fast test-long test-oldest test-newest check format docs dist benchmarks clean
 
 $(VENV)/installed: setup.cfg constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -30,6 +30,17 @@ ATTACK ?= --attack-models 1000
 test-long: $(VENV)/installed
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m long --attack-record attack-record $(ATTACK); \
 	status=$$?; $(BIN)/python -m tests.attack.record attack-record docs/results/attack.md; exit $$status
+
+# The fast suite with the oldest and the newest versions, each in an environment of its own (some GB: CUDA builds of torch), before a
+# release: make test-oldest PYTHON=python3.10; make test-newest PYTHON=python3.13
+$(VENV)-oldest/installed $(VENV)-newest/installed: $(VENV)-%/installed: setup.cfg constraints/%.txt
+	$(PYTHON) -m venv $(VENV)-$*
+	$(VENV)-$*/bin/python -m pip install --quiet --upgrade pip
+	$(VENV)-$*/bin/python -m pip install --quiet -c constraints/$*.txt -e '.[arviz,plots]' pytest pytest-xdist
+	touch $@
+
+test-oldest test-newest: test-%: $(VENV)-%/installed
+	$(VENV)-$*/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not long"
 
 check: $(VENV)/installed
 	$(BIN)/ruff check torchgpmc tests examples benchmarks
@@ -64,4 +75,4 @@ dist: $(VENV)/installed
 	$(BIN)/python -m twine check --strict dist/*
 
 clean:
-	rm -rf $(VENV) demo-output build dist docs/_build docs/_mathjax docs/generated *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-oldest $(VENV)-newest demo-output build dist docs/_build docs/_mathjax docs/generated *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -80,6 +80,8 @@ def one(options, name):
     model, test_x, test_y = case(options.data, name, options.size)
     posterior, known = served_by_default(model, test_x, test_y)
     print(json.dumps(known), flush=True)
+    if not options.reference_draws:
+        return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         kind = name.split("+")[0]
@@ -114,7 +116,7 @@ def main():
     parser.add_argument("--data", type=pathlib.Path, required=True, help="folder of the data sets")
     parser.add_argument("--cases", nargs="*", default=default_cases())
     parser.add_argument("--size", type=int, default=100, help="rows to train on")
-    parser.add_argument("--reference-draws", type=int, default=100, help="a chain of sixteen, or a quarter of those of four")
+    parser.add_argument("--reference-draws", type=int, default=100, help="a chain of 16, a quarter of those of 4; 0: none")
     parser.add_argument("--limit", type=float, default=300.0, help="CPU seconds of a case, reference included")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--output", type=pathlib.Path, default=OUTPUT / "default_call.md", help="ends with the table of cases")

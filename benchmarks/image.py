@@ -1,16 +1,18 @@
 """Image segmentation (Hensman et al. 2015, section 5.1): a Gaussian fit against MCMC, by inducing points and their placement.
 
-    python benchmarks/image.py --data DATA --splits 10 --fraction 1.0 --points 5 10 20 50 100 --kernels isotropic ARD
+    python benchmarks/image.py --data DATA --splits 10 --points 5 10 20 50 100 --kernels isotropic ARD --record image.jsonl
 
 1000 training and 1019 test rows of a permutation (67 are left out, as in the paper), standardised on the training rows; Bernoulli
 likelihood with a probit link; lengthscales and variance Gamma(1.1, 1). The score is the mean log predictive probability of a test
 label.
 """
 
+import functools
+
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.priors import GammaPrior
-from held_out import CHAINS, compare, draws_a_chain, halves, options, paired, quiet
+from held_out import CHAINS, compare, draws_a_chain, halves, options, paired, quiet, remembered
 from real_data import table
 
 import torchgpmc as tg
@@ -44,7 +46,7 @@ def main():
     data = torch.as_tensor(table(arguments.data, "image"))
     draws = draws_a_chain(DRAWS, arguments.fraction)
     print(f"{arguments.splits} splits, {CHAINS} x {draws} draws\n")
-    print("| kernel | M | inducing points | Gaussian | MCMC | difference (error) | R-hat | effective | fit, s | sampling, s |")
+    print("| kernel | M | inducing points | Gaussian | MCMC | difference (error) | R-hat | effective | CPU s: fit | draws |")
     print("|---|---|---|---|---|---|---|---|---|---|")
     for kernel in arguments.kernels:
         for points in arguments.points:
@@ -53,7 +55,9 @@ def main():
                 for split in range(arguments.first, arguments.first + arguments.splits):
                     train_x, train_y, test_x, test_y = split_of(data, split)
                     model = sparse(train_x, train_y, points, kernel == "ARD")
-                    scores.append(compare(model, test_x, test_y, draws, split, move_points=placement == "optimised"))
+                    make = functools.partial(compare, model, test_x, test_y, draws, split, move_points=placement == "optimised")
+                    key = f"image, {kernel}, {points} {placement} points, split {split}, {draws} draws"
+                    scores.append(remembered(arguments.record, key, make))
                 gaussian, sampled, difference, error = paired(scores)
                 rhat, effective = max(found.rhat for found in scores), min(found.effective for found in scores)
                 fitting, sampling = (

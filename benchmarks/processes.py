@@ -35,6 +35,13 @@ def measure(python, script, *arguments):
     return json.loads(output.strip().splitlines()[-1])
 
 
+def objects(python, script, *arguments):
+    """Runs ``script`` in a fresh process and yields the JSON object on each line, as soon as it is there."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(**_command(python, script, arguments), **pipes) as process:
+        yield from map(json.loads, process.stdout)
+
+
 class Worker:
     """``script`` in a process that lives on, warmed up, for several to be measured in turns: see :func:`serve`."""
 

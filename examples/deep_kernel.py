@@ -69,7 +69,7 @@ def main() -> None:
         probs = posterior.predict(transform(grid), num_draws=100).probs.view(60, 60).T
         axis.contourf(side, side, probs, levels=[0, 0.05, 0.25, 0.5, 0.75, 0.95, 1], cmap="RdBu_r")
         axis.scatter(*x.T, c=y, cmap="RdBu_r", edgecolors="black", s=15)
-        axis.set_title(f"{name}: {float(score):.3f} a test label")
+        axis.set_title(f"{name}: log density {float(score):.3f} a test label")
     options.output.mkdir(parents=True, exist_ok=True)
     figure.savefig(options.output / "deep_kernel.png", dpi=120, bbox_inches="tight")
 

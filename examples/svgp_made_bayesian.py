@@ -66,10 +66,10 @@ def main():
         spread = 2 * found.latent_variance.sqrt()
         panel.fill_between(grid, found.latent_mean - spread, found.latent_mean + spread, alpha=0.3, label="f, two sd")
         panel.plot(grid, found.latent_mean)
-        panel.plot(x[:, 0], 1.5 * torch.sin(9 * x[:, 0]), "k--", linewidth=1, label="true f")
+        panel.plot(grid, 1.5 * torch.sin(9 * grid), "k--", linewidth=1, label="true f")
         panel.plot(x[:, 0], 8 * y - 4, "|", color="grey", label="labels")
-        panel.set(title=name)
-        panel.legend(fontsize=8)
+        panel.set(title=name, xlabel="x")
+    figure.legend(*panel.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
     figure.savefig(arguments.output / "svgp.png", dpi=120)
 
 

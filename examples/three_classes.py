@@ -12,6 +12,7 @@ from sklearn.datasets import make_blobs
 import torchgpmc as tg
 
 LEVELS = [0.3, 0.95, 0.99]
+STYLES = ["dotted", "dashed", "solid"]
 COLOURS = ["tab:blue", "tab:orange", "tab:green"]
 
 
@@ -35,7 +36,7 @@ def main():
     posterior = tg.sample(start.model, tg.NUTS(max_tree_depth=6), start=start, num_samples=arguments.samples, seed=arguments.seed)
     print(posterior.summary())
 
-    axis = torch.linspace(-4, 4, 40, dtype=torch.float64)
+    axis = torch.linspace(-4, 4, 60, dtype=torch.float64)
     grid = torch.cartesian_prod(axis, axis)
     found = {"Gaussian": start.predict(grid).probs, "sampled": posterior.predict(grid, num_draws=100).probs}
     figure = Figure(figsize=(10, 5.6), layout="constrained")
@@ -43,9 +44,10 @@ def main():
         for label, colour in enumerate(COLOURS):
             panel.scatter(*x[y == label].T, s=5, color=colour, alpha=0.5)
             values = probs[:, label].view(len(axis), len(axis)).T
-            panel.contour(axis, axis, values, levels=LEVELS, colors=[colour], linestyles=["dotted", "dashed", "solid"])
+            panel.contour(axis, axis, values, levels=LEVELS, colors=[colour], linestyles=STYLES)
         panel.scatter(*start.model.inducing_points.T, s=14, color="black", marker="x")
-        panel.set(title=f"{name}: contours {', '.join(map(str, LEVELS))}", aspect="equal")
+        lines = ", ".join(f"{level} {style}" for level, style in zip(LEVELS, STYLES, strict=True))
+        panel.set(title=f"{name}: {lines}", aspect="equal")
         print(f"{name}: sure to 0.95 on {float((probs.max(-1).values >= 0.95).double().mean()):.0%} of the square")
     figure.savefig(arguments.output / "three_classes.png", dpi=120)
 

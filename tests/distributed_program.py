@@ -1,10 +1,14 @@
 """What two processes do in ``test_distributed.py``.
 
-Each scenario leaves what it found in ``FOLDER/SCENARIO.RANK.pt``.
+Each scenario leaves what it found in ``FOLDER/SCENARIO.RANK.pt``. By hand:
+``torchrun --standalone --nproc-per-node 2 -m tests.distributed_program FOLDER repeated``.
 """
 
 import os
+import pathlib
+import re
 import signal
+import sys
 import warnings
 
 import torch
@@ -17,6 +21,7 @@ from torchgpmc.distributed.chains import RankRun
 from torchgpmc.distributed.ranks import RankLostError
 from torchgpmc.runs.chain import ChainRun
 
+CLUSTERS = pathlib.Path(__file__).parent.parent / "docs" / "for" / "clusters.md"
 SETTINGS = {"num_samples": 12, "warmup_steps": 30, "num_chains": 4, "seed": 5, "progress": False}
 SHARDED = {**SETTINGS, "num_samples": 5, "num_chains": 2}
 METHODS = {"nuts": tg.NUTS(max_tree_depth=3), "chees": tg.ChEES(), "metropolis": tg.AdaptiveMH(), "slice": tg.Slice()}
@@ -167,6 +172,18 @@ def leader_killed(rank, folder):
         return str(error)
 
 
+def documented(rank, folder):
+    """The programs of the page for clusters, with fewer draws."""
+    known, found = {}, []
+    os.chdir(folder)
+    for program in re.findall(r"```python\n(.*?)```", CLUSTERS.read_text(), flags=re.DOTALL):
+        program, count = re.subn("num_samples=300, warmup_steps=200", "num_samples=10, warmup_steps=10, progress=False", program)
+        assert count == 1
+        exec(compile(program, str(CLUSTERS), "exec"), known)
+        found.append(told(known.pop("posterior")) if "posterior" in known else None)
+    return found
+
+
 def run(names, folder, rank, environment):
     """The scenarios of one process, one after another."""
     os.environ.update(environment)
@@ -177,3 +194,7 @@ def run(names, folder, rank, environment):
         dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
     for name in names:
         torch.save(globals()[name](rank, folder), folder / f"{name}.{rank}.pt")
+
+
+if __name__ == "__main__":
+    run(sys.argv[2:], pathlib.Path(sys.argv[1]), int(os.environ["RANK"]), os.environ)

@@ -1,9 +1,11 @@
-"""Two gloo processes, started once and again after one was killed; what they did is in ``distributed_program.py``."""
+"""Two gloo processes, started once, again after one was killed, and by torchrun; what they did is in ``distributed_program.py``."""
 
 import multiprocessing
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from types import SimpleNamespace
 
@@ -45,13 +47,35 @@ def run_pair(folder, scenarios, by_environment=False):
     return left, [process.exitcode for process in processes]
 
 
+def run_by_torchrun(folder, scenarios):
+    """What each scenario left, by scenario and rank, started by torchrun with the options that the documentation gives."""
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tests.distributed_program"]
+    root = program.CLUSTERS.parent.parent.parent
+    done = subprocess.run(
+        [sys.executable, *command, folder, *scenarios],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        cwd=root,
+        timeout=LIMIT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return {name: {rank: torch.load(folder / f"{name}.{rank}.pt", weights_only=False) for rank in range(2)} for name in scenarios}
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    names = ["pooled", "repeated", "refused", "interrupted", "sharded", "sharded_interrupted", "killed"]
+    names = ["pooled", "refused", "interrupted", "sharded", "sharded_interrupted", "killed"]
     first, first_codes = run_pair(folder, names)
     second, second_codes = run_pair(folder, ["resumed", "leader_killed"], by_environment=True)
     return SimpleNamespace(folder=folder, codes=first_codes + second_codes, **first, **second)
+
+
+@pytest.fixture(scope="module")
+def by_torchrun(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("torchrun")
+    return SimpleNamespace(folder=folder, **run_by_torchrun(folder, ["repeated", "documented"]))
 
 
 def same(one, other):
@@ -90,8 +114,9 @@ class TestChainsOverRanks:
         assert runs.pooled[0][name]["theta"].shape[0] == 4
 
     @pytest.mark.slow
-    def test_the_same_seed_gives_the_same_draws(self, runs):
-        assert same(runs.pooled[0], runs.repeated[0])
+    def test_the_same_seed_gives_the_same_draws_under_torchrun(self, runs, by_torchrun):
+        assert same(runs.pooled[0], by_torchrun.repeated[0])
+        assert same(runs.pooled[0], by_torchrun.repeated[1])
 
     def test_streams_differ(self):
         assert len({rank_seed(seed, rank) for seed in range(3) for rank in range(3)}) == 9
@@ -195,6 +220,18 @@ class TestShards:
     def test_a_copy_is_not_at_work(self):
         with pytest.raises(ValueError, match=r"within: with model\.leading"):
             tg.joint_log_density(program.shard(0))(torch.zeros(1, 7, dtype=torch.float64))
+
+
+@pytest.mark.slow
+def test_the_documentations_programs_run_under_torchrun(by_torchrun):
+    chains, shards = by_torchrun.documented[0]
+    assert chains["theta"].shape == (8, 10, 2) and chains["info"]["ranks"] == 2
+    assert shards["theta"].shape[1:] == (10, 2)
+    others_chains, nothing = by_torchrun.documented[1]
+    assert same(chains, others_chains) and nothing is None
+    assert {"posterior.pt", "run.ckpt.rank0", "run.ckpt.rank1", "shards.ckpt"} <= {
+        file.name for file in by_torchrun.folder.iterdir()
+    }
 
 
 def test_ctrl_c_is_acted_upon_afterwards():

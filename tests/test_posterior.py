@@ -16,7 +16,7 @@ import torchgpmc as tg
 from tests.problems import fixed_kernel, gp, inputs, kernel, sparse_gp, targets
 from torchgpmc.diagnostics import complaints, complaints_about_divergences, summarise
 from torchgpmc.storage.draws import Draws
-from torchgpmc.weights import is_heavy_tailed, pareto_khat
+from torchgpmc.weights import is_heavy_tailed, pareto_khat, smoothed_log_weights
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")
 
@@ -411,6 +411,23 @@ def test_khat_is_the_tail_index_of_the_weights(shape):
     log_u = torch.rand(20_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64).log()
     assert pareto_khat(-shape * log_u) == pytest.approx(shape, abs=0.1)
     assert pareto_khat(shape * log_u) < 0
+
+
+@pytest.mark.parametrize("ahead", [0, 3])
+def test_a_tail_of_ties_is_not_smoothed(ahead):
+    """Most weights the same, as where all but a few underflow: there is nothing to fit, and no NaN comes of trying."""
+    weights = torch.zeros(400, dtype=torch.float64)
+    weights[:ahead] = 5 + torch.arange(ahead)
+    torch.testing.assert_close(smoothed_log_weights(weights).softmax(0), weights.softmax(0))
+    assert not math.isnan(pareto_khat(weights))
+
+
+def test_judging_weights_leaves_them_alone():
+    """ArviZ, which serves Python 3.10, subtracts the largest in place."""
+    weights = 3 * torch.randn(400, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 5
+    before = weights.clone()
+    pareto_khat(weights), smoothed_log_weights(weights)
+    assert torch.equal(weights, before)
 
 
 @pytest.mark.parametrize("likelihood", ["probit", "student_t", "softmax"])

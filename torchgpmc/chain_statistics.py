@@ -46,7 +46,8 @@ else:
 
     def psislw(log_weights: np.ndarray) -> tuple[np.ndarray, float]:
         """Pareto-smoothed log weights, which sum to one, and k-hat."""
-        smoothed, khat = arviz.psislw(log_weights)
+        # It works in the memory of what it is given, which may be a caller's tensor.
+        smoothed, khat = arviz.psislw(log_weights.copy())
         return smoothed, float(khat)
 
 

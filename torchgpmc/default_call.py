@@ -9,11 +9,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from torchgpmc.checks import warn
+from torchgpmc.diagnostics import MAX_ESTIMATE_VARIANCE, estimate_noise
 from torchgpmc.posterior import Posterior
 from torchgpmc.recommend import Candidate, as_typed, described
 from torchgpmc.storage.checkpoint import CheckpointError
+from torchgpmc.weights import kish_effective_size, truncated_log_weights
 
-_HOPELESS_SHARE, _HOPELESS = 0.25, 3.0  # after a quarter of its draws, an engine that heads for less than a third of what is wanted
+# After a fifth of its draws (the second batch of AMIS), an engine that heads for less than a third of what is wanted.
+_HOPELESS_SHARE, _HOPELESS = 0.2, 3.0
 
 
 class Rule(NamedTuple):
@@ -44,11 +47,16 @@ class Rule(NamedTuple):
         return is_good(posterior, self.wanted) or self._is_hopeless(posterior)
 
     def _is_hopeless(self, posterior: Posterior) -> bool:
-        """Of weighted draws: more of them will hardly do."""
-        share = posterior.num_draws / self.most
-        if posterior.log_weights is None or share < _HOPELESS_SHARE:
+        """Of weighted draws: more of them will hardly do.
+
+        A single draw far out may weigh as much as all others, and the next proposals reach there: it is cut. Noise of the evidence
+        is not learned away.
+        """
+        weights, share = posterior.log_weights, posterior.num_draws / self.most
+        if weights is None or share < _HOPELESS_SHARE:
             return False
-        return _HOPELESS * posterior.effective_size() < share * self.wanted
+        size = kish_effective_size(truncated_log_weights(weights))
+        return _HOPELESS * size < share * self.wanted or estimate_noise(posterior.stats, weights) > MAX_ESTIMATE_VARIANCE
 
 
 def is_good(posterior: Posterior, wanted: int) -> bool:

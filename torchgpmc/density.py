@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchgpmc.threads import even_slices, side_by_side, torch_threads_back
 from torchgpmc.trees import concatenate, take
-from torchgpmc.types import Density, LogDensity
+from torchgpmc.types import Density, LinearDensity, LogDensity
 
 
 def mask_failures(value: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
@@ -140,6 +140,26 @@ def as_density(density: Density | Callable[[Tensor], Tensor]) -> Density:
     return density if hasattr(density, "draw") else DrawnDensity(lambda position, _: (density(position), ()))
 
 
+class _SeenAsItIs(NamedTuple):
+    """A density with the identity for its linear map."""
+
+    density: Density
+
+    def draw(self, position: Tensor, generator: torch.Generator) -> tuple[Tensor, Any]:
+        return self.density.draw(position, generator)
+
+    def image(self, vectors: Tensor) -> Tensor:
+        return vectors
+
+    def draw_at(self, image: Tensor, generator: torch.Generator) -> tuple[Tensor, Any]:
+        return self.density.draw(image, generator)
+
+
+def as_linear(density: Density | Callable[[Tensor], Tensor]) -> LinearDensity:
+    """What has a linear map as it is; anything else sees positions themselves."""
+    return cast(LinearDensity, density) if hasattr(density, "image") else _SeenAsItIs(as_density(density))
+
+
 class ChunkedDensity:
     """A density evaluated in chunks of chains, to bound memory; random numbers stay the same, rounding may not.
 
@@ -164,6 +184,9 @@ class ChunkedDensity:
 
     def draw(self, position: Tensor, generator: torch.Generator) -> tuple[Tensor, Any]:
         return concatenate([as_density(density).draw(position[rows], generator) for rows, density in self.parts])
+
+    def draw_at(self, image: Tensor, generator: torch.Generator) -> tuple[Tensor, Any]:
+        return concatenate([density.draw_at(image[rows], generator) for rows, density in self.parts])
 
     def value_at(self, position: Tensor, payload: Any) -> Tensor:
         return torch.cat([density.value_at(position[rows], take(payload, rows)) for rows, density in self.parts])

@@ -305,19 +305,24 @@ def _about_efficiency(size: float, count: int) -> str:
 _LESS_NOISE = "use more importance samples (num_importance), EP() in place of Laplace()"
 
 
-def _complaints_about_noise(stats: Mapping[str, Tensor], log_weights: Tensor | None) -> list[str]:
-    """That draws rest on evidence estimates which came out high by one lucky importance sample.
+def estimate_noise(stats: Mapping[str, Tensor], log_weights: Tensor | None) -> float:
+    """Relative variance of the evidence estimates that the draws rest on, zero where the evidence is exact.
 
-    A relative variance is estimated from the weights whose mean the evidence is, and one that misses most of p(f | y, theta) looks
-    small; those that hit what the others miss are kept for long, or weigh much. So the average is that over the posterior draws.
+    It is estimated from the weights whose mean an estimate is, and one that misses most of p(f | y, theta) looks small; those that
+    hit what the others miss are kept for long, or weigh much. So the average is that over the posterior draws.
     """
     if "log_evidence_variance" not in stats:
-        return []
+        return 0.0
     variance = stats["log_evidence_variance"].double().flatten()
     known = torch.isfinite(variance)  # not where an estimate is a single weight
     weights = torch.ones_like(variance) if log_weights is None else torch.softmax(log_weights.double().flatten(), 0)
     total = float(weights[known].sum())
-    average = float((weights * variance)[known].sum()) / total if total > 0 else 0.0
+    return float((weights * variance)[known].sum()) / total if total > 0 else 0.0
+
+
+def _complaints_about_noise(stats: Mapping[str, Tensor], log_weights: Tensor | None) -> list[str]:
+    """That draws rest on evidence estimates which came out high by one lucky importance sample."""
+    average = estimate_noise(stats, log_weights)
     if average <= MAX_ESTIMATE_VARIANCE:
         return []
     return [

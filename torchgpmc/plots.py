@@ -87,7 +87,7 @@ def plot_trace(posterior: Posterior, names: list[str] | None = None, *, most: in
 
 
 def plot_pair(posterior: Posterior, names: list[str] | None = None, *, most: int = 5) -> Any:
-    """Scatter of every pair of hyperparameters on logarithmic axes where all draws are positive; divergent draws in red.
+    """Scatter of every pair of hyperparameters, of their log10 where all draws are positive; divergent draws in red.
 
     Weighted draws are dots whose area is their weight, histograms add up weights, and the title says the effective size.
 
@@ -99,8 +99,8 @@ def plot_pair(posterior: Posterior, names: list[str] | None = None, *, most: int
     Returns:
         A matplotlib ``Figure``.
     """
-    columns = _columns(posterior, names, most)
-    figure, axes = _figure(len(columns), len(columns), 2.0)
+    columns = [_as_shown(*column) for column in _columns(posterior, names, most)]
+    figure, axes = _figure(len(columns), len(columns), 2.0, sharex="col")
     _say_effective_size(figure, posterior)
     weights = _relative_weights(posterior)
     flat = None if weights is None else weights.ravel()
@@ -111,22 +111,25 @@ def plot_pair(posterior: Posterior, names: list[str] | None = None, *, most: int
             if column > row:
                 axis.set_axis_off()
                 continue
-            log_x = bool((x > 0).all())
             if column == row:
-                axis.hist(x.flatten().log10().numpy() if log_x else x.flatten().numpy(), bins=40, weights=flat, histtype="step")
+                axis.hist(x, bins=40, weights=flat, histtype="step")
                 axis.set_yticks([])
             else:
                 areas = 1.0 if flat is None else _areas(flat, 1.0)
-                axis.scatter(x.flatten().numpy(), y.flatten().numpy(), s=areas, alpha=0.4, linewidths=0)
+                axis.scatter(x, y, s=areas, alpha=0.4, linewidths=0)
                 if bad.any():
-                    axis.plot(x.flatten().numpy()[bad], y.flatten().numpy()[bad], "r.", markersize=4)
-                axis.set_xscale("log" if log_x else "linear")
-                axis.set_yscale("log" if bool((y > 0).all()) else "linear")
+                    axis.plot(x[bad], y[bad], "r.", markersize=4)
             if row == len(columns) - 1:
-                axis.set_xlabel(("log10 " if column == row and log_x else "") + x_name.removeprefix("kernel."), fontsize=7)
-            if column == 0:
-                axis.set_ylabel(y_name.removeprefix("kernel."), fontsize=7)
+                axis.set_xlabel(x_name, fontsize=7)
+            if column == 0 and row > 0:
+                axis.set_ylabel(y_name, fontsize=7)
     return figure
+
+
+def _as_shown(name: str, values: Tensor) -> tuple[str, np.ndarray]:
+    """A column of draws ``(C, S)`` as one axis, its log10 where all are positive: ticks of logarithmic axes lie on one another."""
+    short, flat = name.removeprefix("kernel.").replace(".", ".\n"), values.flatten()  # a panel is narrow
+    return (f"log10 {short}", flat.log10().numpy()) if bool((flat > 0).all()) else (short, flat.numpy())
 
 
 def plot_forest(posterior: Posterior, names: list[str] | None = None, *, most: int = 40) -> Any:
@@ -162,7 +165,9 @@ def _quantiles(values: np.ndarray, weights: np.ndarray | None) -> list[float]:
     levels = [0.05, 0.25, 0.5, 0.75, 0.95]
     if weights is None:
         return [float(level) for level in np.quantile(values, levels)]
-    return [float(level) for level in np.quantile(values, levels, weights=weights, method="inverted_cdf")]
+    order = values.argsort()
+    reached = weights[order].cumsum()
+    return [float(values[order[reached.searchsorted(level * reached[-1])]]) for level in levels]
 
 
 def plot_calibration(curves: dict[str, Tensor], test_y: Tensor, *, bins: int = 10, level: float = 0.9) -> Any:

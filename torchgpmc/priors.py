@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from gpytorch.priors import GammaPrior
 from torch import Tensor
@@ -57,5 +59,5 @@ class ShiftedGammaPrior(GammaPrior):
         """P(x' < x), elementwise."""
         return super().cdf((x - self.shift).clamp_min(0.0))
 
-    def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008  # torch's own signature
-        return self.shift + super().rsample(sample_shape)
+    def rsample(self, sample_shape: torch.Size = torch.Size(), **options: Any) -> Tensor:  # noqa: B008  # torch's own signature
+        return self.shift + super().rsample(sample_shape, **options)  # since 2.14 with a generator

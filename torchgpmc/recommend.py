@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.approximations import EP, Conjugate, Laplace
 from torchgpmc.density import SharedDensity
 from torchgpmc.methods import AMIS, NUTS, AuxiliaryGradient, Method, Slice
@@ -154,8 +155,12 @@ def candidates(model: GPModel, wanted: int = WANTED) -> list[Candidate]:
     chains = _chains(model, NUTS(whitening=Laplace(), max_tree_depth=8), white, 150)
     if size > MANY_HYPERPARAMETERS:
         return [chains]
-    closer = "EP follows the latents more closely where Laplace's estimates are noisy."
-    return [_weighted(model, AMIS(), few, wanted), _weighted(model, AMIS(approximation=EP()), closer, wanted), chains]
+    weighted = [_weighted(model, AMIS(), few, wanted)]
+    # Where p(f | y, theta) may have several modes EP hardly settles, and takes each of its moments over all of them.
+    if as_likelihood(model.likelihood).is_log_concave:
+        closer = "EP follows the latents more closely where Laplace's estimates are noisy."
+        weighted.append(_weighted(model, AMIS(approximation=EP()), closer, wanted))
+    return [*weighted, chains]
 
 
 def _together(model: GPModel, one_latent: bool) -> list[Candidate]:

@@ -62,6 +62,18 @@ class Density(Protocol):
         ...
 
 
+class LinearDensity(Density, Protocol):
+    """A density that sees positions through a linear map: kernels that move in a plane map two vectors, and combine the images."""
+
+    def image(self, vectors: Tensor) -> Tensor:
+        """B vectors a chain ``(C, B, D)`` under the map: ``(C, B, J)``, linear in each."""
+        ...
+
+    def draw_at(self, image: Tensor, generator: torch.Generator) -> tuple[Tensor, Any]:
+        """What :meth:`draw` gives at the position with this image ``(C, J)``."""
+        ...
+
+
 class ReusableDensity(Density, Protocol):
     """A known density whose payload holds what is costly: its value is cheap where only what the payload does not see has moved."""
 

@@ -18,6 +18,7 @@ _PACKAGES = (
     "numpy",
     "scipy",
     "scikit-learn",
+    "arviz",  # in place of the next on Python 3.10
     "arviz-stats",
     "arviz-base",
     "botorch",

@@ -27,6 +27,18 @@ def kish_effective_size(log_weights: Tensor) -> float:
     return float(1 / weights.square().sum())
 
 
+def truncated_log_weights(log_weights: Tensor) -> Tensor:
+    """Weights cut at their mean times the root of their number: one lucky draw decides nothing (Ionides 2008).
+
+    Example:
+        >>> import torch
+        >>> lucky = torch.tensor([0.0] * 99 + [6.0])
+        >>> round(kish_effective_size(lucky), 1), round(kish_effective_size(truncated_log_weights(lucky)), 1)
+        (1.6, 8.5)
+    """
+    return log_weights.clamp_max(torch.logsumexp(log_weights.flatten(), 0) - 0.5 * math.log(log_weights.numel()))
+
+
 def pareto_khat(log_weights: Tensor) -> float:
     """Shape of the tail of importance weights; above 0.7 their means are not to be trusted (Vehtari et al. 2024).
 
@@ -42,10 +54,22 @@ def pareto_khat(log_weights: Tensor) -> float:
         return math.nan
     if float(log_weights.max() - log_weights.min()) < _EQUAL_WEIGHTS:
         return -math.inf
+    return _tail_fit(log_weights)[1]
+
+
+def _tail_fit(log_weights: Tensor) -> tuple[Tensor, float]:
+    """Smoothed log weights and k-hat; as they are and -inf where many at the foot of the tail, or all in it, are the same.
+
+    Such a tail has no shape: versions of arviz-stats raise, return NaN, or the mean of their prior with weights that are NaN.
+    """
     try:
-        return chain_statistics.psislw(log_weights.detach().double().flatten().cpu().numpy())[1]
-    except ValueError:  # "all tail values are the same": a tail that ends at once
-        return -math.inf
+        fitted, khat = chain_statistics.psislw(log_weights.detach().double().flatten().cpu().numpy())
+    except ValueError:
+        return log_weights, -math.inf
+    smoothed = torch.as_tensor(fitted).to(log_weights).view_as(log_weights)
+    if math.isnan(khat) or bool(smoothed.isnan().any()):
+        return log_weights, -math.inf
+    return smoothed, khat
 
 
 def log_contributions(values: Tensor, log_weights: Tensor) -> Tensor:
@@ -80,8 +104,7 @@ def smoothed_log_weights(log_weights: Tensor) -> Tensor:
     """
     if log_weights.numel() < MIN_DRAWS_FOR_KHAT:
         return log_weights
-    smoothed, _ = chain_statistics.psislw(log_weights.detach().double().cpu().numpy())
-    return torch.as_tensor(smoothed).to(log_weights)
+    return _tail_fit(log_weights)[0]
 
 
 def weighted_effective_size(values: Tensor, log_weights: Tensor) -> float:

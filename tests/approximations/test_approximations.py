@@ -1,5 +1,7 @@
 """Laplace and EP against quadrature, closed forms, a plain Newton iteration and finite differences."""
 
+import math
+
 import gpytorch
 import pytest
 import torch
@@ -268,6 +270,32 @@ def test_two_factorisations_are_enough_to_draw_from(monkeypatch):
     monkeypatch.setattr(laplace_mode, "_accelerate", lambda point, step, *before: step)
     plain = tg.Laplace().importance_density(model, prior)
     assert bool((plain.num_iterations > 2).any()), "steps are enough as they are, so this shows nothing"
+
+
+@pytest.mark.parametrize("name", ["probit", "student_t"])
+@pytest.mark.parametrize("started", [False, True])
+def test_thetas_at_rest_leave_a_factors_steps_and_nothing_changes(started, name, monkeypatch):
+    """From f = mean with factors in single precision, and from an earlier approximation; each theta as if it were alone."""
+    model = gp(name, 100)
+    theta = 2 * thetas(model, 8)
+    prior = model.prior(theta)
+    start = tg.Laplace().importance_density(model, model.prior(thetas(model, 8, seed=1))).start if started else None
+    rows, original = [], laplace_mode._evaluate
+
+    def counting(problem, alpha, centred):
+        rows.append(len(alpha))
+        return original(problem, alpha, centred)
+
+    monkeypatch.setattr(laplace_mode, "_evaluate", counting)
+    monkeypatch.setattr(laplace_mode, "_WORTH_LEAVING", math.inf)
+    expected = tg.Laplace().importance_density(model, prior, start=start)
+    stayed = sum(rows)
+    rows.clear()
+    monkeypatch.setattr(laplace_mode, "_WORTH_LEAVING", 0)
+    found = tg.Laplace().importance_density(model, prior, start=start)
+    assert sum(rows) < stayed, "none left, so this shows nothing"
+    for part, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(part, other, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(("least", "shares"), [(0.0, {1.0}), (1.0, {0.0})])

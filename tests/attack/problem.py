@@ -114,7 +114,7 @@ class Problem(NamedTuple):
     def functions(self, latents, v):
         """Means of f at the data given v, ``(S, N)`` or ``(S, N, K)``."""
         white = v.reshape(len(v), self.likelihood.num_latents, -1)
-        along = white @ (latents.factor.mT if latents.projection is None else latents.projection)
+        along = white @ (latents.factor.swapaxes(-1, -2) if latents.projection is None else latents.projection)
         f = latents.mean[:, None] + along
         return f[:, 0] if self.likelihood.num_latents == 1 else f.swapaxes(1, 2)
 
@@ -163,8 +163,8 @@ class Problem(NamedTuple):
         v = rng.standard_normal(residual.shape)
         noise = np.sqrt(values["likelihood"]["noise_covar.raw_noise"].reshape(-1, 1))
         gap = residual - (prior_factor @ v[..., None])[..., 0] - noise * rng.standard_normal(residual.shape)
-        weights = np.linalg.solve(factor.mT, np.linalg.solve(factor, gap[..., None]))
-        return v + (prior_factor.mT @ weights)[..., 0]
+        weights = np.linalg.solve(factor.swapaxes(-1, -2), np.linalg.solve(factor, gap[..., None]))
+        return v + (prior_factor.swapaxes(-1, -2) @ weights)[..., 0]
 
     def at_nodes(self, nodes, y, values):
         return np.stack([self.likelihood.log_density(part, y, values["likelihood"]) for part in nodes])

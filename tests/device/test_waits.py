@@ -4,15 +4,10 @@ import pytest
 
 import torchgpmc as tg
 from tests.device.pretended import DEVICE
-from tests.device.waits import CHAINS, of_a_run
+from tests.device.waits import of_a_run
 from tests.problems import LIKELIHOODS
 from tests.speed import quick
-from tests.test_conformance import METHODS, MODELS, WEIGHTED
-
-
-def test_the_table_has_every_chain():
-    assert set(CHAINS) == set(METHODS) - set(WEIGHTED)
-
+from tests.test_conformance import MODELS
 
 # The latents of an exact marginal are drawn with each theta; known inputs are compared with others at each gradient.
 BESIDE = {"GPRegression": lambda leapfrogs: 1, "ConditionedGP": lambda leapfrogs: 2 * leapfrogs}

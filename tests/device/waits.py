@@ -9,29 +9,16 @@ import torch
 import torchgpmc as tg
 from tests.device.pretended import DEVICE, pretended_device
 from tests.problems import gp, sparse_gp
+from tests.test_conformance import METHODS, NEED_START, OF_LATENTS, WEIGHTED
 from torchgpmc.runs.run import Settings
 
 MARK = "<!-- waits -->\n"
 STEPS = 4
-CHAINS = {
+CHAINS = {name: method for name, method in METHODS.items() if name not in WEIGHTED} | {
     "NUTS": tg.NUTS(max_tree_depth=3),
     "HMC": tg.HMC(num_steps=4),
-    "ChEES": tg.ChEES(max_steps=4),
     "StochasticGradientHMC": tg.StochasticGradientHMC(batch_size=5, num_steps=4),
-    "AdaptiveMH": tg.AdaptiveMH(),
-    "Slice": tg.Slice(),
-    "EllipticalSlice": tg.EllipticalSlice(),
-    "PCN": tg.PCN(),
-    "AuxiliaryGradient": tg.AuxiliaryGradient(),
-    "GibbsLike": tg.GibbsLike(),
-    "LocalRegions": tg.LocalRegions(),
-    "ControlVariables": tg.ControlVariables(),
-    "Gibbs": tg.Gibbs(latent_steps=2),
-    "PseudoMarginal": tg.PseudoMarginal(num_importance=4),
-    "PseudoMarginalSlice": tg.PseudoMarginalSlice(num_importance=4),
 }
-NEED_START = ("StochasticGradientHMC",)
-OF_LATENTS = ("EllipticalSlice", "PCN", "AuxiliaryGradient", "GibbsLike", "LocalRegions", "ControlVariables")
 
 
 def of_a_run(name: str, model: tg.GP, waits: Counter[str], method: object = None) -> tuple[float, float]:

@@ -1,6 +1,8 @@
 """BoTorch's fully Bayesian models under our sampler: densities as BoTorch states them, and models that BoTorch can use; no JAX."""
 
 import copy
+import pathlib
+import re
 import sys
 
 import numpy as np
@@ -206,6 +208,17 @@ def test_tasks_have_means_and_a_kernel_between_them():
     twin.load_state_dict(model.state_dict())
     twin.eval()
     torch.testing.assert_close(twin.posterior(x).mean, model.posterior(x).mean, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_the_programs_in_the_documents_run():
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "for" / "botorch.md").read_text()
+    torch.manual_seed(0)
+    for program in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL):
+        shorter = program.replace("nuts(model)", "nuts(model, **QUICK)").replace("=200, warmup_steps=150", "=2, warmup_steps=3")
+        assert shorter != program
+        exec(compile(shorter, "botorch.md", "exec"), names := {"QUICK": QUICK})
+        assert "posterior" in names
 
 
 def test_draws_are_spread_over_chains():

@@ -29,9 +29,9 @@ from torchgpmc.integrations.pyro.log_joint import (
     Recorded,
     Vectorised,
     fastest_route,
-    model_problem,
     nearer_starts,
-    potential_problem,
+    unconstrained_model,
+    unconstrained_potential,
 )
 from torchgpmc.special import log_ndtr
 
@@ -54,7 +54,7 @@ def unchecked():
 @pytest.mark.parametrize("name", quick(["eight schools"], NAMES))
 def test_log_joint_and_gradient_are_those_of_pyros_potential(name):
     model, args = problems()[name]
-    problem = model_problem(model, args, {}, 3)
+    problem = unconstrained_model(model, args, {}, 3)
     looks = name.startswith("GP site")  # gpytorch's kernels look at values, and RBF at how large they are
     assert isinstance(problem.density, Vectorised if looks else Recorded)
     _, potential, transforms, _ = initialize_model(model, args)
@@ -74,7 +74,7 @@ def test_log_joint_and_gradient_are_those_of_pyros_potential(name):
 
 def test_rows_do_not_depend_on_one_another():
     model, args = problems()["GP site, other kernel"]
-    density = model_problem(model, args, {}, 5).density
+    density = unconstrained_model(model, args, {}, 5).density
     position = numbers(5, 16)
     alone = torch.cat([density(position[[row]]) for row in range(5)])
     torch.testing.assert_close(density(position), alone, rtol=0, atol=1e-10)
@@ -83,7 +83,7 @@ def test_rows_do_not_depend_on_one_another():
 @pytest.mark.slow
 def test_recordings_serve_as_many_rows_as_are_asked_for():
     model, args = problems()["logistic regression"]
-    density = model_problem(model, args, {}, 5).density
+    density = unconstrained_model(model, args, {}, 5).density
     position = numbers(7, 4)
     value, gradient = density.vectorised.value_and_grad(position)
     for rows in (1, 2, 3, 5, 7):  # of four recorded, of all five, of more than there are chains
@@ -106,7 +106,7 @@ def looks_at_values(y):
 
 def test_discrete_latents_are_summed_out_by_the_loop():
     y = numbers(4)
-    problem = model_problem(mixture, (y,), {}, 3)
+    problem = unconstrained_model(mixture, (y,), {}, 3)
     assert isinstance(problem.density, ByRows)
     values = problem.sites.values(problem.start)
     share = values["share"].sigmoid()[:, None]
@@ -118,7 +118,7 @@ def test_discrete_latents_are_summed_out_by_the_loop():
 
 
 def test_control_flow_takes_the_loop():
-    problem = model_problem(looks_at_values, (ZERO + 1.0,), {}, 3)
+    problem = unconstrained_model(looks_at_values, (ZERO + 1.0,), {}, 3)
     assert isinstance(problem.density, ByRows)
     normal = torch.distributions.Normal
     for mean, spread in ((-0.5, 2.0), (0.5, 1.0)):
@@ -129,7 +129,7 @@ def test_control_flow_takes_the_loop():
 @pytest.mark.slow
 @pytest.mark.parametrize("error", [lambda p: 1e-4 * p[0], lambda p: 970.0 + 0 * p[0], lambda p: 1e-4 * (p[0] - p[0].detach())])
 def test_a_density_that_is_not_the_potentials_is_not_taken(error):
-    problem = model_problem(logistic, binary_data(20), {}, 3)
+    problem = unconstrained_model(logistic, binary_data(20), {}, 3)
     by_rows = problem.density.vectorised.by_rows
     right = lambda position: -by_rows.potential(problem.sites.values(position))  # noqa: E731
     assert isinstance(fastest_route(right, by_rows, problem.start), ByRows)  # Pyro's own cannot be vectorised
@@ -153,7 +153,7 @@ def test_a_failed_factorisation_is_that_chains_alone():
         return -torch.linalg.cholesky(matrix).diagonal().log().sum()
 
     starts = {"off": torch.tensor([0.5, -0.5, 0.1], dtype=F64)}
-    problem = potential_problem(potential, starts, None)
+    problem = unconstrained_potential(potential, starts, None)
     assert isinstance(problem.density, Recorded)
     position = torch.tensor([[0.5], [1.5], [0.1]], dtype=F64)
     value, gradient = problem.density.value_and_grad(position)
@@ -241,13 +241,13 @@ def test_draws_are_constrained_and_mean_what_the_density_says():
 def test_starts_strategies_transforms_and_nesting():
     x, y = binary_data(20)
     starts = {"slopes": numbers(3, 2), "level": numbers(3)}
-    problem = NUTS(logistic).problem(3, (x, y), {}, starts)
+    problem = NUTS(logistic).unconstrained(3, (x, y), {}, starts)
     torch.testing.assert_close(problem.start, torch.cat([starts["level"][:, None], starts["slopes"]], -1))
-    median = NUTS(logistic, init_strategy=init_to_median(num_samples=9)).problem(2, (x, y), {}, None)
+    median = NUTS(logistic, init_strategy=init_to_median(num_samples=9)).unconstrained(2, (x, y), {}, None)
     assert bool((median.start[:, 1:].abs() < 2).all())
     halved = {name: torch.distributions.transforms.AffineTransform(0.0, 0.5) for name in starts}
     kernel = NUTS(logistic, transforms=halved, max_plate_nesting=1)
-    other = kernel.problem(3, (x, y), {}, {name: 0.5 * value for name, value in starts.items()})
+    other = kernel.unconstrained(3, (x, y), {}, {name: 0.5 * value for name, value in starts.items()})
     torch.testing.assert_close(other.density(other.start), problem.density(problem.start) + 3 * torch.tensor(2.0, dtype=F64).log())
     mcmc = MCMC(kernel, **OPTIONS, initial_params={name: 0.5 * value for name, value in starts.items()})
     mcmc.run(x, y)

@@ -20,7 +20,7 @@ from tests.integrations.pyro_models import (
     sum_of_kernels,
 )
 from torchgpmc.integrations.pyro import GP, MCMC, NUTS
-from torchgpmc.integrations.pyro.log_joint import model_problem
+from torchgpmc.integrations.pyro.log_joint import unconstrained_model
 
 quiet = pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")
 OPTIONS = {"num_samples": 12, "warmup_steps": 12, "num_chains": 3, "disable_progbar": True, "seed": 1}
@@ -38,7 +38,7 @@ def unchecked():
 def test_the_sites_density_is_that_of_our_own_model(kernel):
     x, y = binary_data(9)
     ours = tg.GP(x, y, kernel(), tg.likelihoods.Bernoulli(link="logit"), mean=constant())
-    problem = model_problem(gp_model(gp_of(x, kernel(), constant())), (y,), {}, 4)
+    problem = unconstrained_model(gp_model(gp_of(x, kernel(), constant())), (y,), {}, 4)
     theta, v = ours.layout.starting_points(4, torch.Generator().manual_seed(0)), numbers(4, 9)
     inverse = {f"f.{name}": value for name, value in ours.layout.constrain(theta).items()}
     values = {name: problem.transforms[name](value) for name, value in inverse.items()} | {"f.v": v}

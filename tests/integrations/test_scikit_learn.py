@@ -11,6 +11,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import torchgpmc as tg
 
 QUICK = tg.AMIS(num_importance=2, num_starts=1)  # what is looked at is the interface
+pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")  # so few draws are doubtful
 
 
 @pytest.mark.slow
@@ -89,6 +90,18 @@ def test_inducing_points_are_a_number_or_places_in_the_users_units(iris):
         assert isinstance(fitted.posterior_.model, tg.SparseGP)
         assert fitted.posterior_.model.latent_inputs.shape == (5, 4)
     np.testing.assert_allclose(fitted.posterior_.model.latent_inputs, (x[:5] - x.mean(0)) / x.std(0))
+
+
+@pytest.mark.slow
+def test_doubtful_draws_are_said_to_be_once(iris):
+    x, y = iris
+    x, y = x[:24], np.arange(24) % 3
+    with pytest.warns(tg.SamplingWarning) as heard:
+        tg.GPClassifier(num_samples=24, method=QUICK, random_state=0).fit(x, y)
+    assert len(heard) == 1
+    assert str(heard[0].message).startswith("GPClassifier: those of 3 of 3 models are not to be trusted. 24 weighted draws are")
+    with pytest.warns(tg.SamplingWarning, match=r"GPRegressor: the draws are not to be trusted\."):
+        tg.GPRegressor(num_samples=24, method=QUICK, random_state=0).fit(x, x[:, 0])
 
 
 def test_mistakes_are_named(iris):

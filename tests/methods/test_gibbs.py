@@ -22,6 +22,7 @@ SWEEPS = [
     tg.Gibbs(parameterization=tg.Surrogate(), latent_steps=2, thinning=2),
     tg.Gibbs(hyper=tg.HMC(num_steps=2), latent=tg.EllipticalSlice(), latent_steps=2, hyper_steps=2),
     tg.Gibbs(hyper=tg.NUTS(max_tree_depth=2), latent=tg.PCN(), parameterization=tg.Sufficient()),
+    tg.Gibbs(hyper=tg.PseudoMarginal(num_importance=2, independent_share=0.5), hyper_steps=2, latent_steps=2),
 ]
 MOVES = [tg.AuxiliaryGradient(thinning=2), tg.PCN(), tg.EllipticalSlice()]
 
@@ -152,7 +153,17 @@ def test_coordinates_lead_back_to_where_the_chains_are(parameterization, generat
 @pytest.mark.parametrize(
     ("method", "error", "match"),
     [
-        (tg.Gibbs(hyper=tg.PseudoMarginal()), TypeError, r"^hyper is PseudoMarginal.*Expected AdaptiveMH\(\).*latent_steps=10"),
+        (tg.Gibbs(hyper=tg.PseudoMarginalSlice()), TypeError, r"^hyper is PseudoMarginalSlice.*or PseudoMarginal\(\)"),
+        (
+            tg.Gibbs(hyper=tg.PseudoMarginal(correlation=0.9)),
+            ValueError,
+            r"^correlation is 0.9 in PseudoMarginal\(\).*Expected 0.0",
+        ),
+        (
+            tg.Gibbs(hyper=tg.PseudoMarginal(), parameterization=tg.Surrogate()),
+            ValueError,
+            r"^parameterization is Surrogate\(\) with hyper=PseudoMarginal\(\).*AdaptiveMH\(\)",
+        ),
         (tg.Gibbs(hyper=tg.NUTS), TypeError, r"^hyper is <class.*Expected AdaptiveMH\(\)"),
         (tg.Gibbs(latent=tg.NUTS()), TypeError, r"^latent is NUTS.*Expected AuxiliaryGradient\(\)"),
         (tg.Gibbs(parameterization="surrogate"), TypeError, r"^parameterization is 'surrogate'\. Expected Sufficient\(\)"),

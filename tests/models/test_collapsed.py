@@ -110,7 +110,7 @@ def test_a_failed_factorisation_is_its_own_chains():
     model = model_of(jitter=0.0)
     theta = thetas(model)
     fine, slope = CollapsedMarginal(model).value_and_grad(theta)
-    theta[1, 1:3] = 25.0  # logarithms of lengthscales at which K(Z, Z) is all ones
+    theta[1, :3] = torch.tensor([0.0, 25.0, 25.0])  # logarithms of outputscale and lengthscales at which K(Z, Z) is all ones
     value, gradient = CollapsedMarginal(model).value_and_grad(theta)
     estimate = CollapsedEstimator(CollapsedMarginal(model)).draw(theta, torch.Generator().manual_seed(0))
     assert value[1] == estimate.value[1] == -torch.inf and not gradient[1].any()

@@ -14,8 +14,9 @@ from tests.problems import LIKELIHOODS, fixed_kernel, gp, gp_regression, inputs,
 from tests.speed import quick
 from tests.statistical.kernels import SAMPLERS
 from torchgpmc.approximations import ApproximateMarginal, Conjugate
-from torchgpmc.models import JointLogDensity
+from torchgpmc.models import GP, JointLogDensity, SparseGP
 from torchgpmc.runs.run import Settings
+from torchgpmc.runs.sites import posterior_sites
 from torchgpmc.trees import where
 
 CHAINS = 3
@@ -141,6 +142,14 @@ def test_gibbs_states_what_it_factorises(parameterization, hyper, latent, counte
         before = sum(counted)
 
 
+def test_gibbs_through_estimates_states_what_it_factorises(counted):
+    before = None
+    for stats in advances(tg.Gibbs(hyper=tg.PseudoMarginal(num_importance=2), hyper_steps=2), gp("probit")):
+        if before is not None:
+            assert sum(counted) - before == float(stats["n_factorizations"].sum())
+        before = sum(counted)
+
+
 def test_white_moves_factorise_once_a_theta(counted):
     method = tg.Gibbs(latent=tg.PCN(whitening=tg.Laplace()), parameterization=tg.Sufficient(), latent_steps=3)
     counts = [(sum(counted), stats["n_factorizations"]) for stats in advances(method, gp("probit"))]
@@ -217,3 +226,23 @@ def test_estimates_state_what_they_factorise(name, chunk, counted):
         if before is not None:
             assert sum(counted) - before == float(stats["n_factorizations"].sum())
         before = sum(counted)
+
+
+@pytest.mark.parametrize("make", [GP, SparseGP])
+def test_white_coordinates_at_fixed_hyperparameters_are_factorised_once(make, counted):
+    """One affine map serves every position; it gives the density that whitening at each gives, and its gradient."""
+    options = {"inducing_points": inputs(4)} if make is SparseGP else {}
+    model = make(inputs(6), targets("probit", 6), fixed_kernel(), LIKELIHOODS["probit"](), **options)
+    method, generator = tg.NUTS(whitening=tg.Laplace()), torch.Generator().manual_seed(0)
+    position = torch.randn(CHAINS, model.latent_size, generator=generator, dtype=torch.float64)
+    density = method.prepare(model, SETTINGS).target.density
+    expected = JointLogDensity(model, sites=posterior_sites(model, tg.Laplace()))
+    torch.testing.assert_close(density(position), expected(position))
+    for found, slow in zip(density.value_and_grad(position), expected.value_and_grad(position), strict=True):
+        torch.testing.assert_close(found, slow)
+    generator.manual_seed(3)
+    run = method.prepare(model, SETTINGS)
+    state, before = run.init(generator), sum(counted)
+    for _ in range(3):
+        state, _, stats = run.advance(state, generator)
+    assert sum(counted) == before and float(stats["n_steps"].min()) > 1

@@ -11,11 +11,13 @@ import torch
 
 import torchgpmc as tg
 from torchgpmc.approximations import Laplace
+from torchgpmc.evidence import importance
 from torchgpmc.models import JointLogDensity
 from torchgpmc.models.gp_model import likelihood_values
 from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.runs.blocks import JointWithPrior, LatentsGivenTheta
 from torchgpmc.runs.control_inputs import prior_of_controls
+from torchgpmc.runs.integrated_latents import ThroughEstimates
 from torchgpmc.runs.parameterizations import ThetaBlock
 from torchgpmc.runs.white_moves import in_white_coordinates
 from torchgpmc.samplers import (
@@ -32,6 +34,7 @@ from torchgpmc.samplers import (
     metropolis,
     nuts,
     pcn,
+    pseudo_marginal,
     slice_sampler,
     stochastic_gradient_hmc,
     sweep,
@@ -231,6 +234,29 @@ def gibbs(parameterization, hyper=None):
     return make
 
 
+class _Failing(tg.Laplace):
+    """Comes out unusable, so that the prior stands in: estimates are poor, and what is done with their draws shows."""
+
+    def importance_density(self, *arguments):
+        found = super().importance_density(*arguments)
+        return found._replace(alpha=torch.full_like(found.alpha, torch.nan))
+
+
+def latents_out(model, density, like, *, part=ThroughEstimates):
+    """Pseudo-marginal steps on theta by estimates from two draws, then elliptical slice sampling of v given theta."""
+    size, total = model.layout.size, model.layout.size + model.latent_size
+    tuning = preconditioner(model, like)._replace(deviation=like.new_zeros(0))
+    joint = JointLogDensity(_scaled(model, getattr(density, "scale", 1.0)), density.targets)
+    estimator = importance(model, _Failing(max_iterations=1), num_importance=2, antithetic=False, targets=density.targets)
+
+    def of_theta(estimated):
+        return pseudo_marginal(estimated, step_size=torch.tensor(0.9).to(like), preconditioner=tuning)
+
+    theta = part(estimator).update(ThetaBlock(joint, of_theta, 1, len(like), None))
+    with_prior = JointWithPrior(joint)
+    return sweep(with_prior, [theta, Block(range(size, total), with_prior.latents_likelihood, elliptical_slice)])
+
+
 def _scaled(model, scale):
     """The model with its log likelihood multiplied by ``scale``."""
     if scale == 1:
@@ -272,6 +298,7 @@ SAMPLERS = {
     "sweep": Row("sweep", _sweep),
     "interwoven": Row("sweep", gibbs(tg.Interwoven())),
     "surrogate": Row("sweep", gibbs(tg.Surrogate())),
+    "latents integrated out": Row("sweep", latents_out),
 }
 EXACT = [name for name, row in SAMPLERS.items() if not row.is_biased]
 BIASED = [name for name, row in SAMPLERS.items() if row.is_biased]

@@ -14,6 +14,7 @@ from tests.calibration import rank_excess, without_jacobian
 from tests.problems import LIKELIHOODS, fixed_kernel, gp, inputs, targets
 from tests.statistical.kernels import SAMPLERS
 from torchgpmc.models.gp_model import likelihood_values
+from torchgpmc.runs.blocks import JointWithPrior
 
 CHAINS, DRAWS = 1000, 9
 
@@ -69,6 +70,39 @@ def test_posterior_ranks_are_uniform(method, likelihood):
 def test_elliptical_slice_ranks_are_uniform(likelihood):
     model = tg.GP(inputs(4), targets(likelihood, 4), fixed_kernel(), LIKELIHOODS[likelihood]())
     assert calibration(model, tg.EllipticalSlice(thinning=40), warmup_steps=100) < 1
+
+
+LATENT_BLOCKS = {"LocalRegions": tg.LocalRegions(), "GibbsLike": tg.GibbsLike(), "ControlVariables": tg.ControlVariables()}
+
+
+def sweeps_calibration(name, likelihood="gaussian"):
+    """Theta by interwoven Metropolis, the latents by a move whose proposals need p(f | theta) of the present theta."""
+    method = tg.Gibbs(latent=LATENT_BLOCKS[name], hyper_steps=2, latent_steps=2, thinning=12)
+    return calibration(gp(likelihood, num_data=4), method, warmup_steps=80, chains=300)
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+@pytest.mark.parametrize("likelihood", ["gaussian", pytest.param("poisson", marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", LATENT_BLOCKS)
+def test_ranks_are_uniform_where_latents_are_blocks(name, likelihood):
+    assert sweeps_calibration(name, likelihood) < 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["LocalRegions", *(pytest.param(name, marks=pytest.mark.long) for name in ("GibbsLike", "ControlVariables"))]
+)
+def test_latents_moved_under_another_thetas_prior_are_caught(name, monkeypatch):
+    honest = JointWithPrior.latents_likelihood
+
+    def of_others(self, position, kept):
+        prior = kept.at.prior
+        prior = prior._replace(factor=prior.factor.flip(0), covariance=prior.covariance.flip(0))
+        return honest(self, position, kept._replace(at=kept.at._replace(prior=prior)))
+
+    monkeypatch.setattr(JointWithPrior, "latents_likelihood", of_others)
+    assert sweeps_calibration(name) > 1
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from torchgpmc.approximations.gaussian_form import (
 from torchgpmc.linalg import solve_lower, times_vector
 from torchgpmc.models.gp_model import GPModel, LatentPrior
 from torchgpmc.models.targets import Targets
+from torchgpmc.trees import put, take
 
 _MAX_HALVINGS = 40
 _CHEAP_STEPS = 8
@@ -36,6 +37,8 @@ _ROUNDING = 1e-10
 # Data from which factorisations in single precision save more than another round of small operations costs; from a good start there
 # are none to save.
 _WORTH_SINGLE = 100
+# Elements of the factors of thetas at rest, less those that must be copied, from which it pays that they leave the batch.
+_WORTH_LEAVING = 50_000
 
 
 class _Point(NamedTuple):
@@ -54,6 +57,16 @@ class _Step(NamedTuple):
 
     alpha: Tensor  # (C, N)
     centred: Tensor  # (C, N), K alpha
+
+
+class _Course(NamedTuple):
+    """Steps with one factor, and where they have come to."""
+
+    precision: Tensor  # (C, N), W
+    factor: Tensor  # (C, N, N), of B
+    firm: Tensor | None  # (C, 1), where W is large enough to divide by; None: nowhere
+    point: _Point
+    before: tuple[_Point, _Step] | None  # the last point, and the step that was worked out there
 
 
 class _Mode(NamedTuple):
@@ -224,15 +237,21 @@ def _steps(
     (Shamanskii 1967, "A modification of Newton's method"), all the more when each makes use of the last. One that would lower the
     objective is not taken.
     """
-    root = begin.precision.sqrt()
-    point, settled = begin, torch.zeros_like(begin.objective, dtype=torch.bool)
-    going, before = ~settled, None
-    for _ in range(1 + _CHEAP_STEPS):
+    return _follow(problem, _Course(begin.precision, factor, firm, begin, None), enough, 1 + _CHEAP_STEPS)
+
+
+def _follow(problem: LatentProblem, course: _Course, enough: float, num_steps: int) -> tuple[_Point, Tensor]:
+    """Further steps of a course: where they end, and whether each theta came to rest; those at rest leave when they are many."""
+    precision, factor, firm, point, before = course
+    root = precision.sqrt()
+    settled = torch.zeros_like(point.objective, dtype=torch.bool)
+    going = ~settled
+    for number in range(1, num_steps + 1):
         # (I + W K)^-1 = W^1/2 B^-1 W^-1/2, of what is left of the gradient.
         rest = point.slope - point.alpha
         half = solve_lower(factor, (rest / root).unsqueeze(-1).to(factor))
         move = torch.linalg.solve_triangular(factor.mT, half, upper=True).squeeze(-1) * root
-        step = _Step(move, _times_covariance(problem, begin.precision, move, rest, firm))
+        step = _Step(move, _times_covariance(problem, precision, move, rest, firm))
         taken = step if before is None else _accelerate(point, step, *before)
         shift = torch.maximum(step.centred.abs(), taken.centred.abs())
         new = _evaluate(problem, point.alpha + taken.alpha, point.centred + taken.centred)
@@ -247,8 +266,13 @@ def _steps(
         before, point = (point, step), new
         settled = settled | (going & (shift.square().sum(-1) < enough))
         going = going & ~settled
-        if not bool(going.any()):
+        rows = going.nonzero().squeeze(-1)
+        if not len(rows):
             break
+        if (len(going) - 2 * len(rows)) * root.shape[-1] ** 2 > _WORTH_LEAVING:
+            left = take(course._replace(point=point, before=before), rows)
+            end, at_rest = _follow(problem.select(rows), left, enough, num_steps - number)
+            return put(point, rows, end), put(settled, rows, at_rest)
     return point, settled
 
 

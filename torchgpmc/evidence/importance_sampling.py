@@ -18,6 +18,7 @@ from torchgpmc.models.targets import Targets
 from torchgpmc.random import normal_like
 from torchgpmc.samplers.elliptical_slice import EllipticalSliceState, elliptical_slice
 from torchgpmc.threads import even_slices, side_by_side
+from torchgpmc.trees import concatenate
 from torchgpmc.types import LogEstimate
 from torchgpmc.weights import pareto_khat
 
@@ -99,8 +100,8 @@ class ImportanceEstimator:
             return self._at(rows)._evaluate(theta[rows], auxiliary[rows], begun)[0]
 
         with torch.no_grad():
-            parts = side_by_side(estimate, self.chunks(theta), theta.device)
-        return ImportanceEstimate(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+            found: ImportanceEstimate = concatenate(side_by_side(estimate, self.chunks(theta), theta.device))
+        return found
 
     def log_weights(self, theta: Tensor, generator: torch.Generator) -> Tensor:
         """The log weights ``(C, num_importance)`` whose mean weight an estimate is."""
@@ -230,9 +231,36 @@ class ImportanceEstimator:
             for _ in range(num_steps):
                 state, _ = elliptical_slice(log_likelihood).step(state, generator)
             moved = estimate._replace(whitened=state.position, log_likelihood=state.log_density)
-            weights = [estimate.log_rest, *self._weights_of_kept(prior, problem, moved, generator)]
-            value = torch.logsumexp(torch.stack(weights), 0) - math.log(self.num_importance)
-        return moved._replace(value=value)
+            return self._with_kept(prior, problem, moved, generator)
+
+    def given(self, theta: Tensor, whitened: Tensor, generator: torch.Generator) -> ImportanceEstimate:
+        """Estimates among whose draws is ``whitened`` ``(C, V)``, the one that is kept; the others are fresh.
+
+        What the extended target of a pseudo-marginal chain says of them, given theta and the kept draw (Andrieu, Doucet &
+        Holenstein 2010, section 4.5): where (theta, f) is a draw from the posterior, all of it together is one from that target.
+        """
+        auxiliary = self._normals(theta, generator)
+
+        def rest(rows: slice) -> ImportanceEstimate:
+            estimate, log_weight = self._at(rows)._evaluate(theta[rows], auxiliary[rows], None)
+            first = torch.zeros(len(log_weight), dtype=torch.long, device=log_weight.device)
+            return estimate._replace(log_rest=self._log_rest(log_weight, first))
+
+        with torch.no_grad():
+            others = concatenate(side_by_side(rest, self.chunks(theta), theta.device))
+            prior = self.model.prior(theta)
+            log_likelihood = self.model.log_likelihood(self.model.at(prior), whitened, self.targets)
+            kept = others._replace(whitened=whitened, log_likelihood=log_likelihood)
+            problem = without_graph(problem_of(self.model, prior, self.targets))
+            kept = self._with_kept(prior, problem, kept, generator)
+        return kept._replace(num_factorizations=others.num_factorizations + 1)
+
+    def _with_kept(
+        self, prior: LatentPrior, problem: LatentProblem, kept: ImportanceEstimate, generator: torch.Generator
+    ) -> ImportanceEstimate:
+        """The estimate with the kept draw where it is now."""
+        weights = [kept.log_rest, *self._weights_of_kept(prior, problem, kept, generator)]
+        return kept._replace(value=torch.logsumexp(torch.stack(weights), 0) - math.log(self.num_importance))
 
     def _weights_of_kept(
         self, prior: LatentPrior, problem: LatentProblem, kept: ImportanceEstimate, generator: torch.Generator

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchgpmc.importance.proposal import Proposal, log_density_of, with_defence
 from torchgpmc.linalg import cholesky
+from torchgpmc.weights import truncated_log_weights
 
 
 class AdaptiveState(NamedTuple):
@@ -141,9 +142,7 @@ def adapt(state: AdaptiveState, plan: Adaptation) -> AdaptiveState:
         position, log_weight = state.position, log_weights(state)
     if not bool(torch.isfinite(log_weight).any()):
         return state
-    # Truncation at the square root of the number of draws (Ionides 2008): one lucky weight must not decide the moments.
-    limit = torch.logsumexp(log_weight, 0) - 0.5 * math.log(len(log_weight))
-    log_weight = torch.minimum(log_weight, limit)
+    log_weight = truncated_log_weights(log_weight)
     log_weight = log_weight - torch.logsumexp(log_weight, 0)
     shares = _responsibilities(state.current, position) + log_weight  # (components, S)
     first, kept = state.first, 1 if plan.defensive_share else 0

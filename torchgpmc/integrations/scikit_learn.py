@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
-from gpytorch.priors import GammaPrior, LogNormalPrior
+from gpytorch.priors import GammaPrior, LogNormalPrior, Prior
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from torchgpmc.checks import SamplingWarning, check_count
+from torchgpmc.checks import SamplingWarning, check_count, warn
 from torchgpmc.likelihoods import Bernoulli, Softmax
 from torchgpmc.loop import sample
 from torchgpmc.methods import Method
@@ -28,14 +29,13 @@ _FULL = 500  # data up to which every datum has a latent of its own
 _NUM_INDUCING = 100  # beyond
 
 
-def default_kernel(num_columns: int) -> Kernel:
+def default_kernel(num_columns: int, variance_prior: Prior) -> Kernel:
     """A squared exponential for D standardised columns: distances grow with sqrt(D), and so does the prior of the lengthscale.
 
-    The lengthscale's prior is LogNormal(sqrt(2) + log(D) / 2, sqrt(3)) (Hvarfner, Hellsten & Nardi 2024), that of the variance
-    Gamma(2, 0.5).
+    The lengthscale's prior is LogNormal(sqrt(2) + log(D) / 2, sqrt(3)) (Hvarfner, Hellsten & Nardi 2024).
     """
     lengthscale = LogNormalPrior(math.sqrt(2) + 0.5 * math.log(num_columns), math.sqrt(3))
-    return ScaleKernel(RBFKernel(lengthscale_prior=lengthscale), outputscale_prior=GammaPrior(2.0, 0.5))
+    return ScaleKernel(RBFKernel(lengthscale_prior=lengthscale), outputscale_prior=variance_prior)
 
 
 class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -43,7 +43,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
 
     kernel: Kernel | None
     method: Method | None
-    num_samples: int
+    num_samples: int | None
     inducing_points: int | Any
     normalize_x: bool
     random_state: Any
@@ -76,6 +76,16 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
             model = model if self.device is None else model.to(self.device)
             return sample(model, self.method, num_samples=self.num_samples, seed=seed, progress=bool(self.verbose))
 
+    def _warn_of(self, posteriors: Sequence[Posterior]) -> None:
+        """Says once, and in short, what was kept quiet while sampling."""
+        doubtful = [found for found in (posterior.complaints() for posterior in posteriors) if found]
+        if doubtful and not self.verbose:
+            which = "the draws" if len(posteriors) == 1 else f"those of {len(doubtful)} of {len(posteriors)} models"
+            warn(
+                f"{type(self).__name__}: {which} are not to be trusted. {doubtful[0][0]} verbose=True shows what was tried, and "
+                f"posterior_ keeps all complaints."
+            )
+
     def _inputs_like_trained(self, X: Any) -> torch.Tensor:
         check_is_fitted(self)
         return torch.as_tensor(self._scaled(validate_data(self, X, reset=False, dtype=np.float64)))
@@ -88,9 +98,10 @@ class GPClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
     kept: ``posterior_.complaints()``.
 
     Args:
-        kernel: a gpytorch kernel with priors, on the scale of the inputs that the model sees; :func:`default_kernel` by default.
+        kernel: a gpytorch kernel with priors, on the scale of the inputs that the model sees; :func:`default_kernel` by default,
+            its variance LogNormal(1.5, 1): where classes hardly overlap, f is large beside the probit link's unit.
         method: as :func:`torchgpmc.sample` takes it, which chooses by default.
-        num_samples: draws, or without a method effective draws wanted, as :func:`torchgpmc.sample` takes it.
+        num_samples: as :func:`torchgpmc.sample` takes it: effective draws wanted, 400 by default; with a method draws, 1000.
         inducing_points: how many (by k-means), or where ``(M, D)``; by default none up to 500 data, and 100 beyond.
         normalize_x: whether columns are standardised first.
         multi_class: "one_vs_rest" (a binary model a class, probabilities normalised) or "softmax" (one model of all classes).
@@ -115,7 +126,7 @@ class GPClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         kernel: Kernel | None = None,
         *,
         method: Method | None = None,
-        num_samples: int = 1000,
+        num_samples: int | None = None,
         inducing_points: Any = None,
         normalize_x: bool = True,
         multi_class: str = "one_vs_rest",
@@ -155,10 +166,11 @@ class GPClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         else:
             models = (self._model(x, codes == code, Bernoulli(), seed) for code in range(len(self.classes_)))
             self.posterior_ = [self._posterior(model, seed) for model in models]
+        self._warn_of(self.posterior_ if isinstance(self.posterior_, list) else [self.posterior_])
         return self
 
     def _model(self, x: np.ndarray, codes: np.ndarray, likelihood: Any, seed: int) -> GPModel:
-        kernel, inducing = self.kernel or default_kernel(x.shape[1]), self._inducing(x, seed)
+        kernel, inducing = self.kernel or default_kernel(x.shape[1], LogNormalPrior(1.5, 1.0)), self._inducing(x, seed)
         if inducing is None:
             return GP(x, codes, kernel, likelihood)
         return SparseGP(x, codes, kernel, likelihood, inducing_points=inducing)
@@ -182,9 +194,9 @@ class GPRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
     """Gaussian process regression with Gaussian noise by Monte Carlo over hyperparameters, with scikit-learn's interface.
 
     Args:
-        kernel: as for :class:`GPClassifier`.
+        kernel: as for :class:`GPClassifier`, but for the variance by default: Gamma(2, 0.5).
         method: as :func:`torchgpmc.sample` takes it, which chooses by default.
-        num_samples: draws, or without a method effective draws wanted, as :func:`torchgpmc.sample` takes it.
+        num_samples: as :func:`torchgpmc.sample` takes it: effective draws wanted, 400 by default; with a method draws, 1000.
         inducing_points: how many (by k-means), or where ``(M, D)``; by default none up to 500 data, and 100 beyond.
         normalize_x: whether columns are standardised first.
         normalize_y: whether targets are; the noise variance's prior is Gamma(1.1, 2) on that scale.
@@ -208,7 +220,7 @@ class GPRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         kernel: Kernel | None = None,
         *,
         method: Method | None = None,
-        num_samples: int = 1000,
+        num_samples: int | None = None,
         inducing_points: Any = None,
         normalize_x: bool = True,
         normalize_y: bool = True,
@@ -234,13 +246,14 @@ class GPRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         spread = float(y.std())
         self._center, self._spread = (float(y.mean()), spread if spread > 0 else 1.0) if self.normalize_y else (0.0, 1.0)
         targets = (y - self._center) / self._spread
-        kernel, inducing = self.kernel or default_kernel(x.shape[1]), self._inducing(x, seed)
+        kernel, inducing = self.kernel or default_kernel(x.shape[1], GammaPrior(2.0, 0.5)), self._inducing(x, seed)
         likelihood = GaussianLikelihood(noise_prior=GammaPrior(1.1, 2.0))
         if inducing is None:
             model: GPModel = GPRegression(x, targets, kernel, likelihood)
         else:
             model = SparseGP(x, targets, kernel, likelihood, inducing_points=inducing)
         self.posterior_ = self._posterior(model, seed)
+        self._warn_of([self.posterior_])
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> Any:

@@ -50,16 +50,18 @@ def through_parameters(own: Sequence[Tensor], slopes: Sequence[Tensor], paramete
 def slopes_function(likelihood: Any) -> Any:
     """``expected_and_slopes`` where it is of the very density that ``expected_log_likelihood`` gives, not of a parent class's."""
     kind: Any = type(likelihood)
-    if _has_own_slopes(kind):
+    densities = ("expected_log_likelihood", "pointwise_log_prob", "log_prob", "forward")
+    if is_newest(kind, "expected_and_slopes", densities):
         return likelihood.expected_and_slopes
     return lambda *arguments: slopes_by_autograd(likelihood, *arguments)
 
 
 @lru_cache(maxsize=64)
-def _has_own_slopes(kind: Any) -> bool:
-    owner = _defining_class(kind, "expected_and_slopes")
-    densities = (_defining_class(kind, name) for name in ("expected_log_likelihood", "pointwise_log_prob", "log_prob", "forward"))
-    return owner is not None and all(density is None or issubclass(owner, density) for density in densities)
+def is_newest(kind: Any, derivative: str, densities: tuple[str, ...]) -> bool:
+    """Whether no subclass redefined one of ``densities`` without the closed form of its ``derivative``."""
+    owner = _defining_class(kind, derivative)
+    defined = [found for name in densities if (found := _defining_class(kind, name)) is not None]
+    return owner is not None and all(issubclass(owner, density) for density in defined)
 
 
 def _defining_class(kind: type, name: str) -> type | None:

@@ -13,10 +13,22 @@ from torchgpmc.models.gp_model import GPModel
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.chain_targets import ChainTarget, joint_target, marginal_target
 from torchgpmc.runs.latent_moves import Move
+from torchgpmc.runs.parameterizations import Parameterization
 from torchgpmc.runs.run import Settings, chain_settings, check_mass_matrix
 from torchgpmc.samplers.adaptation import WindowedAdaptation
 from torchgpmc.samplers.preconditioner import MassMatrix
 from torchgpmc.types import LogDensity, Sampler, WarmUp
+
+
+def refuse_in_a_sweep(method: Any, defaults: dict[str, Any]) -> None:
+    """Raises a ``ValueError`` for options that are not at their ``defaults``, and have no meaning for a block of theta."""
+    for option, default in defaults.items():
+        value = getattr(method, option, default)
+        if value != default:
+            raise ValueError(
+                f"{option} is {value!r} in {type(method).__name__}(), which here moves theta alone, in a sweep. "
+                f"Expected {default}: that option belongs to a run of its own."
+            )
 
 
 class Scope(NamedTuple):
@@ -80,15 +92,12 @@ class DensityOptions:
             TypeError: an option of the wrong kind.
         """
         self.check_options()
-        of_a_run = {"marginal": None, "whitening": None, "importance_weights": 0, "from_mode": False, "thinning": 1}
-        for option, default in of_a_run.items():
-            value = getattr(self, option, default)
-            if value != default:
-                raise ValueError(
-                    f"{option} is {value!r} in {type(self).__name__}(), which here moves theta alone, given the latents. "
-                    f"Expected {default}: that option belongs to a run of its own."
-                )
+        refuse_in_a_sweep(self, {"marginal": None, "whitening": None, "importance_weights": 0, "from_mode": False, "thinning": 1})
         return Move(self._kernel, self._warm_up(Scope(num_hyperparameters, num_hyperparameters), warmup_steps))
+
+    def hyper_parts(self, parameterization: Parameterization, model: GPModel) -> tuple[Parameterization, ...]:
+        """What theta is moved given, in a sweep's parts: as the parameterisation has it."""
+        return parameterization.parts
 
     def _kernel(self, density: Any, tuning: Any) -> Sampler:
         """The sampler of a density."""

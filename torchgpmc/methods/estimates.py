@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
-
 from torchgpmc.approximations import ApproximateMarginal
 from torchgpmc.approximations.gaussian_form import check_approximation
 from torchgpmc.checks import check_count
 from torchgpmc.models.gp_model import GPModel
-from torchgpmc.runs.anchors import AnchoredAdaptation, AnchoredTuning, Anchors, MarginalDensity
+from torchgpmc.runs.anchors import AnchoredAdaptation, AnchoredTuning, MarginalDensity, no_anchors
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.chain_targets import check_has_hyperparameters, estimated_target, estimator_for, suited_approximation
 from torchgpmc.runs.run import Settings, chain_settings, check_mass_matrix, in_chunks
@@ -68,17 +66,8 @@ def estimated_run(
     estimator = estimator_for(model, approximation, method.num_importance, method.antithetic, method.evidence)
     surrogate = in_chunks(ApproximateMarginal(model, approximation, loose=True), chains, settings.chain_chunk)
     size = model.layout.size
-    adaptation = WindowedAdaptation(
-        int(_TUNING_SHARE * warmup),
-        kernels.mass_matrix,
-        kernels.mass_matrix.dense_size(size, size),
-        step_size=0.238 / size**0.5,
-        target_acceptance=kernels.target_acceptance,
-        averages_anew=False,
-    )
-    like = model.train_x.new_zeros(0)
-    empty = Anchors(like, like, torch.tensor(False, device=like.device))
-    density = MarginalDensity(model.layout, estimator, empty, model.targets.one_a_chain, latent_steps)
+    adaptation = walk_adaptation(size, int(_TUNING_SHARE * warmup), kernels.mass_matrix, kernels.target_acceptance)
+    density = MarginalDensity(model.layout, estimator, no_anchors(model.train_x), model.targets.one_a_chain, latent_steps)
     modes_of = ApproximateMarginal(model, approximation) if from_mode else None
 
     def kernel(tuning: AnchoredTuning) -> Sampler:
@@ -91,3 +80,15 @@ def estimated_run(
     target = estimated_target(model, settings, density, surrogate, modes_of)
     warm_up = AnchoredAdaptation(adaptation, estimator)
     return ChainRun(target, kernel, warm_up, warmup, settings.num_samples, method.thinning)
+
+
+def walk_adaptation(size: int, steps: int, mass_matrix: MassMatrix, target_acceptance: float) -> WindowedAdaptation:
+    """Of a random walk in ``size`` hyperparameters, from a tenth of Roberts, Gelman & Gilks's optimum for a unit start."""
+    return WindowedAdaptation(
+        steps,
+        mass_matrix,
+        mass_matrix.dense_size(size, size),
+        step_size=0.238 / size**0.5,
+        target_acceptance=target_acceptance,
+        averages_anew=False,
+    )

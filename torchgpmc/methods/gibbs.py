@@ -29,7 +29,9 @@ class Gibbs:
     warm-up of its own.
 
     Args:
-        hyper: the sampler of theta: :class:`AdaptiveMH`, :class:`Slice`, :class:`HMC` or :class:`NUTS`.
+        hyper: the sampler of theta: :class:`AdaptiveMH`, :class:`Slice`, :class:`HMC` or :class:`NUTS`; or :class:`PseudoMarginal`,
+            for which theta does not wait for the latents: these are integrated out by its estimates, each of which takes
+            factorisations of its own, and there is no parameterisation.
         latent: the move of the latents: :class:`AuxiliaryGradient`, :class:`EllipticalSlice`, :class:`PCN`.
         parameterization: what theta is moved given: the latents (:class:`Sufficient`), the whitened latents (:class:`Ancillary`),
             both in turn (:class:`Interwoven`), or noisy latents (:class:`Surrogate`).
@@ -72,7 +74,7 @@ class Gibbs:
         size, dimension = target.num_hyperparameters, target.dimension
         hyper, latent = self.hyper.hyper_move(size, warmup), self.latent.move(model, warmup)
         conditional = parts.latents if latent.needs_prior_density else parts.latents_likelihood
-        given = self.parameterization.parts
+        given = self.hyper.hyper_parts(self.parameterization, model)
 
         def kernel(tunings: tuple[Any, ...]) -> Sampler:
             *of_theta, of_v = tunings
@@ -93,10 +95,7 @@ class Gibbs:
         for option in ("hyper_steps", "latent_steps", "thinning"):
             check_count(option, getattr(self, option))
         if isinstance(self.hyper, type) or not hasattr(self.hyper, "hyper_move"):
-            raise TypeError(
-                f"hyper is {self.hyper!r}. Expected AdaptiveMH(), Slice(), HMC() or NUTS(); a pseudo-marginal move of theta "
-                f"carries its latents along, and PseudoMarginal(latent_steps=10) alone moves these too."
-            )
+            raise TypeError(f"hyper is {self.hyper!r}. Expected AdaptiveMH(), Slice(), HMC(), NUTS() or PseudoMarginal().")
         if isinstance(self.latent, type) or not hasattr(self.latent, "move"):
             raise TypeError(
                 f"latent is {self.latent!r}. Expected AuxiliaryGradient(), EllipticalSlice() or another move of the latents."

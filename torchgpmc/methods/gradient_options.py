@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -41,9 +42,10 @@ class GradientOptions(DensityOptions):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        _, _, shared = (GradientOptions.__doc__ or "").rstrip().partition("Args:\n")
+        # Cleaned of the indentation, which Python 3.13 leaves out itself.
+        _, _, shared = inspect.cleandoc(GradientOptions.__doc__ or "").partition("Args:\n")
         if cls.__doc__ and shared:
-            cls.__doc__ = cls.__doc__.replace("\n\n    Example:", f"\n{shared}\n\n    Example:", 1)
+            cls.__doc__ = inspect.cleandoc(cls.__doc__).replace("\n\nExample:", f"\n{shared}\n\nExample:", 1)
 
     takes_start: ClassVar[bool] = True
 

@@ -6,13 +6,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchgpmc.approximations import Approximation, Laplace
+from torchgpmc.approximations.gaussian_form import check_approximation
 from torchgpmc.checks import check_positive, is_number
-from torchgpmc.evidence import Evidence
-from torchgpmc.methods.estimates import Kernels, estimated_run
+from torchgpmc.evidence import Evidence, importance
+from torchgpmc.methods.density_options import refuse_in_a_sweep
+from torchgpmc.methods.estimates import Kernels, estimated_run, walk_adaptation
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.runs.anchors import MarginalDensity
 from torchgpmc.runs.chain import ChainRun
-from torchgpmc.runs.run import Settings
+from torchgpmc.runs.chain_targets import suited_approximation
+from torchgpmc.runs.integrated_latents import ThroughEstimates
+from torchgpmc.runs.latent_moves import Move
+from torchgpmc.runs.parameterizations import Interwoven, Parameterization
+from torchgpmc.runs.run import Settings, check_mass_matrix
 from torchgpmc.samplers.adaptation import Tuning
 from torchgpmc.samplers.preconditioner import MassMatrix
 from torchgpmc.samplers.pseudo_marginal import (
@@ -22,6 +28,15 @@ from torchgpmc.samplers.pseudo_marginal import (
     pseudo_marginal,
 )
 from torchgpmc.types import LogDensity, Sampler
+
+_OF_A_RUN = {
+    "correlation": 0.0,
+    "delayed_acceptance": False,
+    "latent_steps": 0,
+    "evidence": None,
+    "from_mode": False,
+    "thinning": 1,
+}
 
 
 def _check_options(method: PseudoMarginal) -> None:
@@ -112,8 +127,47 @@ class PseudoMarginal:
                 return correlated_pseudo_marginal(density, correlation=self.correlation, **tuned)
             if self.delayed_acceptance:
                 return delayed_acceptance(density, surrogate, **tuned)
-            independent = IndependentProposal(self.independent_share, tuning.mean) if self.independent_share else None
-            return pseudo_marginal(density, moves_latents=self.latent_steps > 0, independent=independent, **tuned)
+            return pseudo_marginal(density, moves_latents=self.latent_steps > 0, independent=self._independent(tuning), **tuned)
 
         kernels = Kernels(kernel, self.target_accept_prob, self.mass_matrix)
         return estimated_run(self, model, settings, kernels, latent_steps=self.latent_steps, from_mode=self.from_mode)
+
+    def _independent(self, tuning: Tuning) -> IndependentProposal | None:
+        return IndependentProposal(self.independent_share, tuning.mean) if self.independent_share else None
+
+    def hyper_move(self, num_hyperparameters: int, warmup_steps: int) -> Move:
+        """This sampler as a block of theta, tuned on its estimates.
+
+        Raises:
+            ValueError: options out of range, or that only a run of its own has.
+            TypeError: an option of the wrong kind.
+        """
+        _check_options(self)
+        check_mass_matrix(self.mass_matrix)
+        refuse_in_a_sweep(self, _OF_A_RUN)
+
+        def kernel(density: MarginalDensity, tuning: Tuning) -> Sampler:
+            return pseudo_marginal(
+                density,
+                step_size=tuning.step_size,
+                preconditioner=tuning.preconditioner,
+                independent=self._independent(tuning),
+            )
+
+        return Move(kernel, walk_adaptation(num_hyperparameters, warmup_steps, self.mass_matrix, self.target_accept_prob))
+
+    def hyper_parts(self, parameterization: Parameterization, model: GPModel) -> tuple[ThroughEstimates, ...]:
+        """One, in which the latents are integrated out.
+
+        Raises:
+            ValueError: a parameterisation, or a model that cannot be approximated so.
+        """
+        if parameterization != Interwoven():
+            raise ValueError(
+                f"parameterization is {parameterization!r} with hyper={type(self).__name__}(), which moves theta given nothing. "
+                f"Expected no parameterization; or theta moved given the latents, say by hyper=AdaptiveMH()."
+            )
+        check_approximation("approximation", self.approximation)
+        approximation = suited_approximation(model, self.approximation)
+        estimator = importance(model, approximation, num_importance=self.num_importance, antithetic=self.antithetic)
+        return (ThroughEstimates(estimator),)

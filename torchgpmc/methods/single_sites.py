@@ -12,6 +12,7 @@ from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.methods.latent_options import LatentOptions
 from torchgpmc.models.gp_model import GPModel, LatentPrior, likelihood_values
 from torchgpmc.models.targets import Targets
+from torchgpmc.runs.blocks import sees_f_alone
 from torchgpmc.runs.latent_moves import Move
 from torchgpmc.samplers.adaptation import BurnIn
 from torchgpmc.samplers.gibbs_like import SiteUpdates, by_normals, by_slices, gibbs_like
@@ -50,8 +51,7 @@ class GibbsLike(LatentOptions):
 
     def check(self, model: GPModel) -> None:
         """Exact draws need f at the data among the latents, and the likelihood's own product over them."""
-        own = type(model).log_likelihood is not GPModel.log_likelihood
-        if self.exact and (own or not model.has_latents_at_data or not model.factorises):
+        if self.exact and not (sees_f_alone(model) and model.has_latents_at_data and model.factorises):
             raise ValueError(
                 f"GibbsLike draws each latent given the others and its own datum, and {type(model.likelihood).__name__} of "
                 f"{type(model).__name__} is not a product over its latents. Expected a model of f at the data, such as "

@@ -7,7 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgpmc.linalg import solve_lower, times_blocks
+from torchgpmc.models.gp_model import LatentsAt
 from torchgpmc.models.joint_density import JointLogDensity
+from torchgpmc.models.whitening import GaussianSites, root_and_shift
 
 
 class AffineMap(NamedTuple):
@@ -27,7 +30,7 @@ class AffineMap(NamedTuple):
     origin: Tensor  # (P,), a theta
     centre: Tensor  # (K, M), the mean of v there
     slope: Tensor  # (V, P), the derivative of that mean in theta
-    scale: Tensor  # (K, M, M), lower triangular roots of the covariances of v given theta
+    scale: Tensor  # (K, M, M), triangular roots of the covariances of v given theta
 
     @property
     def log_volume(self) -> Tensor:
@@ -36,13 +39,40 @@ class AffineMap(NamedTuple):
 
     def latents(self, theta: Tensor, white: Tensor) -> Tensor:
         """v ``(C, V)`` from theta ``(C, P)`` and w ``(C, V)``."""
-        turned = self.scale @ white.view(len(white), *self.centre.shape, 1)
-        return self.centre.flatten() + (theta - self.origin) @ self.slope.mT + turned.flatten(1)
+        return self.centre.flatten() + (theta - self.origin) @ self.slope.mT + self._turned(white, self.scale.mT)
 
     def white_slopes(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """Derivatives in theta ``(C, P)`` and w ``(C, V)`` of what has ``gradient`` ``(C, V)`` in v."""
-        white = self.scale.mT @ gradient.view(len(gradient), *self.centre.shape, 1)
-        return gradient @ self.slope, white.flatten(1)
+        return gradient @ self.slope, self._turned(gradient, self.scale)
+
+    def _turned(self, rows: Tensor, matrices: Tensor) -> Tensor:
+        """Rows ``(C, V)``, each latent's part times its matrix: one product for all chains, which reads the matrix once."""
+        parts = rows.view(len(rows), *self.centre.shape).transpose(0, 1)
+        return (parts @ matrices).transpose(0, 1).flatten(1)
+
+
+def white_at_fixed_theta(at: LatentsAt, sites: GaussianSites) -> AffineMap:
+    """Coordinates that are white under the posterior which sites give, where no theta moves: factorised once for all positions.
+
+    Args:
+        at: f at the data, of the one theta.
+        sites: of one data set and one latent function.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> kernel = RBFKernel().requires_grad_(False)
+        >>> model = tg.GP(torch.zeros(1), torch.ones(1), kernel, tg.likelihoods.Bernoulli(), jitter=1e-9)
+        >>> at = model.at(model.prior(torch.zeros(1, 0, dtype=torch.float64)))
+        >>> sites = GaussianSites(torch.tensor([3.0]).double(), torch.tensor([6.0]).double())  # N(2, 1 / 3) beside N(0, 1)
+        >>> coordinates = white_at_fixed_theta(at, sites)
+        >>> coordinates.latents(torch.zeros(2, 0), torch.tensor([[0.0], [1.0]]).double()).flatten()
+        tensor([1.5000, 2.0000], dtype=torch.float64)
+    """
+    root, shift = root_and_shift(at.projection.mT, at.mean, sites)
+    inverse = solve_lower(root, torch.eye(root.shape[-1]).to(root).expand_as(root))
+    centre = times_blocks(shift.mT, inverse).squeeze(0)
+    return AffineMap(centre.new_zeros(0), centre, centre.new_zeros(centre.shape[-1], 0), inverse.mT)
 
 
 class AffineJointLogDensity:

@@ -319,7 +319,11 @@ class GPModel(nn.Module):
 
     def latents(self, prior: LatentPrior, v: Tensor) -> Tensor:
         """u, function values at the latent inputs: ``(C, M)``, ``(C, M, K)`` for several latents."""
-        return self._at_boundary(prior.mean.unsqueeze(1) + apply_factor(prior.covariance, prior.factor, self._whitened(v)))
+        return self.about_mean(prior, apply_factor(prior.covariance, prior.factor, self._whitened(v)))
+
+    def about_mean(self, prior: LatentPrior, deviation: Tensor) -> Tensor:
+        """:meth:`latents` from u - m, ``(C, K, M)``."""
+        return self._at_boundary(prior.mean.unsqueeze(1) + deviation)
 
     def log_likelihood(self, at: LatentsAt, v: Tensor, targets: Targets | None = None) -> Tensor:
         """Log of p(y | theta, v) ``(C,)``, for the sparse model its expectation; nothing is factorised here.
@@ -329,9 +333,11 @@ class GPModel(nn.Module):
             v: whitened latents ``(C, V)``.
             targets: the training targets by default.
         """
-        y = self.targets if targets is None else targets
-        f = self.latents(at.prior, v)
-        return self.likelihood_function(likelihood_values(at.prior), lambda likelihood: likelihood.log_prob(f, y.values))
+        return self.log_likelihood_of_f(at.prior, self.latents(at.prior, v), self.targets if targets is None else targets)
+
+    def log_likelihood_of_f(self, prior: LatentPrior, f: Tensor, targets: Targets) -> Tensor:
+        """Log of p(y | f) ``(C,)``, f as :meth:`latents` gives it; the likelihood's parameters are those of ``prior``."""
+        return self.likelihood_function(likelihood_values(prior), lambda likelihood: likelihood.log_prob(f, targets.values))
 
     def value(self, theta: Tensor, white: Tensor, targets: Targets, sites: GaussianSites | None = None) -> Tensor | None:
         """The joint log density ``(C,)`` without a graph, if the model knows a way with less memory than :meth:`at_data` takes."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from torchgpmc.adapter.covariance import BoundClosedForm, Covariance, Values
 from torchgpmc.adapter.mean_function import MeanFunction
 from torchgpmc.likelihoods.likelihood import LogLikelihood
+from torchgpmc.likelihoods.slopes import is_newest
 from torchgpmc.linalg import cholesky
 from torchgpmc.models.gp_model import GPModel, likelihood_parameters
 from torchgpmc.models.targets import Targets
@@ -60,15 +61,11 @@ def covariance_part(covariance_at: Covariance, values: dict[str, Tensor], sample
     return by_autograd(covariance_at, values, sampled)
 
 
-def _defining_class(kind: type, name: str) -> type:
-    return next(base for base in kind.__mro__ if name in vars(base))
-
-
 def _has_slope(likelihood: LogLikelihood) -> bool:
-    """Whether the closed form of the derivative is of the very density that :meth:`log_prob` gives, not of a parent class's."""
-    owner = _defining_class(type(likelihood), "log_prob_and_slope")
-    names = [name for name in ("log_prob", "pointwise_log_prob", "forward") if hasattr(likelihood, name)]
-    return owner is not LogLikelihood and all(issubclass(owner, _defining_class(type(likelihood), name)) for name in names)
+    """Whether the derivative of the very density that :meth:`log_prob` gives is in closed form."""
+    kind: Any = type(likelihood)
+    written = kind.log_prob_and_slope is not LogLikelihood.log_prob_and_slope
+    return written and is_newest(kind, "log_prob_and_slope", ("log_prob", "pointwise_log_prob", "forward"))
 
 
 class _Likelihood(NamedTuple):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchgpmc.linalg import cholesky, times_vector
 from torchgpmc.orthant.problem import OrthantEstimate, Problem
-from torchgpmc.orthant.weighting import points_of_replicate, sobol_chunks, summarise
+from torchgpmc.orthant.weighting import estimate_from_weights, points_of_replicate, sobol_chunks
 from torchgpmc.special import interval_densities, log_ndtr_interval
 
 _MAX_ITERATIONS = 50
@@ -72,7 +72,7 @@ class KnownSplit:
         for rows, uniforms in sobol_chunks(problem.lower, problem.lower.shape[-1], each, replicates, generator):
             some = _Smooth(*(part[rows] for part in smooth))
             parts.append(_weigh(some, _Mode(*(part[rows] for part in mode)), uniforms, wanted))
-        return summarise(torch.cat(parts), replicates)
+        return estimate_from_weights(torch.cat(parts), replicates)
 
 
 def _split(problem: Problem, noise: Tensor | float) -> _Smooth:

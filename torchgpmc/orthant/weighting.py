@@ -90,7 +90,7 @@ class SeparationOfVariables:
         def chunks() -> Iterator[tuple[slice, Tensor]]:
             return sobol_chunks(problem.lower, dimension, each, replicates, generator)
 
-        return summarise(_estimate(problem, guide, chunks), replicates)
+        return estimate_from_weights(_estimate(problem, guide, chunks), replicates)
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class MinimaxTilting:
         def guide(some: Problem) -> tuple[Problem, Proposer]:
             return some, functools.partial(tilted, tilt=minimax_tilt(separate(detached(some))).shift)
 
-        return summarise(_estimate(problem, guide, chunks), num_points)
+        return estimate_from_weights(_estimate(problem, guide, chunks), num_points)
 
 
 def plain(problem: Problem) -> Proposer:
@@ -211,7 +211,7 @@ def widening(groups: int) -> float:
     return float(scipy.stats.t.isf(scipy.stats.norm.sf(3.0), groups - 1)) / 3.0 if groups > 1 else 1.0
 
 
-def summarise(log_weight: Tensor, groups: int) -> OrthantEstimate:
+def estimate_from_weights(log_weight: Tensor, groups: int) -> OrthantEstimate:
     """Estimate and diagnostics from log weights ``(B, P)`` in ``groups`` independent, equal groups."""
     count = log_weight.shape[-1]
     value = torch.logsumexp(log_weight, -1) - math.log(count)

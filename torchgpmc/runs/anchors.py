@@ -20,6 +20,12 @@ class Anchors(NamedTuple):
     ready: Tensor  # (), whether they have been set
 
 
+def no_anchors(like: Tensor) -> Anchors:
+    """None yet: approximations start from nothing. ``like`` is of the dtype and device."""
+    empty = like.new_zeros(0)
+    return Anchors(empty, empty, torch.tensor(False, device=like.device))
+
+
 class MarginalDensity(NamedTuple):
     """p(theta, y) through unbiased estimates; what the pseudo-marginal samplers take."""
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from torchgpmc.density import AutogradDensity
-from torchgpmc.models.gp_model import LatentsAt
+from torchgpmc.linalg import times_blocks
+from torchgpmc.models.gp_model import GPModel, LatentsAt
 from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.samplers.sweep import Conditional
 from torchgpmc.special import log_standard_normal
@@ -73,6 +74,12 @@ class JointWithPrior:
         return Conditional(density, density(position[:, self.joint.model.layout.size :]))
 
 
+def sees_f_alone(model: GPModel) -> bool:
+    """Whether the model's log likelihood is that of f at its latent inputs, and no way of its own."""
+    own = getattr(model.log_likelihood, "__func__", None), getattr(model.latents, "__func__", None)
+    return own == (GPModel.log_likelihood, GPModel.latents)
+
+
 class LatentsGivenTheta(AutogradDensity):
     """The joint log density as a function of v ``(C, V)``; without its priors the log likelihood.
 
@@ -90,6 +97,28 @@ class LatentsGivenTheta(AutogradDensity):
         if not self.with_prior:
             return torch.where(self.kept.at.prior.ok, value, torch.nan)
         return self.kept.log_prior + log_standard_normal(v) + value
+
+    @property
+    def _sees_f_alone(self) -> bool:
+        return sees_f_alone(self.joint.model) and not self.with_prior
+
+    def image(self, vectors: Tensor) -> Tensor:
+        """f less its mean, of vectors v ``(C, B, V)``; v itself where the value takes more than f."""
+        return times_blocks(vectors, self.kept.at.prior.factor.mT) if self._sees_f_alone else vectors
+
+    def draw(self, v: Tensor, generator: torch.Generator) -> tuple[Tensor, tuple[()]]:
+        """The value, and no payload."""
+        return self(v), ()
+
+    def draw_at(self, image: Tensor, generator: torch.Generator) -> tuple[Tensor, tuple[()]]:
+        """The same from :meth:`image`, without a product with L."""
+        if not self._sees_f_alone:
+            return self.draw(image, generator)
+        model, prior = self.joint.model, self.kept.at.prior
+        with torch.no_grad():
+            f = model.about_mean(prior, image.view(len(image), *model.latent_shape))
+            value = torch.where(prior.ok, model.log_likelihood_of_f(prior, f, self.joint.targets), torch.nan)
+        return value.nan_to_num_(-torch.inf, -torch.inf, -torch.inf), ()
 
     def select(self, rows: Tensor) -> LogDensity:
         one_theta = len(self.kept.at.mean) == 1

@@ -12,7 +12,7 @@ from torchgpmc.approximations import ApproximateMarginal, Approximation, Collaps
 from torchgpmc.checks import check_count
 from torchgpmc.density import SharedDensity
 from torchgpmc.evidence import CollapsedEstimator, Evidence, LatentEstimate, LatentEstimator, importance
-from torchgpmc.models.affine import AffineJointLogDensity
+from torchgpmc.models.affine import AffineJointLogDensity, white_at_fixed_theta
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.models.whitening import GaussianSites
@@ -52,7 +52,11 @@ def joint_target(model: GPModel, settings: Settings, sites: GaussianSites | None
     _, chains = chain_settings(settings)
     fit = settings.start
     plain = JointLogDensity(model, sites=sites)
-    joint = plain if fit is None else AffineJointLogDensity(plain, fit.white_coordinates())
+    joint: JointLogDensity | AffineJointLogDensity = plain
+    if fit is not None:
+        joint = AffineJointLogDensity(plain, fit.white_coordinates())
+    elif sites is not None and plain.fixed is not None and not model.targets.one_a_chain:
+        joint = AffineJointLogDensity(JointLogDensity(model, fixed=plain.fixed), white_at_fixed_theta(plain.fixed, sites))
     density = in_chunks(_shared(joint, model), chains, settings.chain_chunk)
     size = model.layout.size
     parts = torch.arange(chains).split(settings.chain_chunk or chains)

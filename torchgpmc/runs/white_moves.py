@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchgpmc.approximations import Approximation
-from torchgpmc.density import as_density
+from torchgpmc.density import as_linear
 from torchgpmc.linalg import solve_lower, times_blocks
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.whitening import GaussianSites, root_and_shift
@@ -70,12 +71,32 @@ class _DensityOfWhite:
     """log p(y | v) N(v | 0, I) / N(w | 0, I) of w ``(C, V)``; its payload is v and log p(y | v)."""
 
     def __init__(self, log_likelihood: Any, coordinates: WhiteMap):
-        self.log_likelihood = as_density(log_likelihood)
+        self.log_likelihood = as_linear(log_likelihood)
         self.coordinates = coordinates
 
     def draw(self, white: Tensor, generator: torch.Generator) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         v = self.coordinates.latents(white)
-        value, _ = self.log_likelihood.draw(v, generator)
+        return self._weighed(white, v, self.log_likelihood.draw(v, generator)[0])
+
+    def image(self, vectors: Tensor) -> Tensor:
+        """w, v and what the likelihood sees of v, for vectors w ``(C, B, V)`` without shift."""
+        v = times_blocks(vectors, self.coordinates.inverse)
+        return torch.cat([vectors, v, self.log_likelihood.image(v)], -1)
+
+    def draw_at(self, image: Tensor, generator: torch.Generator) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """The same from :meth:`image`, without a product."""
+        size = self.coordinates.shift.shape[-1]
+        white, v, seen = image.split([size, size, image.shape[-1] - 2 * size], -1)
+        v = v + self._origin[:, :size]
+        return self._weighed(white, v, self.log_likelihood.draw_at(seen + self._origin[:, size:], generator)[0])
+
+    @cached_property
+    def _origin(self) -> Tensor:
+        """v at w = 0, and what the likelihood sees of it."""
+        size = self.coordinates.shift.shape[-1]
+        return self.image(self.coordinates.shift.unsqueeze(1)).squeeze(1)[:, size:]
+
+    def _weighed(self, white: Tensor, v: Tensor, value: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         return value + log_standard_normal(v) - log_standard_normal(white), (v, value)
 
 

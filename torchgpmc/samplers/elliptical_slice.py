@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.density import as_density
+from torchgpmc.density import as_linear
 from torchgpmc.random import log_uniform, normal_like, uniform
 from torchgpmc.trees import where
 from torchgpmc.types import Density, Sampler
@@ -37,7 +37,8 @@ class EllipticalSliceInfo(NamedTuple):
 def elliptical_slice(log_likelihood: Density | Callable[[Tensor], Tensor]) -> Sampler:
     """Elliptical slice sampling for a standard normal prior (Murray, Adams & MacKay 2010, figure 2).
 
-    The bracket on the angle shrinks for the chains still searching; the others are masked and wait.
+    The bracket on the angle shrinks for the chains still searching; the others are masked and wait. Of a density that sees v
+    through a linear map, as f = m + L v, the map is applied once a step: every f on the ellipse is a combination of two.
 
     Args:
         log_likelihood: ``(C, D) -> (C,)``, known and not estimated; the prior is N(0, I), so latents come whitened.
@@ -56,7 +57,7 @@ def elliptical_slice(log_likelihood: Density | Callable[[Tensor], Tensor]) -> Sa
         >>> abs(state.position.mean() - 0.5) < 0.11, abs(state.position.var() - 0.5) < 0.11  # five standard errors
         (tensor(True), tensor(True))
     """
-    density = as_density(log_likelihood)
+    density = as_linear(log_likelihood)
 
     def init(position: Tensor, generator: torch.Generator) -> EllipticalSliceState:
         return EllipticalSliceState(position, *density.draw(position, generator))
@@ -65,26 +66,34 @@ def elliptical_slice(log_likelihood: Density | Callable[[Tensor], Tensor]) -> Sa
         position, current, _ = state
         chains = current.shape
         other = normal_like(position, generator)
+        here, there = density.image(torch.stack([position, other], 1)).unbind(1)
         level = current + log_uniform(chains, current, generator)
         angle = 2 * math.pi * uniform(chains, current, generator)
         low, high = angle - 2 * math.pi, angle
         searching = torch.ones_like(current, dtype=torch.bool)
-        tried, failures = torch.zeros_like(current), torch.zeros_like(current)
+        tried, values = [], []
         for _ in range(_MAX_SHRINKS):
             # Chains that have found their angle stay at it, and get the same value again: cheaper than to set their results aside.
-            proposal = torch.addcmul(position * torch.cos(angle).unsqueeze(-1), other, torch.sin(angle).unsqueeze(-1))
-            value, payload = density.draw(proposal, generator)
-            tried += searching
-            failures += searching & torch.isinf(value)
+            value, payload = density.draw_at(_combined(here, there, angle), generator)
+            tried.append(searching)
+            values.append(value)
             searching = searching & ~(value > level)
             if not bool(searching.any()):
                 break
             below = angle < 0
             low, high = torch.where(below, angle, low), torch.where(below, high, angle)
             angle = torch.where(searching, torch.lerp(low, high, uniform(chains, current, generator)), angle)
-        chosen = EllipticalSliceState(proposal, value, payload)
-        if bool(searching.any()):
+        chosen = EllipticalSliceState(_combined(position, other, angle), value, payload)
+        if len(tried) == _MAX_SHRINKS:
             chosen = where(searching, state, chosen)
-        return chosen, EllipticalSliceInfo(1 / tried, tried, failures)
+        counted = torch.stack(tried)
+        failures = (counted & torch.isinf(torch.stack(values))).sum(0)
+        n_steps = counted.sum(0).to(current)
+        return chosen, EllipticalSliceInfo(1 / n_steps, n_steps, failures.to(current))
 
     return Sampler(init, step)
+
+
+def _combined(here: Tensor, there: Tensor, angle: Tensor) -> Tensor:
+    """The point ``(C, D)`` of each chain's ellipse."""
+    return torch.addcmul(here * torch.cos(angle).unsqueeze(-1), there, torch.sin(angle).unsqueeze(-1))

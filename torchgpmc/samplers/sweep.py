@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.density import as_density
-from torchgpmc.types import ReusableDensity, Sampler, WarmUp
+from torchgpmc.types import COUNTS, ReusableDensity, Sampler, WarmUp
 
 
 class SweepState(NamedTuple):
@@ -164,11 +164,9 @@ def sweep(density: ReusableDensity, blocks: Sequence[Update]) -> Sampler:
 
 def _together(infos: Sequence[Any]) -> Any:
     """One Info of several transitions."""
-    return infos[-1]._replace(
-        acceptance_rate=torch.stack([info.acceptance_rate for info in infos]).mean(0),
-        n_steps=torch.stack([info.n_steps for info in infos]).sum(0),
-        n_failures=torch.stack([info.n_failures for info in infos]).sum(0),
-    )
+    last = infos[-1]
+    counts = {name: torch.stack([getattr(info, name) for info in infos]).sum(0) for name in COUNTS if hasattr(last, name)}
+    return last._replace(acceptance_rate=torch.stack([info.acceptance_rate for info in infos]).mean(0), **counts)
 
 
 class _KnownHere:
@@ -187,6 +185,11 @@ class _KnownHere:
             return self.known
         self.evaluations += 1
         return self.drawn.draw(position, generator)
+
+    def draw_at(self, image: Tensor, generator: torch.Generator) -> tuple[Tensor, Any]:
+        self.evaluations += 1
+        found: tuple[Tensor, Any] = self.density.draw_at(image, generator)
+        return found
 
     def __call__(self, position: Tensor) -> Tensor:
         if position is self.here:

@@ -23,7 +23,7 @@ class NearMode(NamedTuple):
     slope: Tensor  # (V, P)
 
 
-def curvature(marginal: VariationalMarginal, theta: Tensor) -> NearMode:
+def near_mode(marginal: VariationalMarginal, theta: Tensor) -> NearMode:
     """At theta ``(P,)``: the inverse of minus the bound's Hessian, flat directions cut, and d mean / d theta.
 
     Beyond 64 hyperparameters a small multiple of the identity stands in, and no slope.

@@ -19,7 +19,7 @@ from torchgpmc.models.validation import check_inputs
 from torchgpmc.prediction import Prediction
 from torchgpmc.storage.fingerprint import differences, model_fingerprint
 from torchgpmc.variational.bound import VariationalMarginal
-from torchgpmc.variational.curvature import curvature
+from torchgpmc.variational.curvature import near_mode
 from torchgpmc.variational.gpytorch_parts import convert_variational
 from torchgpmc.variational.normal_latents import GaussianLatents, expected_log_likelihood
 
@@ -179,7 +179,7 @@ class Start:
 def fitted(model: GPModel, latents: GaussianLatents, *, converged: bool, marginal: VariationalMarginal | None = None) -> Start:
     """The start of q(v) (one theta) at the present values of ``model``; curvature and bound are worked out here."""
     theta = model.layout.present(model)[0].detach()
-    found = curvature(VariationalMarginal(model) if marginal is None else marginal, theta)
+    found = near_mode(VariationalMarginal(model) if marginal is None else marginal, theta)
     elbo = variational_bound(model, theta, latents)
     if not math.isfinite(elbo):
         warn("the variational bound is not finite where the fit ended: its starts and coordinates may be of no use.")

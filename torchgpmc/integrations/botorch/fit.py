@@ -70,7 +70,8 @@ def fit_fully_bayesian_model_nuts(
         warnings.simplefilter("ignore", SamplingWarning)  # of few draws, mainly, which is what was asked for
         posterior = sample(
             regression,
-            NUTS(max_tree_depth=max_tree_depth),
+            # Learning the mass matrix from scratch would take two thirds of all gradients.
+            NUTS(max_tree_depth=max_tree_depth, from_mode=True),
             num_samples=math.ceil(num_samples / num_chains),
             warmup_steps=warmup_steps,
             num_chains=num_chains,

@@ -24,7 +24,7 @@ _MOST_CLIMBS = 200
 _FEWER = 4  # rows in a recording, over those in the next smaller one
 
 
-class Sites(NamedTuple):
+class SiteShapes(NamedTuple):
     """The continuous sites of a model, and how they make up a position: one after another, by name, as in Pyro's own MCMC."""
 
     shapes: dict[str, torch.Size]  # unconstrained, in the order of their names
@@ -41,7 +41,7 @@ class Sites(NamedTuple):
         return {name: part.reshape(position.shape[:-1] + shape).to(self.dtypes[name]) for (name, shape), part in named}
 
 
-def sites_of(values: Mapping[str, Tensor]) -> Sites:
+def site_shapes(values: Mapping[str, Tensor]) -> SiteShapes:
     """The sites of unconstrained values ``{name: (C, *shape)}``.
 
     Raises:
@@ -53,7 +53,7 @@ def sites_of(values: Mapping[str, Tensor]) -> Sites:
             "the model has no continuous latent site, so there is nothing to sample. Expected a pyro.sample without obs; for "
             "discrete latents alone use pyro.infer.infer_discrete."
         )
-    return Sites({name: values[name].shape[1:] for name in names}, {name: values[name].dtype for name in names})
+    return SiteShapes({name: values[name].shape[1:] for name in names}, {name: values[name].dtype for name in names})
 
 
 class ByRows:
@@ -66,7 +66,7 @@ class ByRows:
 
     route = "one chain after another"
 
-    def __init__(self, potential: Potential, sites: Sites):
+    def __init__(self, potential: Potential, sites: SiteShapes):
         self.potential = potential
         self.sites = sites
 
@@ -158,11 +158,11 @@ class Recorded:
         return self
 
 
-class Problem(NamedTuple):
+class Unconstrained(NamedTuple):
     """What chains sample, and where they start."""
 
     density: ByRows | Vectorised | Recorded
-    sites: Sites
+    sites: SiteShapes
     start: Tensor  # (C, D)
     transforms: dict[str, Any]  # name -> from constrained to unconstrained values, as Pyro has them
 
@@ -229,7 +229,7 @@ def nearer_starts(density: LogDensity, start: Tensor) -> Tensor:
     return position
 
 
-def model_problem(
+def unconstrained_model(
     model: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
@@ -239,7 +239,7 @@ def model_problem(
     initial_params: Mapping[str, Tensor] | None = None,
     transforms: dict[str, Any] | None = None,
     max_plate_nesting: int | None = None,
-) -> Problem:
+) -> Unconstrained:
     """The posterior of a Pyro model's continuous sites given its observed ones, discrete ones summed out as Pyro does it.
 
     Starts, transforms and the potential that is the reference are Pyro's own (``initialize_model``), drawn from the global
@@ -278,7 +278,7 @@ def model_problem(
             f"initial_params has the sites {sorted(initial_params)}, and the model has {sorted(transforms)}. Expected a tensor of "
             f"unconstrained values for each."
         )
-    sites = sites_of(initial_params)
+    sites = site_shapes(initial_params)
     inverses = {name: transforms[name] for name in sites.shapes}
 
     def log_density(position: Tensor) -> Tensor:
@@ -293,12 +293,12 @@ def model_problem(
 
     by_rows, start = ByRows(potential, sites), sites.position(initial_params).detach()
     density = fastest_route(log_density, by_rows, start)
-    return Problem(density, sites, start if given is not None else nearer_starts(density, start), transforms)
+    return Unconstrained(density, sites, start if given is not None else nearer_starts(density, start), transforms)
 
 
-def potential_problem(
+def unconstrained_potential(
     potential: Potential, initial_params: Mapping[str, Tensor] | None, transforms: dict[str, Any] | None
-) -> Problem:
+) -> Unconstrained:
     """The density exp(-potential) of unconstrained values, from given starts ``{name: (C, *shape)}``.
 
     Raises:
@@ -309,7 +309,7 @@ def potential_problem(
             "a potential_fn says nothing of where chains may start. Expected initial_params, a tensor of unconstrained values for "
             "each name, chains first."
         )
-    sites = sites_of(initial_params)
+    sites = site_shapes(initial_params)
     by_rows, start = ByRows(potential, sites), sites.position(initial_params).detach()
     density = fastest_route(lambda position: -potential(sites.values(position)), by_rows, start)
-    return Problem(density, sites, start, transforms or {})
+    return Unconstrained(density, sites, start, transforms or {})

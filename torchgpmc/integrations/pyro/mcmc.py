@@ -112,10 +112,10 @@ class MCMC(AbstractMCMC):  # type: ignore[misc]  # Pyro's classes are untyped
         with poutine.block(), nullcontext() if keep else pyro.validation_enabled(not self.disable_validation):
             with torch.random.fork_rng():  # starts, and what models draw, come from the global generator
                 torch.manual_seed(seed)
-                problem = self.kernel.problem(self.num_chains, args, kwargs, self._initial_params)
+                target = self.kernel.unconstrained(self.num_chains, args, kwargs, self._initial_params)
             self._draws = sample_density(
-                problem.density,
-                problem.start,
+                target.density,
+                target.start,
                 self.kernel.method,
                 num_samples=self.num_samples,
                 warmup_steps=self.warmup_steps,
@@ -123,10 +123,10 @@ class MCMC(AbstractMCMC):  # type: ignore[misc]  # Pyro's classes are untyped
                 progress=self._progress,
                 checkpoint=self._checkpoint,
             )
-        self._draws.info["evaluated"] = problem.density.route
+        self._draws.info["evaluated"] = target.density.route
         if self.transforms is None:
-            self.transforms = problem.transforms
-        samples = problem.constrained(self._draws.position, self.transforms)
+            self.transforms = target.transforms
+        samples = target.constrained(self._draws.position, self.transforms)
         self._samples = {name: value for name, value in samples.items() if self._save_params is None or name in self._save_params}
 
     @property

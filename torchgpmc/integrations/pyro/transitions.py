@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchgpmc import methods
 from torchgpmc.checks import check_positive
-from torchgpmc.integrations.pyro.log_joint import Potential, Problem, model_problem, potential_problem
+from torchgpmc.integrations.pyro.log_joint import Potential, Unconstrained, unconstrained_model, unconstrained_potential
 from torchgpmc.methods.density_options import DensityOptions
 from torchgpmc.random import make_generator
 from torchgpmc.runs.chain import ChainRun, ChainState
@@ -82,14 +82,14 @@ class GradientKernel(MCMCKernel):  # type: ignore[misc]  # Pyro's classes are un
         self._given_transforms = transforms
         self._forget()
 
-    def problem(
+    def unconstrained(
         self, num_chains: int, args: Sequence[Any], kwargs: Mapping[str, Any], initial_params: Mapping[str, Tensor] | None
-    ) -> Problem:
+    ) -> Unconstrained:
         """What ``num_chains`` chains sample, given unconstrained starts ``{name: (C, *shape)}`` or none."""
         if self.model is None:
             assert self.potential_fn is not None
-            return potential_problem(self.potential_fn, initial_params, self._given_transforms)
-        return model_problem(
+            return unconstrained_potential(self.potential_fn, initial_params, self._given_transforms)
+        return unconstrained_model(
             self.model,
             args,
             kwargs,
@@ -104,7 +104,7 @@ class GradientKernel(MCMCKernel):  # type: ignore[misc]  # Pyro's classes are un
 
     def _forget(self) -> None:
         self._initial_params: dict[str, Tensor] | None = None
-        self._problem: Problem | None = None
+        self._posed: Unconstrained | None = None
         self._run: ChainRun | None = None
         self._generator: torch.Generator | None = None
         self._state: ChainState | None = None
@@ -114,12 +114,12 @@ class GradientKernel(MCMCKernel):  # type: ignore[misc]  # Pyro's classes are un
     def setup(self, warmup_steps: int, *args: Any, **kwargs: Any) -> None:
         """Prepares one chain, as Pyro's ``MCMC`` asks for it."""
         given = self._initial_params
-        self._problem = self.problem(1, args, kwargs, given and {name: value.unsqueeze(0) for name, value in given.items()})
-        self.transforms = self._problem.transforms
-        target = density_target(self._problem.density, self._problem.start)
-        self._initial_params = {name: value[0] for name, value in self._problem.sites.values(self._problem.start).items()}
+        self._posed = self.unconstrained(1, args, kwargs, given and {name: value.unsqueeze(0) for name, value in given.items()})
+        self.transforms = self._posed.transforms
+        target = density_target(self._posed.density, self._posed.start)
+        self._initial_params = {name: value[0] for name, value in self._posed.sites.values(self._posed.start).items()}
         self._run = self.method.prepare_density(target, Settings(1, warmup_steps, 1, None))
-        self._generator = make_generator(seed_from_global(), self._problem.start.device)
+        self._generator = make_generator(seed_from_global(), self._posed.start.device)
         self._state = None
         self._acceptance, self._divergences = [], []
 
@@ -138,7 +138,7 @@ class GradientKernel(MCMCKernel):  # type: ignore[misc]  # Pyro's classes are un
 
     def sample(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
         """The next state of the chain that :meth:`setup` prepared; ``params`` is where it already is."""
-        assert self._run is not None and self._problem is not None and self._generator is not None
+        assert self._run is not None and self._posed is not None and self._generator is not None
         if self._state is None:
             self._state = self._run.init(self._generator)
         self._state, draw, stats = self._run.advance(self._state, self._generator)
@@ -146,7 +146,7 @@ class GradientKernel(MCMCKernel):  # type: ignore[misc]  # Pyro's classes are un
             if bool(stats["diverging"]):
                 self._divergences.append(len(self._acceptance))
             self._acceptance.append(float(stats["acceptance_rate"]))
-        return {name: value[0] for name, value in self._problem.sites.values(self._state.chain.position).items()}
+        return {name: value[0] for name, value in self._posed.sites.values(self._state.chain.position).items()}
 
     def logging(self) -> OrderedDict[str, str]:
         """Step size and mean acceptance, for Pyro's progress bar."""
