@@ -262,3 +262,9 @@ def test_weighted_draws_survive_files_and_arviz(tmp_path):
     assert torch.equal(again.log_weights, posterior.log_weights) and again.info == posterior.info
     pytest.importorskip("arviz_base")
     assert "log_weight" in posterior.to_arviz()["sample_stats"]
+
+
+def test_the_search_for_modes_asks_nothing_of_ep(monkeypatch):
+    monkeypatch.delattr(tg.EP, "evidence")
+    posterior = tg.sample(small("probit"), tg.AMIS(approximation=tg.EP()), num_samples=200, **QUIET)
+    assert posterior.complaints() == []

@@ -14,12 +14,12 @@ from torchgpmc.runs.weighted import ImportanceRun
 class AMIS(ImportanceOptions):
     """Adaptive multiple importance sampling of theta, exact or pseudo-marginal (paper E; Cornuet et al. 2012).
 
-    Starts at the modes of the approximate posterior with their curvature, draws batches, weighs every draw against the mixture of
-    all proposals used, and moves the proposal to the weighted moments. With an unbiased estimate in place of the evidence it stays
-    exact (paper E, section 3.1). Every theta comes with a latent vector chosen by its importance weight.
+    Starts at the modes of Laplace's approximate posterior with their curvature, draws batches, weighs every draw against the
+    mixture of all proposals used, and moves the proposal to the weighted moments. With an unbiased estimate in place of the
+    evidence it stays exact (paper E, section 3.1). Every theta comes with a latent vector chosen by its importance weight.
 
     Args:
-        approximation: :class:`Laplace` or :class:`EP`, for the modes and for drawing latents; exact for a :class:`GPRegression`.
+        approximation: :class:`Laplace` or :class:`EP`, from which latents are drawn; exact for a :class:`GPRegression`.
         num_importance: latent vectors an estimate of the evidence.
         antithetic: draw them in mirrored pairs; by default where ``num_importance`` is even.
         degrees_of_freedom: of Student t proposals, a whole number above 2; ``None`` for normal ones.

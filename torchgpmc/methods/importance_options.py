@@ -117,7 +117,8 @@ class ImportanceOptions:
         return ImportanceRun(
             model,
             estimator,
-            marginal_of(model, approximation),
+            # A first proposal needs no more than Laplace's modes; at 500 data a search for EP's takes longer than all draws.
+            marginal_of(model, suited_approximation(model, Laplace())),
             scale=(normal_scale if self.normal_scale else linear_scale)(model.layout),
             plan=Adaptation(modified, self.diagonal, strength, float(self.defensive_share)),
             schedule=sizes,
