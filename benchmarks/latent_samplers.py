@@ -99,7 +99,8 @@ def main():
 
 Command: `python benchmarks/latent_samplers.py --data FOLDER --cells {cells} --draws {arguments.draws}` (torch {torch.__version__},
 Python {platform.python_version()}, one thread, a machine with other work). {CHAINS} chains, {WARM_UP} warm-up steps and
-{arguments.draws} draws of five steps each (NUTS a tenth, of one); CPU seconds hold approximation and warm-up.
+{arguments.draws} draws of five steps each (NUTS a tenth, of one); CPU seconds hold approximation and warm-up. Left out:
+{", ".join(arguments.skip) or "nothing"}.
 
 ## Probit, n = 200
 

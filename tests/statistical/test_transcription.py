@@ -11,6 +11,7 @@ import torchgpmc as tg
 from tests.calibration import worst_excess
 from tests.statistical.test_calibration import calibration, simulate
 from torchgpmc.likelihoods import Activation, Repression, Transcription
+from torchgpmc.runs.likelihood_parts import PartsGivenF
 
 pytestmark = pytest.mark.filterwarnings("ignore:the expression of gene")
 TIMES = torch.tensor([0.0, 1.0, 2.0, 4.0], dtype=torch.float64)
@@ -43,6 +44,25 @@ def test_a_density_of_too_little_noise_is_caught(monkeypatch):
     original = Transcription.log_prob
     monkeypatch.setattr(Transcription, "log_prob", lambda self, f, targets: 2 * original(self, f, targets))
     assert level_of_measured() > 1
+
+
+def level_of_sweeps():
+    """Alarm level of a sweep that moves genes as blocks."""
+    method = tg.Gibbs(latent=tg.EllipticalSlice(), hyper_steps=3, latent_steps=4, thinning=15)
+    return calibration(model_of(variances=torch.full((1, 2, 4), 0.05)), method, warmup_steps=100, chains=240)
+
+
+@pytest.mark.long
+@pytest.mark.statistical
+def test_ranks_of_the_truth_are_uniform_where_genes_are_blocks():
+    assert level_of_sweeps() < 1
+
+
+@pytest.mark.long
+def test_genes_moved_by_anothers_likelihood_are_caught(monkeypatch):
+    honest = PartsGivenF._likelihoods
+    monkeypatch.setattr(PartsGivenF, "_likelihoods", lambda self, rows: honest(self, rows).flip(-1))
+    assert level_of_sweeps() > 1
 
 
 @pytest.mark.long

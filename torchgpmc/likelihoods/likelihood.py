@@ -72,6 +72,7 @@ class LogLikelihood:
     is_log_concave = False
     has_normal_sites = False
     is_smooth = True
+    num_parts = 1  # that p(y | f) is a product over, each with parameters of its own: (num_parts,) each, see log_prob_by_part
     has_intensity = False  # whether exp(f) is a rate per unit of exposure
     needs_exposure = False  # whether test points need to be given theirs
 
@@ -107,6 +108,10 @@ class LogLikelihood:
     def log_prob(self, f: Tensor, targets: Tensor) -> Tensor:
         """log p(y | f): f ``(C, N)`` or ``(C, N, K)``, targets ``(N,)`` or ``(C, N)``, to ``(C,)``."""
         raise NotImplementedError(f"{type(self).__name__} must define log_prob(f, targets)")
+
+    def log_prob_by_part(self, f: Tensor, targets: Tensor) -> Tensor:
+        """:meth:`log_prob` of each part ``(C, num_parts)``, for likelihoods of several."""
+        raise NotImplementedError(f"{type(self).__name__} must define log_prob_by_part(f, targets) for its {self.num_parts} parts")
 
     def log_prob_and_slope(self, f: Tensor, targets: Tensor) -> tuple[Tensor, Tensor] | None:
         """:meth:`log_prob` and its derivative in f, without a graph; ``None`` where they have no closed form."""

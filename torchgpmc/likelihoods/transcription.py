@@ -250,19 +250,28 @@ class Transcription(LogLikelihood, gpytorch.likelihoods.Likelihood):
 
         .. math:: \frac{\Gamma(a + n / 2)}{\Gamma(a)} \, (2 \pi b)^{-n / 2} \Bigl(1 + \frac{e^T e}{2 b}\Bigr)^{-(a + n / 2)}
         """
+        return self.log_prob_by_part(f, targets).sum(-1)
+
+    @property
+    def num_parts(self) -> int:  # type: ignore[override]  # as many as there are genes
+        """The genes: given f, each has kinetics and measurements of its own."""
+        return self.num_genes
+
+    def log_prob_by_part(self, f: Tensor, targets: Tensor) -> Tensor:
+        """:meth:`log_prob` of each gene, ``(C, G)``."""
         square = (targets - self.expected_response(f)).square()
         if self.variances is not None:
             logs = -0.5 * (square / self.variances + self.variances.log()) - LOG_SQRT_2PI
-            return logs.sum((-3, -2, -1))
+            return logs.sum((-3, -1))
         square = square.sum((-3, -1))  # (C, G)
         count = targets.shape[-3] * targets.shape[-1]
         if self.integrated_prior is not None:
             shape, rate = self.integrated_prior.concentration, self.integrated_prior.rate
             power = shape + 0.5 * count
             constant = torch.lgamma(power) - torch.lgamma(shape) - 0.5 * count * torch.log(2 * torch.pi * rate)
-            return (constant - power * torch.log1p(square / (2 * rate))).sum(-1)
+            return constant - power * torch.log1p(square / (2 * rate))
         precision = self.noise_precision
-        return (0.5 * (count * precision.log() - precision * square) - count * LOG_SQRT_2PI).sum(-1)
+        return 0.5 * (count * precision.log() - precision * square) - count * LOG_SQRT_2PI
 
     def sample(self, f: Tensor, generator: torch.Generator) -> Tensor:
         """A draw of the expression, noise included ``(C, R, G, T)``, of f as in :meth:`expected_response`."""

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torchgpmc.checks import check_count
 from torchgpmc.methods.adaptive_metropolis import AdaptiveMH
 from torchgpmc.methods.gradient_moves import AuxiliaryGradient
 from torchgpmc.models.gp_model import GPModel
-from torchgpmc.models.joint_density import joint_log_density
+from torchgpmc.models.joint_density import JointLogDensity, joint_log_density
 from torchgpmc.runs.blocks import JointWithPrior
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.chain_targets import check_has_hyperparameters, joint_target
 from torchgpmc.runs.latent_moves import LatentMove
+from torchgpmc.runs.likelihood_parts import Parts, PartsUpdate, PartsWarmUp, parts_of
 from torchgpmc.runs.parameterizations import Interwoven, Parameterization, ThetaBlock
 from torchgpmc.runs.run import Settings, chain_settings, in_chunks
 from torchgpmc.samplers.sweep import Block, SweepWarmUp, Update, sweep
-from torchgpmc.types import Sampler
+from torchgpmc.types import Sampler, WarmUp
+
+
+class _Piece(NamedTuple):
+    """A part of a sweep, from a tuning, and how that is learned."""
+
+    columns: range
+    warm_up: WarmUp
+    update: Callable[[Any], Update]
 
 
 @dataclass(frozen=True)
@@ -26,7 +36,8 @@ class Gibbs:
     """Theta and the latents in turn: theta by any sampler in a parameterisation, the latents by any of their moves.
 
     K is factorised for each theta that is tried, and never for the latents; ``stats["n_factorizations"]`` counts. Every part has a
-    warm-up of its own.
+    warm-up of its own. A likelihood's parameters that belong to parts of it, such as the genes of
+    :class:`torchgpmc.likelihoods.Transcription`, are moved given f, each part accepted on its own account, all in one batch.
 
     Args:
         hyper: the sampler of theta: :class:`AdaptiveMH`, :class:`Slice`, :class:`HMC` or :class:`NUTS`; or :class:`PseudoMarginal`,
@@ -69,27 +80,51 @@ class Gibbs:
         warmup, chains = chain_settings(settings)
         target = joint_target(model, settings)
         joint = joint_log_density(model)
-        parts = JointWithPrior(joint)
-        density = in_chunks(parts, chains, settings.chain_chunk)
-        size, dimension = target.num_hyperparameters, target.dimension
-        hyper, latent = self.hyper.hyper_move(size, warmup), self.latent.move(model, warmup)
-        conditional = parts.latents if latent.needs_prior_density else parts.latents_likelihood
-        given = self.hyper.hyper_parts(self.parameterization, model)
+        density = in_chunks(JointWithPrior(joint), chains, settings.chain_chunk)
+        parts = parts_of(model)
+        num_columns = target.num_hyperparameters if parts is None else parts.columns.start
+        block = partial(ThetaBlock, joint, num_columns=num_columns, num_chains=chains, chain_chunk=settings.chain_chunk)
+        pieces = self._of_theta(block, range(num_columns), model, warmup)
+        pieces += [] if parts is None else [self._of_parts(joint, parts, warmup)]
+        pieces.append(self._of_latents(joint, range(target.num_hyperparameters, target.dimension), warmup))
 
         def kernel(tunings: tuple[Any, ...]) -> Sampler:
-            *of_theta, of_v = tunings
-            updates: list[Update] = []
-            for part, own in zip(given, of_theta, strict=True):
-                tuned = partial(_at, hyper.kernel, own)
-                updates.append(part.update(ThetaBlock(joint, tuned, self.hyper_steps, chains, settings.chain_chunk)))
-            move = partial(_at, latent.kernel, of_v)
-            first_work = latent.num_factorizations
-            updates.append(Block(range(size, dimension), conditional, move, self.latent_steps, first_work=first_work))
-            return sweep(density, updates)
+            return sweep(density, [piece.update(tuning) for piece, tuning in zip(pieces, tunings, strict=True)])
 
-        columns = [range(size)] * len(given) + [range(size, dimension)]
-        warm_up = SweepWarmUp(columns, (hyper.warm_up,) * len(given) + (latent.warm_up,))
+        warm_up = SweepWarmUp([piece.columns for piece in pieces], [piece.warm_up for piece in pieces])
         return ChainRun(target, kernel, warm_up, warmup, settings.num_samples, self.thinning)
+
+    def _of_theta(self, block: Callable[..., ThetaBlock], columns: range, model: GPModel, warmup: int) -> list[_Piece]:
+        if not columns:
+            return []
+        move = self.hyper.hyper_move(len(columns), warmup)
+
+        def piece(given: Any) -> _Piece:
+            def update(tuning: Any) -> Update:
+                made: Update = given.update(block(kernel=partial(_at, move.kernel, tuning), steps=self.hyper_steps))
+                return made
+
+            return _Piece(columns, move.warm_up, update)
+
+        return [piece(given) for given in self.hyper.hyper_parts(self.parameterization, model)]
+
+    def _of_parts(self, joint: JointLogDensity, parts: Parts, warmup: int) -> _Piece:
+        move = self.hyper.hyper_move(parts.size, warmup)
+
+        def update(tuning: Any) -> Update:
+            return PartsUpdate(joint, parts, partial(_at, move.kernel, tuning), self.hyper_steps)
+
+        return _Piece(parts.columns, PartsWarmUp(move.warm_up, parts), update)
+
+    def _of_latents(self, joint: JointLogDensity, columns: range, warmup: int) -> _Piece:
+        move, density = self.latent.move(joint.model, warmup), JointWithPrior(joint)
+        conditional = density.latents if move.needs_prior_density else density.latents_likelihood
+
+        def update(tuning: Any) -> Update:
+            kernel = partial(_at, move.kernel, tuning)
+            return Block(columns, conditional, kernel, self.latent_steps, first_work=move.num_factorizations)
+
+        return _Piece(columns, move.warm_up, update)
 
     def _check(self, model: GPModel) -> None:
         for option in ("hyper_steps", "latent_steps", "thinning"):

@@ -26,7 +26,7 @@ from torchgpmc.models.whitening import GaussianSites, undo_whitening, whiten_und
 from torchgpmc.random import normal_like
 from torchgpmc.runs.blocks import JointWithPrior, KeptPrior
 from torchgpmc.runs.run import in_chunks
-from torchgpmc.samplers.sweep import Block, BlockStep, Conditional, SweepState, Update, given_the_rest
+from torchgpmc.samplers.sweep import Block, BlockStep, SweepState, Update, given_the_rest
 from torchgpmc.special import log_standard_normal
 from torchgpmc.trees import take
 from torchgpmc.types import Sampler
@@ -43,11 +43,12 @@ class ThetaBlock(NamedTuple):
     steps: int
     num_chains: int
     chain_chunk: int | None
+    num_columns: int | None = None  # of theta that are moved, its first ones; all by default
 
     @property
     def columns(self) -> range:
         """Of theta."""
-        return range(self.joint.model.layout.size)
+        return range(self.joint.model.layout.size if self.num_columns is None else self.num_columns)
 
 
 @dataclass(frozen=True)
@@ -272,14 +273,15 @@ class _ThetaUpdate(NamedTuple):
 
     def update(self, density: Any, state: SweepState, generator: torch.Generator) -> tuple[SweepState, BlockStep]:
         """The kernel's steps on theta, c being drawn or worked out where the chains are."""
-        options, (joint, kernel, steps, num_chains, chain_chunk) = self.parameterization, self.block
+        options, (joint, kernel, steps, num_chains, chain_chunk, _) = self.parameterization, self.block
         model, targets, (kept, columns) = joint.model, joint.targets, (state.payload, self.block.columns)
         theta, v = state.position.split([model.layout.size, model.latent_size], -1)
         with torch.no_grad():
             held, log_volume = options.hold(model, kept.at, v, targets, generator)
         given = in_chunks(ThetaGiven(joint, options, held), num_chains, chain_chunk)
-        conditional = Conditional(given, state.log_density + log_volume, _Moved(kept, v))
+        of_columns = given_the_rest(given, columns)(theta, _Moved(kept, v))
+        conditional = of_columns._replace(log_density=state.log_density + log_volume)
         inner = Block(columns, lambda *_: conditional, kernel, steps, work=options.work, first_work=options.first_work)
-        step, moved = inner.moved(conditional, theta, state.log_density, generator)
-        position = torch.cat([step.state.position, moved.v], -1)
+        step, moved = inner.moved(conditional, theta[:, : columns.stop], state.log_density, generator)
+        position = torch.cat([step.state.position, theta[:, columns.stop :], moved.v], -1)
         return SweepState(position, density.value_at(position, moved.kept), moved.kept), step
