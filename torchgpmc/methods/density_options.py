@@ -79,16 +79,20 @@ class DensityOptions:
             ValueError: options out of range, or that only a run of its own has.
             TypeError: an option of the wrong kind.
         """
+        self._check_block("theta alone, given the latents")
+        return Move(self._kernel, self._warm_up(Scope(num_hyperparameters, num_hyperparameters), warmup_steps))
+
+    def _check_block(self, moved: str) -> None:
+        """Raises for options out of range, or that only a run of its own has."""
         self.check_options()
         of_a_run = {"marginal": None, "whitening": None, "importance_weights": 0, "from_mode": False, "thinning": 1}
         for option, default in of_a_run.items():
             value = getattr(self, option, default)
             if value != default:
                 raise ValueError(
-                    f"{option} is {value!r} in {type(self).__name__}(), which here moves theta alone, given the latents. "
+                    f"{option} is {value!r} in {type(self).__name__}(), which here moves {moved}. "
                     f"Expected {default}: that option belongs to a run of its own."
                 )
-        return Move(self._kernel, self._warm_up(Scope(num_hyperparameters, num_hyperparameters), warmup_steps))
 
     def _kernel(self, density: Any, tuning: Any) -> Sampler:
         """The sampler of a density."""

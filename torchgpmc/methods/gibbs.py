@@ -30,7 +30,8 @@ class Gibbs:
 
     Args:
         hyper: the sampler of theta: :class:`AdaptiveMH`, :class:`Slice`, :class:`HMC` or :class:`NUTS`.
-        latent: the move of the latents: :class:`AuxiliaryGradient`, :class:`EllipticalSlice`, :class:`PCN`.
+        latent: the move of the latents: :class:`AuxiliaryGradient`, :class:`EllipticalSlice`, :class:`PCN`, or :class:`HMC` and its
+            kin, on v.
         parameterization: what theta is moved given: the latents (:class:`Sufficient`), the whitened latents (:class:`Ancillary`),
             both in turn (:class:`Interwoven`), or noisy latents (:class:`Surrogate`).
         hyper_steps: of ``hyper``, a sweep.
