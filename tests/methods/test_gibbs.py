@@ -23,6 +23,7 @@ SWEEPS = [
     tg.Gibbs(hyper=tg.HMC(num_steps=2), latent=tg.EllipticalSlice(), latent_steps=2, hyper_steps=2),
     tg.Gibbs(hyper=tg.NUTS(max_tree_depth=2), latent=tg.PCN(), parameterization=tg.Sufficient()),
     tg.Gibbs(hyper=tg.PseudoMarginal(num_importance=2, independent_share=0.5), hyper_steps=2, latent_steps=2),
+    tg.Gibbs(hyper=tg.AdaptiveMH(), latent=tg.HMC(num_steps=3), parameterization=tg.Ancillary(), latent_steps=1),
 ]
 MOVES = [tg.AuxiliaryGradient(thinning=2), tg.PCN(), tg.EllipticalSlice()]
 
@@ -165,7 +166,8 @@ def test_coordinates_lead_back_to_where_the_chains_are(parameterization, generat
             r"^parameterization is Surrogate\(\) with hyper=PseudoMarginal\(\).*AdaptiveMH\(\)",
         ),
         (tg.Gibbs(hyper=tg.NUTS), TypeError, r"^hyper is <class.*Expected AdaptiveMH\(\)"),
-        (tg.Gibbs(latent=tg.NUTS()), TypeError, r"^latent is NUTS.*Expected AuxiliaryGradient\(\)"),
+        (tg.Gibbs(latent=tg.AdaptiveMH()), TypeError, r"^latent is AdaptiveMH.*Expected AuxiliaryGradient\(\)"),
+        (tg.Gibbs(latent=tg.NUTS(whitening=tg.EP())), ValueError, r"^whitening is EP.*moves the latents alone.*Expected None"),
         (tg.Gibbs(parameterization="surrogate"), TypeError, r"^parameterization is 'surrogate'\. Expected Sufficient\(\)"),
         (tg.Gibbs(hyper=tg.NUTS(marginal=tg.Laplace())), ValueError, r"^marginal is Laplace.*Expected None"),
         (tg.Gibbs(hyper=tg.AdaptiveMH(thinning=3)), ValueError, r"^thinning is 3 in AdaptiveMH\(\).*Expected 1"),

@@ -106,6 +106,21 @@ def test_latents_moved_under_another_thetas_prior_are_caught(name, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.statistical
+def test_ranks_of_a_sweep_with_hamiltonian_latents_are_uniform():
+    """Paper D's rival: Metropolis on theta given v, HMC on v given theta."""
+    method = tg.Gibbs(
+        hyper=tg.AdaptiveMH(),
+        latent=tg.HMC(num_steps=6),
+        parameterization=tg.Ancillary(),
+        hyper_steps=6,
+        latent_steps=1,
+        thinning=12,
+    )
+    assert calibration(gp("poisson", num_data=4), method, warmup_steps=150, chains=300) < 1
+
+
+@pytest.mark.slow
 def test_a_missing_jacobian_is_caught(monkeypatch):
     without_jacobian(monkeypatch)
     assert calibration(gp("probit", num_data=4), tg.NUTS(thinning=6), warmup_steps=150) > 1

@@ -20,13 +20,13 @@ from torchgpmc.samplers.preconditioner import MassMatrix
 from torchgpmc.types import LogDensity, Sampler, WarmUp
 
 
-def refuse_in_a_sweep(method: Any, defaults: dict[str, Any]) -> None:
-    """Raises a ``ValueError`` for options that are not at their ``defaults``, and have no meaning for a block of theta."""
+def refuse_in_a_sweep(method: Any, moved: str, defaults: dict[str, Any]) -> None:
+    """Raises a ``ValueError`` for options not at their ``defaults``, which a block that moves ``moved`` has no use for."""
     for option, default in defaults.items():
         value = getattr(method, option, default)
         if value != default:
             raise ValueError(
-                f"{option} is {value!r} in {type(method).__name__}(), which here moves theta alone, in a sweep. "
+                f"{option} is {value!r} in {type(method).__name__}(), which here moves {moved}. "
                 f"Expected {default}: that option belongs to a run of its own."
             )
 
@@ -91,9 +91,15 @@ class DensityOptions:
             ValueError: options out of range, or that only a run of its own has.
             TypeError: an option of the wrong kind.
         """
-        self.check_options()
-        refuse_in_a_sweep(self, {"marginal": None, "whitening": None, "importance_weights": 0, "from_mode": False, "thinning": 1})
+        self._check_block("theta alone, given the latents")
         return Move(self._kernel, self._warm_up(Scope(num_hyperparameters, num_hyperparameters), warmup_steps))
+
+    def _check_block(self, moved: str) -> None:
+        """Raises for options out of range, or that only a run of its own has."""
+        self.check_options()
+        refuse_in_a_sweep(
+            self, moved, {"marginal": None, "whitening": None, "importance_weights": 0, "from_mode": False, "thinning": 1}
+        )
 
     def hyper_parts(self, parameterization: Parameterization, model: GPModel) -> tuple[Parameterization, ...]:
         """What theta is moved given, in a sweep's parts: as the parameterisation has it."""

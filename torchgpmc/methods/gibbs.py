@@ -43,7 +43,8 @@ class Gibbs:
         hyper: the sampler of theta: :class:`AdaptiveMH`, :class:`Slice`, :class:`HMC` or :class:`NUTS`; or :class:`PseudoMarginal`,
             for which theta does not wait for the latents: these are integrated out by its estimates, each of which takes
             factorisations of its own, and there is no parameterisation.
-        latent: the move of the latents: :class:`AuxiliaryGradient`, :class:`EllipticalSlice`, :class:`PCN`.
+        latent: the move of the latents: :class:`AuxiliaryGradient`, :class:`EllipticalSlice`, :class:`PCN`, or :class:`HMC` and its
+            kin, on v.
         parameterization: what theta is moved given: the latents (:class:`Sufficient`), the whitened latents (:class:`Ancillary`),
             both in turn (:class:`Interwoven`), or noisy latents (:class:`Surrogate`).
         hyper_steps: of ``hyper``, a sweep.

@@ -12,6 +12,7 @@ from torchgpmc.checks import check_positive
 from torchgpmc.methods.density_options import DensityOptions, Scope
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.runs.chain_targets import ChainTarget, check_smooth, joint_target
+from torchgpmc.runs.latent_moves import Move
 from torchgpmc.runs.run import Settings
 from torchgpmc.runs.sites import posterior_sites
 from torchgpmc.samplers.adaptation import WindowedAdaptation
@@ -59,6 +60,20 @@ class GradientOptions(DensityOptions):
         super().check_options()
         check_positive("target_accept_prob", self.target_accept_prob, 0.0, 1.0)
         check_positive("step_size", self.step_size)
+
+    def check(self, model: GPModel) -> None:
+        """Whether it can move this model's latents, as a block of :class:`Gibbs`.
+
+        Raises:
+            ValueError: options out of range, or that only a run of its own has; a likelihood without gradients.
+            TypeError: an option of the wrong kind.
+        """
+        self._check_block("the latents alone, given theta")
+        check_smooth(model, type(self).__name__)
+
+    def move(self, model: GPModel, warmup_steps: int) -> Move:
+        """This sampler as a block of v alone, given theta: gradients factorise nothing (Hensman et al. 2015, section 4)."""
+        return Move(self._kernel, self._warm_up(Scope(0, model.latent_size), warmup_steps), needs_prior_density=True)
 
     def _warm_up(self, target: ChainTarget | Scope, steps: int) -> WarmUp:
         return self._windows_on_gradients(target, steps)

@@ -144,7 +144,7 @@ class PseudoMarginal:
         """
         _check_options(self)
         check_mass_matrix(self.mass_matrix)
-        refuse_in_a_sweep(self, _OF_A_RUN)
+        refuse_in_a_sweep(self, "theta alone, in a sweep", _OF_A_RUN)
 
         def kernel(density: MarginalDensity, tuning: Tuning) -> Sampler:
             return pseudo_marginal(
