@@ -11,7 +11,7 @@ import torch
 from torchgpmc.parameters.bijections import Interval
 
 FALSE_ALARMS = 1e-3
-MAX_STATISTICAL_TESTS = 250
+MAX_STATISTICAL_TESTS = 260
 SHARE = FALSE_ALARMS / MAX_STATISTICAL_TESTS
 
 
