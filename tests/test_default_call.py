@@ -248,6 +248,7 @@ def test_weights_that_have_collapsed_end_a_run_early_and_good_ones_do_not():
     assert not rule(0, 0.0, lambda: posterior) and Rule(400, 1, 400, 5.0)(0, 5.0, lambda: posterior)
 
 
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
 def test_one_heavy_draw_does_not_end_a_run_unless_it_may_be_noise():
     # Of 5461 rows of kin8nm, ARD, a draw at the third batch brought the worst effective size from 305 to 16, and the fourth put it
     # at 638: what it taught the proposal was all that was missing.
@@ -256,6 +257,7 @@ def test_one_heavy_draw_does_not_end_a_run_unless_it_may_be_noise():
     assert rule(200, 0.0, lambda: weighted(4.1, noise=0.1))
 
 
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
 def test_noise_of_the_evidence_ends_a_run():
     rule = Rule(1000, 1, 400, math.inf)
     assert not rule(200, 0.0, lambda: weighted(0.0, noise=0.4)) and rule(200, 0.0, lambda: weighted(0.0, noise=0.6))

@@ -27,18 +27,6 @@ def kish_effective_size(log_weights: Tensor) -> float:
     return float(1 / weights.square().sum())
 
 
-def truncated_log_weights(log_weights: Tensor) -> Tensor:
-    """Weights cut at their mean times the root of their number: one lucky draw decides nothing (Ionides 2008).
-
-    Example:
-        >>> import torch
-        >>> lucky = torch.tensor([0.0] * 99 + [6.0])
-        >>> round(kish_effective_size(lucky), 1), round(kish_effective_size(truncated_log_weights(lucky)), 1)
-        (1.6, 8.5)
-    """
-    return log_weights.clamp_max(torch.logsumexp(log_weights.flatten(), 0) - 0.5 * math.log(log_weights.numel()))
-
-
 def pareto_khat(log_weights: Tensor) -> float:
     """Shape of the tail of importance weights; above 0.7 their means are not to be trusted (Vehtari et al. 2024).
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -18,7 +19,6 @@ from torchgpmc.models.targets import Targets
 from torchgpmc.random import normal_like
 from torchgpmc.samplers.elliptical_slice import EllipticalSliceState, elliptical_slice
 from torchgpmc.threads import even_slices, side_by_side
-from torchgpmc.trees import concatenate
 from torchgpmc.types import LogEstimate
 from torchgpmc.weights import pareto_khat
 
@@ -100,8 +100,7 @@ class ImportanceEstimator:
             return self._at(rows)._evaluate(theta[rows], auxiliary[rows], begun)[0]
 
         with torch.no_grad():
-            found: ImportanceEstimate = concatenate(side_by_side(estimate, self.chunks(theta), theta.device))
-        return found
+            return _joined(side_by_side(estimate, self.chunks(theta), theta.device))
 
     def log_weights(self, theta: Tensor, generator: torch.Generator) -> Tensor:
         """The log weights ``(C, num_importance)`` whose mean weight an estimate is."""
@@ -247,7 +246,7 @@ class ImportanceEstimator:
             return estimate._replace(log_rest=self._log_rest(log_weight, first))
 
         with torch.no_grad():
-            others = concatenate(side_by_side(rest, self.chunks(theta), theta.device))
+            others = _joined(side_by_side(rest, self.chunks(theta), theta.device))
             prior = self.model.prior(theta)
             log_likelihood = self.model.log_likelihood(self.model.at(prior), whitened, self.targets)
             kept = others._replace(whitened=whitened, log_likelihood=log_likelihood)
@@ -276,6 +275,10 @@ class ImportanceEstimator:
             other = log_likelihoods(self.model, problem.values, twin.unsqueeze(1), self.targets).squeeze(-1)
             weights.append(other + common + linear)
         return weights
+
+
+def _joined(parts: Sequence[ImportanceEstimate]) -> ImportanceEstimate:
+    return ImportanceEstimate(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
 
 def _choose(log_weight: Tensor, uniform: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torchgpmc.importance.adaptive import (
     log_weights,
     own_log_weights,
     start,
+    truncated_log_weights,
 )
 from torchgpmc.importance.mode_search import Mode, find_modes
 from torchgpmc.importance.proposal import Proposal, draw_from, from_modes, log_density_of, with_defence
@@ -28,5 +29,6 @@ __all__ = [
     "log_weights",
     "own_log_weights",
     "start",
+    "truncated_log_weights",
     "with_defence",
 ]

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from torchgpmc.importance.proposal import Proposal, log_density_of, with_defence
 from torchgpmc.linalg import cholesky
-from torchgpmc.weights import truncated_log_weights
 
 
 class AdaptiveState(NamedTuple):
@@ -190,3 +189,16 @@ def _moments(
     if not bool(ok) or not bool(torch.isfinite(factor).all()):
         return first_mean, first_factor, total
     return mean, factor, total
+
+
+def truncated_log_weights(log_weights: Tensor) -> Tensor:
+    """Weights cut at their mean times the root of their number: one lucky draw decides nothing (Ionides 2008).
+
+    Example:
+        >>> import torch
+        >>> from torchgpmc.weights import kish_effective_size
+        >>> lucky = torch.tensor([0.0] * 99 + [6.0])
+        >>> round(kish_effective_size(lucky), 1), round(kish_effective_size(truncated_log_weights(lucky)), 1)
+        (1.6, 8.5)
+    """
+    return log_weights.clamp_max(torch.logsumexp(log_weights.flatten(), 0) - 0.5 * math.log(log_weights.numel()))
