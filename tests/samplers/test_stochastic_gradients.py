@@ -116,9 +116,9 @@ def known():
 
 
 def widths(fit, batch_size, step_size):
-    """Of 16 runs of 200 chains each: w^2 averaged over chains and the last draws, and the temperature, ``(16, 2)``."""
+    """Of 24 runs of 200 chains each: w^2 averaged over chains and the last draws, and the temperature, ``(24, 2)``."""
     method, runs = tg.StochasticGradientHMC(batch_size=batch_size, step_size=step_size, num_steps=round(2 / step_size)), []
-    for seed in range(16):  # the chains of a run share their minibatches
+    for seed in range(24):  # the chains of a run share their minibatches
         posterior = tg.sample(
             fit.model, method, start=fit, num_samples=3, warmup_steps=1, num_chains=200, seed=seed, progress=False
         )
@@ -132,10 +132,10 @@ def widths(fit, batch_size, step_size):
 @pytest.mark.statistical
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
 def test_on_a_model_the_bias_shrinks_with_the_step_and_is_none_with_all_data(known):
-    """Batches of four widen w^2 by some 0.4 at the longer step, ten of the errors that 16 runs have; the limit is at 7."""
+    """Batches of four widen w^2 by some 0.4 at the longer step, nine of the errors that 24 runs have; the limit is at 6.3."""
     whole, long, short = (widths(known, *settings) for settings in ((16, 0.8), (4, 0.8), (4, 0.4)))
     assert worst_excess(whole, 1.0) < 1
-    assert bool((torch.from_numpy(z_scores(long, 1.0)) > z_limit(2, 16)).all())
+    assert bool((torch.from_numpy(z_scores(long, 1.0)) > z_limit(2, 24)).all())
     assert float(z_scores(long - short).min()) > 0 and float((short - 1).mean()) < 0.6 * float((long - 1).mean())
 
 

@@ -53,9 +53,10 @@ class Start:
         >>> start = tg.initialize(model, progress=False)
         >>> start.predict(torch.tensor([0.0, 1.0])).probs > 0.5
         tensor([False,  True])
-        >>> posterior = tg.sample(start.model, tg.HMC(num_steps=4), start=start, num_samples=200, num_chains=8, progress=False)
+        >>> run = {"num_samples": 600, "warmup_steps": 200, "num_chains": 8, "seed": 0, "progress": False}
+        >>> posterior = tg.sample(start.model, tg.HMC(num_steps=4), start=start, **run)
         >>> posterior.samples["kernel.lengthscale"].shape
-        torch.Size([8, 200, 1, 1])
+        torch.Size([8, 600, 1, 1])
     """
 
     model: GPModel
