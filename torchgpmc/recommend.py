@@ -29,8 +29,8 @@ _DRAWS_AN_EFFECTIVE_ONE = 10  # weights worth less than a tenth of their number 
 # What chains may cost, in seconds of two idle cores of 2020s make; counted in evaluations, so that seeds reproduce.
 _BUDGET = 100.0
 _SECONDS_A_BATCH, _OPERATIONS_A_SECOND = 3e-3, 2e9
-# The exact evidence's gradient, products and one factorisation of large matrices, runs several times as fast as what the budget is made
-# for; hyperparameters that the data leave open take long trees, and data by the thousand may take minutes.
+# The exact evidence's gradient, products and one factorisation of large matrices, runs several times as fast as what the budget is
+# made for; hyperparameters that the data leave open take long trees, and data by the thousand may take minutes.
 _EXACT_EVIDENCE = 10.0
 # Chains of which R-hat and effective sizes are content at about the same time: each halves to some fifty effective draws.
 _CHAINS = 4
