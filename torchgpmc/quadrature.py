@@ -323,7 +323,8 @@ def rule_about(
             widest = float((variance / scale**2).max()) if variance.numel() else 0.0
             fewest = next((half for half in _HALVES if widest <= _widest(half)), None)
             if fewest is not None:
-                return tuple(part.view(shape) for part in _lattice(fewest, mean.dtype, mean.device))  # type: ignore[return-value]
+                nodes, weights = _lattice(fewest, mean.dtype, mean.device)
+                return nodes.view(shape), weights.view(shape)
         # The second rule's nodes are differences of numbers as large as the mean, which narrow normals are lost in.
         half = num_nodes // 2
         even = _lattice(half, mean.dtype, mean.device)
