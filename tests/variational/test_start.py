@@ -8,6 +8,7 @@ import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.priors import GammaPrior, NormalPrior
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchgpmc as tg
 from tests.problems import fixed_kernel, gp, gp_regression, inputs, kernel, sparse_gp, targets
@@ -83,6 +84,29 @@ def test_minibatches_come_near_the_same_fit():
     assert abs(whole.elbo - parts.elbo) < 0.5
     gap = (whole.theta - parts.theta).abs() / whole.theta_covariance.diagonal().sqrt()
     assert parts.converged and float(gap.max()) < 0.5
+
+
+class AllRows(TorchDispatchMode):
+    """Counts arithmetic with all rows of some data: what only takes rows from them is left out."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.count, self.seen = count, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        sizes = [len(part) for part in args if isinstance(part, torch.Tensor) and part.dim() == 2]
+        self.seen += max(sizes, default=0) >= self.count and function is not torch.ops.aten.index.Tensor
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.filterwarnings("ignore:the variational fit did not converge")
+def test_a_step_on_a_minibatch_looks_at_no_other_rows():
+    counts = []
+    for passes in (1, 2):
+        with AllRows(400) as rows:
+            tg.initialize(wavy(400), batch_size=40, max_iterations=passes, **QUIET)
+        counts.append(rows.seen)
+    assert counts[0] == counts[1] > 0
 
 
 @pytest.mark.slow

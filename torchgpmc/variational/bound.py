@@ -26,11 +26,11 @@ class Positions(NamedTuple):
         """How many numbers of a position move inducing points."""
         return 0 if self.inducing_points is None else self.inducing_points.numel()
 
-    def model_at(self, model: Model, zeta: Tensor) -> Model:
-        """The model with its inducing points at ``zeta`` ``(M D,)``; differentiable."""
-        if self.inducing_points is None or self.unit is None:
-            return model
-        return model.with_buffers(inducing_points=self.inducing_points + self.unit * zeta.view(self.inducing_points.shape))
+    def model_at(self, model: Model, zeta: Tensor, **data: Tensor) -> Model:
+        """The model with its inducing points at ``zeta`` ``(M D,)``, differentiable, and with other data if some are given."""
+        if self.inducing_points is not None and self.unit is not None:
+            data["inducing_points"] = self.inducing_points + self.unit * zeta.view(self.inducing_points.shape)
+        return model.with_buffers(**data) if data else model
 
 
 def inducing_positions(model: GPModel, moves: bool) -> Positions:

@@ -62,7 +62,7 @@ def ascend_by_minibatches(
         for rows in torch.randperm(count, generator=generator, device=theta.device).split(batch_size):
             scale = count / len(rows)
             with torch.enable_grad():
-                part = positions.model_at(model, zeta).with_buffers(train_x=model.train_x[rows], train_y=model.train_y[rows])
+                part = positions.model_at(model, zeta, train_x=model.train_x[rows], train_y=model.train_y[rows])
                 hyperparameters, log_prior = model.layout.raw_values_and_log_prior(theta)
                 at = part.at_data(hyperparameters)
                 q, _ = from_natural(*natural)
