@@ -13,6 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import torchgpmc as tg
 from tests.problems import fixed_kernel, gp, gp_regression, inputs, kernel, sparse_gp, targets
 from torchgpmc.variational.bound import VariationalMarginal, inducing_positions
+from torchgpmc.variational.minibatches import _marginals
+from torchgpmc.variational.normal_latents import from_natural
 
 QUIET = {"progress": False}
 
@@ -107,6 +109,21 @@ def test_a_step_on_a_minibatch_looks_at_no_other_rows():
             tg.initialize(wavy(400), batch_size=40, max_iterations=passes, **QUIET)
         counts.append(rows.seen)
     assert counts[0] == counts[1] > 0
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(None, 1e-10), (torch.float32, 1e-5)])
+def test_marginals_under_a_constant_q_and_their_slopes_are_those_of_its_definition(dtype, tolerance, generator):
+    model = sparse_gp("softmax", num_data=12)
+    theta = torch.zeros(1, model.layout.size, dtype=torch.float64, requires_grad=True)
+    latents, size = model.latent_shape
+    half = torch.randn(1, latents, size, size, dtype=torch.float64, generator=generator)
+    q, _ = from_natural(torch.eye(size) + half @ half.mT, half[..., 0])
+    found = []
+    for marginals in (q.marginals, lambda at: _marginals(at, q, dtype)):
+        mean, variance = marginals(model.at_data(model.layout.raw_values_and_log_prior(theta)[0]))
+        slope = torch.autograd.grad((mean.sin() + variance.square()).sum(), theta)[0]
+        found.append((mean.detach(), variance.detach(), slope))
+    torch.testing.assert_close(*found, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.slow

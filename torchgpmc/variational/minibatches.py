@@ -66,12 +66,12 @@ def ascend_by_minibatches(
                 hyperparameters, log_prior = model.layout.raw_values_and_log_prior(theta)
                 at = part.at_data(hyperparameters)
                 q, _ = from_natural(*natural)
-                mean, variance = q.marginals(at)
+                mean, variance = _marginals(at, q, model.data_dtype)
                 expected = scale * expected_log_likelihood(part, at, mean, variance, part.targets, rows).sum()
                 objective = expected + log_prior.sum()
                 leaves = [leaf for leaf in (theta, zeta) if leaf.requires_grad and leaf.numel()]
                 slopes = torch.autograd.grad(objective, [mean, variance, *leaves], allow_unused=True)
-            natural = natural.towards(_goal(at, q, slopes[0], slopes[1]), _NATURAL_SHARE * shrinkage)
+            natural = natural.towards(_goal(at, q, *slopes[:2], model.data_dtype), _NATURAL_SHARE * shrinkage)
             for leaf, slope in zip(leaves, slopes[2:], strict=True):
                 leaf.grad = None if slope is None or (leaf is zeta and not moves) else -slope
             adam.step()
@@ -103,11 +103,21 @@ class _Natural(NamedTuple):
         return _Natural(*(torch.lerp(old, new, share) for old, new in zip(self, goal, strict=True)))
 
 
-def _goal(at: LatentsAt, q: GaussianLatents, mean_slope: Tensor, variance_slope: Tensor) -> _Natural:
+def _marginals(at: LatentsAt, q: GaussianLatents, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
+    """Mean and variance of f under a constant q, differentiable in ``at``: a'Sa has the slope 2 Sa, without a further product."""
+    projection = at.projection.unsqueeze(1)
+    turned = (q.scale @ q.scale.mT).to(dtype) @ projection.detach().to(dtype)
+    explained = (projection * turned).sum(-2)
+    mean = at.mean.unsqueeze(1) + q.mean @ at.projection
+    return mean, at.variance.unsqueeze(1) + 2 * explained - explained.detach()
+
+
+def _goal(at: LatentsAt, q: GaussianLatents, mean_slope: Tensor, variance_slope: Tensor, dtype: torch.dtype | None) -> _Natural:
     """Natural parameters at which the bound of this minibatch would be stationary, were its slopes those."""
     projection = at.projection.detach()
     precision = (-2 * variance_slope).clamp_min(0.0)
-    inner = (projection.unsqueeze(1) * precision.unsqueeze(-2)) @ projection.mT.unsqueeze(1)
+    part = projection.unsqueeze(1).to(dtype)
+    inner = ((part * precision.unsqueeze(-2).to(dtype)) @ part.mT).to(projection.dtype)
     inner.diagonal(dim1=-2, dim2=-1).add_(1.0)
     linear = (mean_slope + precision * (q.mean @ projection)) @ projection.mT
     return _Natural(inner, linear)
