@@ -88,6 +88,7 @@ class GPModel(nn.Module):
 
     has_latents_at_data = True  # whether f at the data is u, a function of v
     is_conjugate = False  # whether u given y and theta is normal, so that every method integrates it out
+    data_dtype: torch.dtype | None = None  # of products with the data; the dtype of the rest if none
 
     def __init__(
         self,

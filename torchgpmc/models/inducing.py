@@ -17,7 +17,6 @@ class InducingModel(GPModel):
     """A latent Gaussian model with inducing points Z ``(M, D)``, fixed while sampling; see :class:`SparseGP`."""
 
     inducing_points: Tensor
-    data_dtype: torch.dtype | None = None  # of products with the data; the model's by default
 
     def __init__(
         self,

@@ -71,7 +71,7 @@ def ascend_by_minibatches(
                 objective = expected + log_prior.sum()
                 leaves = [leaf for leaf in (theta, zeta) if leaf.requires_grad and leaf.numel()]
                 slopes = torch.autograd.grad(objective, [mean, variance, *leaves], allow_unused=True)
-            natural = natural.towards(_goal(at, q, *slopes[:2], model.data_dtype), _NATURAL_SHARE * shrinkage)
+            natural = natural.towards(_goal(at, q, slopes[0], slopes[1], model.data_dtype), _NATURAL_SHARE * shrinkage)
             for leaf, slope in zip(leaves, slopes[2:], strict=True):
                 leaf.grad = None if slope is None or (leaf is zeta and not moves) else -slope
             adam.step()
