@@ -443,9 +443,12 @@ def test_fixed_hyperparameters_predict_as_sampled_ones_do(make, likelihood):
     theta = free.layout.present(free).expand(2, 5, -1)
     x = inputs(4, seed=5)
     stats = {"lp": torch.zeros(2, 5)}
-    one, other = (
-        tg.Posterior(model, Draws(part, v, None), stats, {}).predict(x) for model, part in ((free, theta), (fixed, theta[..., :0]))
-    )
+    posteriors = [tg.Posterior(model, Draws(part, v, None), stats, {}) for model, part in ((free, theta), (fixed, theta[..., :0]))]
+    prior, factorised = posteriors[1].model.prior, []
+    posteriors[1].model.prior = lambda settings: factorised.append(len(settings)) or prior(settings)
+    torch.testing.assert_close(posteriors[0].latents, posteriors[1].latents)
+    assert factorised == [1]
+    one, other = (posterior.predict(x) for posterior in posteriors)
     torch.testing.assert_close(one.mean, other.mean)
     torch.testing.assert_close(one.variance, other.variance)
     torch.testing.assert_close(one.latent_mean, other.latent_mean)

@@ -95,12 +95,15 @@ class Posterior:
     def latents(self) -> Tensor:
         """Function values at the data (GP) or the inducing points (SparseGP): ``(chains, draws, N or M)``, then K for several.
 
-        Computed from ``whitened`` when first asked for: one factorisation a draw.
+        Computed from ``whitened`` when first asked for: one factorisation a draw, or one for all of fixed hyperparameters.
         """
         if self._latents is None:
             theta, v = self._flat(None)
-            pieces = zip(*(part.split(self._draws_at_once(0)) for part in (theta, v)), strict=True)
-            joined = torch.cat([self.model.latents(self.model.prior(t), w).cpu() for t, w in pieces])
+            if theta.shape[1]:
+                pieces = zip(*(part.split(self._draws_at_once(0)) for part in (theta, v)), strict=True)
+                joined = torch.cat([self.model.latents(self.model.prior(t), w).cpu() for t, w in pieces])
+            else:
+                joined = self.model.latents(self.model.prior(theta[:1]), v).cpu()
             self._latents = joined.reshape(self.num_chains, self.num_draws, *joined.shape[1:])
         return self._latents
 
