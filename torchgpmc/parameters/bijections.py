@@ -44,7 +44,7 @@ class Interval(NamedTuple):
         if math.isinf(self.lower) and math.isinf(self.upper):
             return value
         if math.isinf(self.upper):
-            return torch.log(value - self.lower)
+            return torch.log(value - self.lower) if self.lower else torch.log(value)
         if math.isinf(self.lower):
             return torch.log(self.upper - value)
         return torch.log(value - self.lower) - torch.log(self.upper - value)
@@ -57,16 +57,24 @@ class Interval(NamedTuple):
             return unconstrained
         return math.log(self.upper - self.lower) + logsigmoid(unconstrained) + logsigmoid(-unconstrained)
 
-    def slopes(self, unconstrained: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Derivatives of :meth:`constrain`, whose ``value`` is given, and of :meth:`log_jacobian`, elementwise."""
+    def derivative(self, unconstrained: Tensor, value: Tensor) -> Tensor:
+        """Of :meth:`constrain`, whose ``value`` is given, elementwise."""
         if math.isinf(self.lower) and math.isinf(self.upper):
-            return torch.ones_like(value), torch.zeros_like(value)
+            return torch.ones_like(value)
         if math.isinf(self.upper):
-            return value - self.lower if self.lower else value, torch.ones_like(value)
+            return value - self.lower if self.lower else value
         if math.isinf(self.lower):
-            return value - self.upper, torch.ones_like(value)
+            return value - self.upper
         share = torch.sigmoid(unconstrained)
-        return (self.upper - self.lower) * share * (1 - share), 1 - 2 * share
+        return (self.upper - self.lower) * share * (1 - share)
+
+    def jacobian_slope(self, unconstrained: Tensor) -> Tensor | float:
+        """The derivative of :meth:`log_jacobian`, elementwise; a number where it is the same everywhere."""
+        if math.isinf(self.lower) and math.isinf(self.upper):
+            return 0.0
+        if math.isinf(self.lower) or math.isinf(self.upper):
+            return 1.0
+        return 1 - 2 * torch.sigmoid(unconstrained)
 
     def contains(self, value: Tensor) -> Tensor:
         """Whether each element lies strictly inside."""

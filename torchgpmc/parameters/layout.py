@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import math
 from functools import cached_property
@@ -66,7 +67,16 @@ class _Block(NamedTuple):
     entries: list[Entry]
     interval: Interval
     prior: RestrictedPrior | JointPrior
+    coordinate_prior: JointPrior | None  # the same, where theta is the coordinate that the prior's closed form is of
     size: int
+
+    def log_density_and_slope(self, theta: Tensor, value: Tensor, derivative: Tensor) -> tuple[Tensor, Tensor]:
+        """Of theta, Jacobian included, whose values in the interval are given with their derivatives: ``(C,)``, ``(C, size)``."""
+        if self.coordinate_prior is not None:
+            return self.coordinate_prior.log_density_and_slope(theta, derivative)
+        log_prob, slope = self.prior.log_prob_and_slope(value)
+        log_density = log_prob + self.interval.log_jacobian(theta).sum(-1)
+        return log_density, slope * derivative + self.interval.jacobian_slope(theta)
 
 
 class Layout:
@@ -146,18 +156,18 @@ class Layout:
 
     def evaluate(self, theta: Tensor) -> Evaluated:
         """:meth:`raw_values_and_log_prior` with derivatives and without a graph."""
-        total = theta.new_zeros(theta.shape[0])
-        values, slopes, derivatives = [], [], []
+        total, values, slopes, derivatives = [], [], [], []
         for block, unconstrained in zip(self._blocks, theta.split([block.size for block in self._blocks], -1), strict=True):
             value = block.interval.constrain(unconstrained)
-            derivative, jacobian_slope = block.interval.slopes(unconstrained, value)
-            log_prob, slope = block.prior.log_prob_and_slope(value)
-            total = total + log_prob + block.interval.log_jacobian(unconstrained).sum(-1)
+            derivative = block.interval.derivative(unconstrained, value)
+            log_density, slope = block.log_density_and_slope(unconstrained, value, derivative)
             parts = value.split([math.prod(entry.shape) for entry in block.entries], -1)
             values += [part.view(-1, *entry.shape) for entry, part in zip(block.entries, parts, strict=True)]
-            slopes.append(torch.addcmul(jacobian_slope, slope, derivative))
+            total.append(log_density)
+            slopes.append(slope)
             derivatives.append(derivative)
-        return Evaluated(self._by_module(theta, values), total, _joined(slopes, theta), _joined(derivatives, theta))
+        log_prior = functools.reduce(torch.add, total) if total else theta.new_zeros(len(theta))
+        return Evaluated(self._by_module(theta, values), log_prior, _joined(slopes, theta), _joined(derivatives, theta))
 
     @cached_property
     def _blocks(self) -> list[_Block]:
@@ -165,19 +175,10 @@ class Layout:
 
         def kind(entry: Entry) -> tuple[Any, ...]:
             form = entry.prior.closed_form
-            return entry.interval, entry.name if form is None else form.function
+            return entry.interval, *((entry.name,) if form is None else (form.function, form.support))
 
-        groups = [list(group) for _, group in itertools.groupby(self.entries, kind)]
         like = torch.zeros(0, dtype=self.dtype, device=self.device)
-        return [
-            _Block(
-                group,
-                group[0].interval,
-                group[0].prior if group[0].prior.closed_form is None else joint_prior([entry.prior for entry in group], like),
-                sum(math.prod(entry.shape) for entry in group),
-            )
-            for group in groups
-        ]
+        return [_block(list(group), like) for _, group in itertools.groupby(self.entries, kind)]
 
     def gather(self, by_module: dict[str, dict[str, Tensor]], theta: Tensor) -> Tensor:
         """Per-parameter tensors ``(C, *shape)`` of the sampled parameters as columns of theta; zeros where one is missing."""
@@ -264,6 +265,14 @@ class Layout:
                 start = 4 * torch.rand(shape, dtype=self.dtype, device=self.device, generator=generator) - 2
             columns.append(start)
         return torch.cat(columns, -1)
+
+
+def _block(entries: list[Entry], like: Tensor) -> _Block:
+    interval, prior, size = entries[0].interval, entries[0].prior, sum(math.prod(entry.shape) for entry in entries)
+    if prior.closed_form is None:
+        return _Block(entries, interval, prior, None, size)
+    joint = joint_prior([entry.prior for entry in entries], like)
+    return _Block(entries, interval, joint, joint if prior.closed_form.support == interval else None, size)
 
 
 def _joined(columns: list[Tensor], theta: Tensor) -> Tensor:

@@ -23,37 +23,44 @@ _BISECTIONS = 64
 
 
 class ClosedDensity(NamedTuple):
-    """An elementwise log density up to a constant, with its derivative, and the numbers in it of one prior or of several."""
+    """A log density up to a constant and its derivative, elementwise, of the coordinate t in which its support is the whole line.
 
-    function: Callable[..., tuple[Tensor, Tensor]]  # of x and the numbers
-    numbers: tuple[float | Tensor, ...]
+    Positive parameters have theirs in log x: what most need is then at hand.
+    """
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.function(x, *self.numbers)
+    function: Callable[..., tuple[Tensor, Tensor]]  # of t, dx / dt and the numbers
+    numbers: tuple[float | Tensor, ...]  # of one prior, or of several in a row
+    support: Interval
 
+    def __call__(self, coordinate: Tensor, derivative: Tensor) -> tuple[Tensor, Tensor]:
+        return self.function(coordinate, derivative, *self.numbers)
 
-def _gamma(x: Tensor, power: Any, rate: Any) -> tuple[Tensor, Tensor]:
-    return power * x.log() - rate * x, power / x - rate
-
-
-def _shifted_gamma(x: Tensor, power: Any, rate: Any, shift: Any) -> tuple[Tensor, Tensor]:
-    return _gamma(x - shift, power, rate)
-
-
-def _log_normal(x: Tensor, location: Any, precision: Any) -> tuple[Tensor, Tensor]:
-    log = x.log()
-    gap = log - location
-    pull = precision * gap
-    return -0.5 * pull * gap - log, -(pull + 1) / x
+    def of_value(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The same for x itself."""
+        coordinate = self.support.unconstrain(x)
+        derivative = self.support.derivative(coordinate, x)
+        log_density, slope = self(coordinate, derivative)
+        log_prob = log_density - self.support.log_jacobian(coordinate)
+        return log_prob, (slope - self.support.jacobian_slope(coordinate)) / derivative
 
 
-def _half_cauchy(x: Tensor, square_scale: Any) -> tuple[Tensor, Tensor]:
+def _gamma(log: Tensor, x: Tensor, concentration: Any, rate: Any) -> tuple[Tensor, Tensor]:
+    pull = rate * x
+    return concentration * log - pull, concentration - pull
+
+
+def _half_cauchy(log: Tensor, x: Tensor, square_scale: Any) -> tuple[Tensor, Tensor]:
     square = x.square()
-    return -torch.log1p(square / square_scale), -2 * x / (square_scale + square)
+    return log - torch.log1p(square / square_scale), 1 - 2 * square / (square_scale + square)
 
 
-def _normal(x: Tensor, mean: Any, precision: Any) -> tuple[Tensor, Tensor]:
-    gap = x - mean
+def _half_normal(log: Tensor, x: Tensor, precision: Any) -> tuple[Tensor, Tensor]:
+    pull = precision * x.square()
+    return log - 0.5 * pull, 1 - pull
+
+
+def _normal(coordinate: Tensor, _: Tensor, mean: Any, precision: Any) -> tuple[Tensor, Tensor]:
+    gap = coordinate - mean
     pull = precision * gap
     return -0.5 * pull * gap, -pull
 
@@ -63,17 +70,15 @@ def _closed_form(prior: Prior) -> ClosedDensity | None:
     numbers = [parameter for parameter in (*prior.buffers(), *prior.parameters())]
     if getattr(prior, "_transform", None) is not None or any(number.numel() != 1 for number in numbers):
         return None
-    if type(prior) is GammaPrior:
-        return ClosedDensity(_gamma, (float(prior.concentration) - 1, float(prior.rate)))
-    if type(prior) is ShiftedGammaPrior:
-        return ClosedDensity(_shifted_gamma, (float(prior.concentration) - 1, float(prior.rate), prior.shift))
-    if type(prior) is LogNormalPrior:
-        return ClosedDensity(_log_normal, (float(prior.loc), float(prior.scale) ** -2))
-    if type(prior) is HalfCauchyPrior:
-        return ClosedDensity(_half_cauchy, (float(prior.scale) ** 2,))
-    if type(prior) in (NormalPrior, HalfNormalPrior):
-        mean = float(prior.loc) if type(prior) is NormalPrior else 0.0
-        return ClosedDensity(_normal, (mean, float(prior.scale) ** -2))
+    kind = type(prior)
+    if kind in (GammaPrior, ShiftedGammaPrior):
+        return ClosedDensity(_gamma, (float(prior.concentration), float(prior.rate)), support_of(prior))
+    if kind in (NormalPrior, LogNormalPrior):
+        return ClosedDensity(_normal, (float(prior.loc), float(prior.scale) ** -2), support_of(prior))
+    if kind is HalfCauchyPrior:
+        return ClosedDensity(_half_cauchy, (float(prior.scale) ** 2,), support_of(prior))
+    if kind is HalfNormalPrior:
+        return ClosedDensity(_half_normal, (float(prior.scale) ** -2,), support_of(prior))
     return None
 
 
@@ -140,7 +145,7 @@ class RestrictedPrior:
         if closed is None:
             return 0.0
         value = self._test_values()
-        gap = self.log_prob(value) - closed(value)[0].reshape(len(value), -1).sum(1)
+        gap = self.log_prob(value) - closed.of_value(value)[0].reshape(len(value), -1).sum(1)
         if not bool((gap - gap.mean()).abs().max() < 1e-4 * (1 + gap.mean().abs())):
             self.closed_form = None
         return float(gap.mean())
@@ -257,8 +262,14 @@ class JointPrior(NamedTuple):
 
     def log_prob_and_slope(self, value: Tensor) -> tuple[Tensor, Tensor]:
         """Of values ``(C, size)``: ``(C,)`` and ``(C, size)``."""
-        log_prob, slope = self.form(value)
-        return log_prob.sum(1) + self.constant, slope
+        return self._summed(*self.form.of_value(value))
+
+    def log_density_and_slope(self, coordinate: Tensor, derivative: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the coordinates ``(C, size)`` in which the priors' support is the whole line, with dx / dt."""
+        return self._summed(*self.form(coordinate, derivative))
+
+    def _summed(self, log_density: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+        return log_density.sum(1) + self.constant, slope
 
 
 def joint_prior(priors: Sequence[RestrictedPrior], like: Tensor) -> JointPrior:
@@ -270,4 +281,4 @@ def joint_prior(priors: Sequence[RestrictedPrior], like: Tensor) -> JointPrior:
         column[0] if len(set(column)) == 1 else torch.as_tensor(column).to(like).repeat_interleave(sizes.to(like.device))
         for column in columns
     )
-    return JointPrior(ClosedDensity(forms[0].function, tuple(rows)), sum(prior.closed_constant for prior in priors))
+    return JointPrior(forms[0]._replace(numbers=tuple(rows)), sum(prior.closed_constant for prior in priors))
