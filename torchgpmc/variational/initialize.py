@@ -105,8 +105,8 @@ def _check(model: GPModel) -> None:
         )
     if not (model.factorises or model.is_smooth):
         raise ValueError(
-            f"{type(model.likelihood).__name__} neither factorises over data nor has slopes in f. Expected one or the other; sample "
-            f"this model without a start."
+            f"{type(model.likelihood).__name__} neither factorises over data nor has slopes in f. Expected one or the "
+            f"other; sample this model without a start."
         )
     if model.targets.one_a_chain:
         raise ValueError("the model has several data sets, each with its own posterior. Expected one; fit them one by one.")
