@@ -13,7 +13,7 @@ from torchgpmc.random import make_generator, normal_like
 from torchgpmc.variational.normal_latents import GaussianLatents
 from torchgpmc.variational.start import Start
 
-_NUM_PRIOR_DRAWS = 3  # from which the search starts beside the model's present values
+_NUM_CANDIDATES, _NUM_SEARCHES = 9, 2  # present values and draws from the prior, of which searches start from the best
 _CHUNK_ELEMENTS = 2_000_000  # of covariances
 _NUM_DRAWS = 256  # of q(v), over which the bound is averaged
 
@@ -37,10 +37,11 @@ def start_at_joint_mode(model: GPModel, max_iterations: int, seed: int, bar: tqd
     """
     size, (num_latents, num_inputs) = model.layout.size, model.latent_shape
     generator = make_generator(seed, model.train_x.device)
-    theta = torch.cat([model.layout.present(model), model.layout.starting_points(_NUM_PRIOR_DRAWS, generator)]).detach()
-    theta = theta if size else theta[:1]
-    starts = torch.cat([theta, theta.new_zeros(len(theta), model.latent_size)], -1)
-    modes = find_modes(_InChunks(model, bar), starts, max_iterations=max_iterations)
+    theta = torch.cat([model.layout.present(model), model.layout.starting_points(_NUM_CANDIDATES - 1, generator)]).detach()
+    candidates = torch.cat([theta, theta.new_zeros(len(theta), model.latent_size)], -1)
+    density = _InChunks(model, bar)
+    starts = candidates[density(candidates).argsort(descending=True)[: _NUM_SEARCHES if size else 1]]
+    modes = find_modes(density, starts, max_iterations=max_iterations)
     if not modes:
         raise ValueError(
             f"no mode of the hyperparameters and latents together was found in {len(starts)} searches of {max_iterations} steps. "
