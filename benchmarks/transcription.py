@@ -1,60 +1,57 @@
-"""Gene transcription (paper C, section 1.7; figure 1.6): calibration on simulated data, and p53 by four samplers.
+"""Gene transcription (paper C, section 1.7; figure 1.6): calibration on simulated data; p53 and LexA by several samplers.
 
     python benchmarks/transcription.py --data FOLDER --pieces POSTERIORS [--scale 1.0] [--output docs/results/transcription.md]
 
-Each piece is a run of its own; what a piece gave is kept in POSTERIORS as JSON, and a second call makes those that are missing and
-writes the table of all that are there. ``--scale`` multiplies draws and warm-up; ``--only`` takes pieces by name.
+Each piece is a run of its own; what a piece gave is kept in POSTERIORS (JSON, and its draws), and a second call makes those that
+are missing and writes the table of all that are there. ``--scale`` multiplies draws and warm-up; ``--only`` takes pieces by name;
+``--figure FILE`` draws figure 1.6.
 
 Simulated: twenty data sets from the prior, one a chain, NUTS on all unknowns; ranks of the truth among thinned draws, and the share
-of it within 95 % bands. p53: five genes, three replicates, measured variances, log f(0) = -5, a grid of 121 points, 8 chains.
+of it within 95 % bands. p53: five genes, three replicates, measured variances, log f(0) = -5, a grid of 121 points, 8 chains. LexA:
+14 genes that it represses, one replicate, a sampled variance a gene, free starts. NUTS begins at the mode of all unknowns
+(``tg.initialize``); the others begin at draws of NUTS's, two chains each at those with the lowest and the highest twentieth of a
+gene's decay rate, where there is such a run: they mix too slowly to find their way in in the time given here.
 """
 
 import argparse
 import csv
 import gzip
+import itertools
 import json
 import math
 import platform
 import time
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 from gpytorch.kernels import RBFKernel
 from gpytorch.priors import GammaPrior, LogNormalPrior
 
 import torchgpmc as tg
+from torchgpmc.chain_statistics import ess
 from torchgpmc.diagnostics import effective_sizes
-from torchgpmc.likelihoods import Activation, Transcription
+from torchgpmc.likelihoods import Activation, Repression, Transcription
 from torchgpmc.models.gp_model import likelihood_values
 
-P53 = {  # name: (method, warm-up, draws)
-    "control variables": (tg.Gibbs(latent=tg.ControlVariables(), latent_steps=1, thinning=10), 1000, 3000),
-    "elliptical slice": (tg.Gibbs(latent=tg.EllipticalSlice(), latent_steps=1, thinning=10), 1000, 3000),
-    "aGrad": (tg.Gibbs(latent=tg.AuxiliaryGradient(), latent_steps=1, thinning=10), 1000, 3000),
-    "NUTS": (tg.NUTS(max_tree_depth=8), 300, 300),
+
+def sweeps(latent):
+    return tg.Gibbs(latent=latent, parameterization=tg.Ancillary(), latent_steps=1, thinning=10)
+
+
+# Name: (method, warm-up, draws). Sweeps of 8 chains are as many as the paper's 5.5e5.
+CONTROLS = tg.ControlVariables(target_accept_prob=0.15)
+SAMPLERS = {
+    "NUTS": (tg.NUTS(max_tree_depth=8), 1200, 2000),
+    "control variables": (sweeps(CONTROLS), 5000, 6400),
+    "elliptical slice": (sweeps(tg.EllipticalSlice()), 5000, 6400),
+    "aGrad": (sweeps(tg.AuxiliaryGradient()), 5000, 6400),
 }
 CHAINS, DATA_SETS = 8, 20
-MOST_RHAT = 1.05  # of chains whose decay rates are shown and compared
 PAPERS_SWEEPS = 5.5e5 / (4 * 3600)  # a second
-
-
-def model_of(grid, times, y, variances, lengthscale_prior, known=None):
-    replicates, genes, _ = y.shape
-    likelihood = Transcription(grid, times, num_genes=genes, num_replicates=replicates, response=Activation(), variances=variances)
-    kernel = RBFKernel(lengthscale_prior=lengthscale_prior)
-    if known is None:
-        return tg.GP(grid, y, kernel, likelihood)
-    return tg.ConditionedGP(grid, y, kernel, likelihood, known_inputs=grid[:1], known_values=torch.tensor([known]))
-
-
-def simulated_model():
-    """Of a size at which twenty posteriors take minutes: four genes, one replicate, seven times."""
-    grid = torch.linspace(0, 12, 25, dtype=torch.float64)
-    times = grid[::4]
-    y = torch.ones(1, 4, len(times), dtype=torch.float64)
-    return model_of(grid, times, y, torch.full_like(y, 0.02), LogNormalPrior(math.log(2.5), 0.5), known=-1.0)
+EVERY = 10  # points of the grid at which log concentrations are compared
 
 
 def p53_model(folder):
@@ -64,6 +61,33 @@ def p53_model(folder):
     grid = torch.linspace(0, 12, 121, dtype=torch.float64)
     times = torch.arange(0, 13, 2, dtype=torch.float64)
     return model_of(grid, times, column("y").contiguous(), column("var").contiguous(), GammaPrior(2.0, 1.0), known=-5.0)
+
+
+def lexa_model(folder):
+    with gzip.open(Path(folder) / "ecoli_lexa.csv.gz", "rt") as file:
+        y = torch.tensor([float(row["y"]) for row in csv.DictReader(file)], dtype=torch.float64).view(1, 14, 6)
+    grid = torch.linspace(0, 60, 121, dtype=torch.float64)
+    times = torch.tensor([0, 5, 10, 20, 40, 60], dtype=torch.float64)
+    likelihood = Transcription(grid, times, num_genes=14, num_replicates=1, response=Repression(), free_initial=True)
+    return tg.GP(grid, y, RBFKernel(lengthscale_prior=GammaPrior(2.0, 0.2)), likelihood)
+
+
+EXPERIMENTS = {"p53": p53_model, "LexA": lexa_model}
+
+
+def model_of(grid, times, y, variances, lengthscale_prior, known):
+    replicates, genes, _ = y.shape
+    likelihood = Transcription(grid, times, num_genes=genes, num_replicates=replicates, response=Activation(), variances=variances)
+    kernel = RBFKernel(lengthscale_prior=lengthscale_prior)
+    return tg.ConditionedGP(grid, y, kernel, likelihood, known_inputs=grid[:1], known_values=torch.tensor([known]))
+
+
+def simulated_model():
+    """Of a size at which twenty posteriors take minutes: four genes, one replicate, seven times."""
+    grid = torch.linspace(0, 12, 25, dtype=torch.float64)
+    times = grid[::4]
+    y = torch.ones(1, 4, len(times), dtype=torch.float64)
+    return model_of(grid, times, y, torch.full_like(y, 0.02), LogNormalPrior(math.log(2.5), 0.5), known=-1.0)
 
 
 def simulated(scale):
@@ -97,33 +121,86 @@ def simulated(scale):
             "covered": float(((low < truth) & (truth < high)).double().mean()),
             "ranks": torch.bincount((drawn[:, kept] < truth[:, None]).sum(1).flatten(), minlength=10).tolist(),
         }
+        one_each = drawn[..., 0]
+        result[name]["size"] = min(ess(chain[None].numpy(), "bulk") for chain in one_each)
     return result
 
 
-def p53(name, folder, scale):
-    """Mean, Monte Carlo error and effective size of each decay rate; chain-sweeps a second."""
-    method, warm_up, draws = P53[name]
+@dataclass(frozen=True)
+class At:
+    """A method whose chains begin at given positions [theta, v] ``(C, P + V)``."""
+
+    method: Any
+    positions: torch.Tensor
+
+    def prepare(self, model, settings):
+        run = self.method.prepare(model, settings)
+        return run._replace(target=run.target._replace(start=lambda generator: (self.positions, None)))
+
+
+def far_apart(model, draws):
+    """Draws of NUTS's with decay rates at both ends, gene after gene: positions ``(CHAINS, P + V)``."""
+    decay = draws["samples"]["likelihood.decay"].flatten(0, 1)
+    levels = itertools.islice(itertools.product(range(decay.shape[-1]), (0.05, 0.95)), CHAINS)
+    rows = torch.tensor([int((decay[:, gene] - torch.quantile(decay[:, gene], level)).abs().argmin()) for gene, level in levels])
+    theta = model.layout.unconstrain({name: values.flatten(0, 1)[rows] for name, values in draws["samples"].items()})
+    with torch.no_grad():
+        v = model.whiten(model.prior(theta), draws["latents"].flatten(0, 1)[rows])
+    return torch.cat([theta, v], -1)
+
+
+def piece(experiment, name, data, pieces, scale):
+    """Chain-sweeps a second and how the sampler fared; its draws go to a file beside."""
+    method, warm_up, draws = SAMPLERS[name]
     warm_up, draws = int(warm_up * scale), int(draws * scale)
+    model, start = EXPERIMENTS[experiment](data), None
     began = time.process_time()
+    reference = pieces / f"{experiment}_NUTS.pt"
+    if name == "NUTS":
+        start = tg.initialize(model, progress=False)
+        model = start.model
+    elif reference.exists():
+        method = At(method, far_apart(model, torch.load(reference)))
+    fitting = time.process_time() - began
     posterior = tg.sample(
-        p53_model(folder), method, num_samples=draws, warmup_steps=warm_up, num_chains=CHAINS, seed=1, progress=False
+        model, method, num_samples=draws, warmup_steps=warm_up, num_chains=CHAINS, seed=1, progress=False, start=start
     )
     seconds = time.process_time() - began
-    decay = posterior.samples["likelihood.decay"]
-    sizes = [effective_sizes(decay[..., gene]) for gene in range(decay.shape[-1])]
-    sweeps = warm_up + draws * method.thinning
+    samples = dict(posterior.samples)
+    torch.save({"samples": samples, "latents": posterior.latents}, pieces / f"{experiment}_{name.replace(' ', '_')}.pt")
+    thinning = SAMPLERS[name][0].thinning
     return {
         "seconds": seconds,
+        "fitting": fitting,
         "draws": draws,
         "warm_up": warm_up,
-        "thinning": method.thinning,
-        "mean": decay.mean((0, 1)).tolist(),
-        "deviation": decay.flatten(0, 1).std(0).tolist(),
-        "size": [float(size[0]) for size in sizes],
-        "rhat": max(float(size[2]) for size in sizes),
-        "sweeps": CHAINS * sweeps / seconds,
+        "thinning": thinning,
+        "gradients": float(posterior.stats["n_steps"].double().mean()),
+        "sweeps": CHAINS * (warm_up + draws * thinning) / (seconds - fitting),
         "acceptance": float(posterior.stats["acceptance_rate"].mean()),
+        "at_draws_of_NUTS": isinstance(method, At),
     }
+
+
+def compared(draws):
+    """Decay rates and log concentrations at some points of the grid, ``(C, S, Q)``."""
+    latents = draws["latents"]
+    latents = latents.unsqueeze(-1) if latents.dim() == 3 else latents
+    return torch.cat([draws["samples"]["likelihood.decay"], latents[:, :, EVERY::EVERY].flatten(2)], -1)
+
+
+def gaps(first, second):
+    """Differences of two samplers' draws ``(C, S)`` of a number, in Monte Carlo errors: of means, and of shares below band edges.
+
+    The edges of the 95 % band are those of both samplers' draws together.
+    """
+    edges = torch.quantile(torch.cat([first.flatten(), second.flatten()]), torch.tensor([0.025, 0.975]).double())
+    found = []
+    for of_draw in (lambda x: x, *(lambda x, edge=edge: (x < edge).double() for edge in edges)):
+        sides = [of_draw(side) for side in (first, second)]
+        errors = [side.var() / ess(side.numpy(), "mean") for side in sides]
+        found.append(float((sides[0].mean() - sides[1].mean()).abs() / sum(errors) ** 0.5))
+    return found
 
 
 def text_of_simulated(found):
@@ -131,87 +208,138 @@ def text_of_simulated(found):
         f"NUTS, {found['warm_up']} warm-up steps and {found['draws']} draws of each of {DATA_SETS} data sets; "
         f"{found['seconds']:.0f} s of processor time.",
         "",
-        "| unknown | in 95 % bands | ranks of the truth among nine draws (0 to 9), counts |",
-        "|---|---|---|",
+        "| | within 95 % bands | worst effective size | ranks of the truth among nine draws, 0 to 9 |",
+        "|---|---|---|---|",
     ]
     for name in ("decay rates", "log concentrations"):
-        lines.append(f"| {name} | {found[name]['covered']:.1%} | {', '.join(map(str, found[name]['ranks']))} |")
+        row = found[name]
+        lines.append(f"| {name} | {row['covered']:.3f} | {row['size']:.0f} | {' '.join(map(str, row['ranks']))} |")
     return "\n".join(lines)
 
 
-def text_of_p53(found):
+def text_of_experiment(found, pieces, experiment):
     lines = [
-        "| sampler | warm-up + draws (thinned by) | s | chain-sweeps a s | over the paper's 38 | worst effective size | a second "
-        "| R-hat | acceptance | decay rates (Monte Carlo error) |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| sampler | warm-up + draws (thinned by) | s | chain-sweeps a s | over the paper's 38 | worst effective size "
+        "| a second | R-hat of decay rates; lengthscale | acceptance |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
+    drawn = {}
     for name, row in found.items():
-        worst, mixed = min(row["size"]), row["rhat"] <= MOST_RHAT
-        rates = zip(row["mean"], row["deviation"], row["size"], strict=True)
-        shown = ", ".join(f"{mean:.3f} ({deviation / size**0.5:.3f})" for mean, deviation, size in rates)
-        size, a_second = (f"{worst:.0f}", f"{worst / row['seconds']:.2g}") if mixed else ("-", "-")
+        draws = drawn[name] = torch.load(pieces / f"{experiment}_{name.replace(' ', '_')}.pt")
+        decay = draws["samples"]["likelihood.decay"]
+        sizes = [effective_sizes(decay[..., gene]) for gene in range(decay.shape[-1])]
+        worst, rhat = min(size[0] for size in sizes), max(size[2] for size in sizes)
+        of_scale = effective_sizes(draws["samples"]["kernel.lengthscale"].flatten(2)[..., 0])[2]
+        of_sweeps = ("-", "-") if name == "NUTS" else (f"{row['sweeps']:.0f}", f"{row['sweeps'] / PAPERS_SWEEPS:.1f}")
         lines.append(
-            f"| {name} | {row['warm_up']} + {row['draws']} ({row['thinning']}) | {row['seconds']:.0f} | {row['sweeps']:.0f} "
-            f"| {row['sweeps'] / PAPERS_SWEEPS:.1f} | {size} "
-            f"| {a_second} | {row['rhat']:.2f} | {row['acceptance']:.2f} "
-            f"| {shown if mixed else 'too short a run to tell'} |"
+            f"| {name} | {row['warm_up']} + {row['draws']} ({row['thinning']}) | {row['seconds']:.0f} | {of_sweeps[0]} "
+            f"| {of_sweeps[1]} | {worst:.0f} | {worst / row['seconds']:.2g} | {rhat:.3f}; {of_scale:.3f} "
+            f"| {row['acceptance']:.2f} |"
         )
-    return "\n".join([*lines, "", agreement(found)])
+    lines += ["", "Means of decay rates (Monte Carlo error):", ""]
+    for name, draws in drawn.items():
+        decay = draws["samples"]["likelihood.decay"]
+        each = [decay[..., gene] for gene in range(decay.shape[-1])]
+        shown = ", ".join(f"{float(x.mean()):.3f} ({float(x.std()) / ess(x.numpy(), 'mean') ** 0.5:.3f})" for x in each)
+        lines.append(f"- {name}: {shown}")
+    return "\n".join([*lines, "", agreement({name: compared(draws) for name, draws in drawn.items()})])
 
 
-def agreement(found):
-    """The largest difference of any two samplers' decay rates, in Monte Carlo errors, where these can be told."""
-    rhat, worst = max(row["rhat"] for row in found.values()), 0.0
-    if rhat > MOST_RHAT:
-        return f"Too short to compare samplers: R-hat is up to {rhat:.2f}. Of this table the speeds alone mean something."
-    for first in found.values():
-        for second in found.values():
-            gap = np.array(first["mean"]) - np.array(second["mean"])
-            error = sum(np.array(row["deviation"]) ** 2 / np.array(row["size"]) for row in (first, second)) ** 0.5
-            worst = max(worst, float(np.abs(gap / error).max()))
-    return f"The largest difference between any two samplers, in any decay rate: {worst:.1f} Monte Carlo errors."
+def agreement(drawn):
+    """The largest differences of any two samplers."""
+    lines = [
+        "Largest differences between two samplers, in Monte Carlo errors, of any decay rate or log concentration on the grid: of "
+        "means, and of the shares below the edges of their 95 % bands.",
+        "",
+        "| samplers | means | lower edges | upper edges |",
+        "|---|---|---|---|",
+    ]
+    for first, second in itertools.combinations(drawn, 2):
+        found = torch.tensor([gaps(drawn[first][..., q], drawn[second][..., q]) for q in range(drawn[first].shape[-1])])
+        lines.append(f"| {first}, {second} | " + " | ".join(f"{float(worst):.1f}" for worst in found.amax(0)) + " |")
+    return "\n".join(lines)
+
+
+def draw_figure(pieces, path):
+    """Concentrations and decay rates, as figure 1.6 has them, from NUTS's draws."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 6), layout="constrained")
+    for (experiment, hours), axes in zip({"p53": 12, "LexA": 60}.items(), figure.subplots(2, 2), strict=True):
+        path_of_draws = pieces / f"{experiment}_NUTS.pt"
+        if not path_of_draws.exists():
+            continue
+        draws = torch.load(path_of_draws)
+        latents = draws["latents"].flatten(0, 1)
+        concentration = (latents if latents.dim() == 2 else latents[..., 0]).exp()
+        levels = torch.tensor([0.025, 0.5, 0.975]).double()
+        low, middle, high = torch.quantile(concentration, levels, 0)
+        grid = torch.linspace(0, hours, len(middle))
+        axes[0].fill_between(grid, low, high, alpha=0.3, linewidth=0)
+        axes[0].plot(grid, middle)
+        axes[0].set_title(f"{experiment}: concentration, median and 95 % band")
+        low, middle, high = torch.quantile(draws["samples"]["likelihood.decay"].flatten(0, 1), levels, 0)
+        places = torch.arange(len(middle))
+        axes[1].bar(places, middle, color="0.75")
+        axes[1].errorbar(places, middle, torch.stack([middle - low, high - middle]), fmt="none", ecolor="k", capsize=3)
+        axes[1].set_title("decay rates, gene by gene")
+    figure.savefig(path, dpi=100)
 
 
 def main():
+    everything = ["simulated", *(f"{experiment} {name}" for experiment in EXPERIMENTS for name in SAMPLERS)]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True)
     parser.add_argument("--pieces", type=Path, required=True)
     parser.add_argument("--scale", type=float, default=1.0)
-    parser.add_argument("--only", nargs="*", default=["simulated", *P53])
+    parser.add_argument("--only", nargs="*", default=everything)
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--figure", type=Path)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     options.pieces.mkdir(parents=True, exist_ok=True)
     found = {}
-    for name in ["simulated", *P53]:
+    for name in everything:
         path = options.pieces / f"{name.replace(' ', '_')}.json"
         if not path.exists() and name in options.only:
-            result = simulated(options.scale) if name == "simulated" else p53(name, options.data, options.scale)
-            path.write_text(json.dumps(result | {"scale": options.scale}))
+            experiment, _, sampler = name.partition(" ")
+            made = piece(experiment, sampler, options.data, options.pieces, options.scale) if sampler else simulated(options.scale)
+            path.write_text(json.dumps(made | {"scale": options.scale}))
         if path.exists():
             found[name] = json.loads(path.read_text())
-            print(
-                name, {key: value for key, value in found[name].items() if key in ("seconds", "sweeps", "size", "rhat")}, flush=True
-            )
-    missing = [name for name in ["simulated", *P53] if name not in found]
-    scales = ", ".join(f"{name} {row['scale']:g}" for name, row in found.items())
-    text = f"""# Gene transcription
+            print(name, found[name], flush=True)
+    if options.figure:
+        draw_figure(options.pieces, options.figure)
+    if options.output:
+        options.output.write_text(text_of(found, options.pieces, everything))
+
+
+def text_of(found, pieces, everything):
+    by_experiment = {
+        experiment: {name: found[f"{experiment} {name}"] for name in SAMPLERS if f"{experiment} {name}" in found}
+        for experiment in EXPERIMENTS
+    }
+    shown = {experiment: text_of_experiment(rows, pieces, experiment) for experiment, rows in by_experiment.items() if rows}
+    missing = [name for name in everything if name not in found]
+    return f"""# Gene transcription
 
 Command: `python benchmarks/transcription.py --data FOLDER --pieces POSTERIORS` (torch {torch.__version__}, Python
-{platform.python_version()}, one thread, a machine with other work; seconds are processor time). Shares of the full runs: {scales}.
-Not run: {", ".join(missing) or "nothing"}.
+{platform.python_version()}, one thread, a machine with other work; seconds are processor time). Shares of the full runs:
+{", ".join(f"{name} {row['scale']:g}" for name, row in found.items())}. Not run: {", ".join(missing) or "nothing"}.
 
 ## Simulated from the prior
 
-{text_of_simulated(found.pop("simulated")) if "simulated" in found else "Not run."}
+{text_of_simulated(found["simulated"]) if "simulated" in found else "Not run."}
 
 ## p53: 5 genes, 3 replicates, a grid of 121 points, {CHAINS} chains
 
-{text_of_p53(found) if found else "Not run."}
+{shown.get("p53", "Not run.")}
+
+## LexA: 14 genes, a grid of 121 points, {CHAINS} chains
+
+{shown.get("LexA", "Not run.")}
 """
-    if options.output:
-        options.output.write_text(text)
 
 
 if __name__ == "__main__":

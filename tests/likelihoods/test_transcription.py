@@ -16,6 +16,8 @@ from gpytorch.priors import GammaPrior
 import torchgpmc as tg
 from tests.test_conformance import quiet_sample
 from torchgpmc.likelihoods import Activation, Linear, Repression, Transcription
+from torchgpmc.models import JointLogDensity
+from torchgpmc.runs.blocks import JointWithPrior, LatentsGivenTheta
 
 RESPONSES = {
     "activation": (Activation, lambda c, gamma: c / (gamma + c)),
@@ -157,6 +159,32 @@ def test_gradients_are_those_of_autograd(options):
     expected = density(leaf)
     torch.testing.assert_close(value, expected.detach())
     torch.testing.assert_close(gradient, torch.autograd.grad(expected.sum(), leaf)[0])
+
+
+class Doubled(Transcription):
+    """A user's subclass, whose density is not its parent's."""
+
+    def log_prob(self, f, targets):
+        return 2 * super().log_prob(f, targets)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("kind", [Transcription, Doubled])
+def test_a_density_given_theta_is_the_joint_one(kind, options):
+    """With what depends on theta alone worked out once, and its slopes in v."""
+    likelihood = likelihood_of(num_points=25, set_values=False, **OPTIONS[options])
+    likelihood.__class__ = kind
+    joint = JointLogDensity(model_of(likelihood))
+    size = joint.model.layout.size
+    generator = torch.Generator().manual_seed(0)
+    position = 0.3 * torch.randn(3, size + joint.model.latent_size, generator=generator, dtype=torch.float64)
+    value, kept = JointWithPrior(joint).draw(position, generator)
+    given = LatentsGivenTheta(joint, kept)
+    found, slope = given.value_and_grad(position[:, size:])
+    expected, gradient = joint.value_and_grad(position)
+    for ours in (value, found, given(position[:, size:])):
+        torch.testing.assert_close(ours, expected)
+    torch.testing.assert_close(slope, gradient[:, size:])
 
 
 def test_names_are_those_promised_and_gpytorchs():

@@ -6,6 +6,7 @@ from gpytorch.means import ConstantMean
 from gpytorch.priors import NormalPrior
 
 import torchgpmc as tg
+from tests.models.test_reverse import assert_equal, both
 from tests.problems import conditioned_gp, gp, inputs
 from tests.test_conformance import quiet_sample
 
@@ -58,3 +59,9 @@ def test_an_input_without_a_value_is_refused():
         conditioned_gp(known_inputs=torch.rand(2))
     with pytest.raises(ValueError, match="known_values has 1 NaN"):
         conditioned_gp(known_values=torch.tensor([0.0, torch.nan]))
+
+
+@pytest.mark.parametrize("name", ["probit", "softmax"])
+def test_the_gradient_by_parts_is_autograds(name):
+    model = conditioned_gp(name, mean=ConstantMean(constant_prior=NormalPrior(0.0, 1.0)), jitter=1e-4)
+    assert_equal(*both(model), rtol=1e-9, atol=1e-9)

@@ -85,6 +85,9 @@ class PureModule:
         for parameter in evaluated.parameters():
             parameter.requires_grad_(False)
         self._call = _Call(evaluated)
+        # Looking for parameters that submodules share takes as long as a small likelihood itself.
+        names, all_names = (len(list(evaluated.named_parameters(remove_duplicate=unique))) for unique in (True, False))
+        self._is_tied = names < all_names
         self._seen = evaluated if seen_as is None else seen_as(evaluated)
         self._lock = threading.RLock()
 
@@ -93,7 +96,8 @@ class PureModule:
         if not values:
             return function(self._seen)
         with self._lock:  # for as long as the call lasts the values stand in the one module that all threads see
-            return functional_call(self._call, {f"module.{name}": value for name, value in values.items()}, (function, self._seen))
+            placed = {f"module.{name}": value for name, value in values.items()}
+            return functional_call(self._call, placed, (function, self._seen), tie_weights=self._is_tied)
 
 
 def convert_distribution(distribution: Distribution, dtype: torch.dtype, device: torch.device) -> Any:

@@ -9,7 +9,7 @@ the likelihood at C settings is ``(C, 1)``, so that it broadcasts against f.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -112,6 +112,13 @@ class LogLikelihood:
     def log_prob_by_part(self, f: Tensor, targets: Tensor) -> Tensor:
         """:meth:`log_prob` of each part ``(C, num_parts)``, for likelihoods of several."""
         raise NotImplementedError(f"{type(self).__name__} must define log_prob_by_part(f, targets) for its {self.num_parts} parts")
+
+    def at_these_parameters(self) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """:meth:`log_prob` as a function of f and targets with all that parameters decide worked out; ``None`` if that is little.
+
+        Without a graph to the parameters, and of their present values, whatever they are when it is called.
+        """
+        return None
 
     def log_prob_and_slope(self, f: Tensor, targets: Tensor) -> tuple[Tensor, Tensor] | None:
         """:meth:`log_prob` and its derivative in f, without a graph; ``None`` where they have no closed form."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import gpytorch
 import torch
@@ -81,6 +82,14 @@ class Repression(Response):
 
     def __call__(self, log_concentration: Tensor, log_michaelis: Tensor) -> Tensor:
         return torch.sigmoid(log_michaelis - log_concentration) * (-log_michaelis).exp()
+
+
+class _Linear(NamedTuple):
+    """Expression is linear in the integrals of g: offset + sensitivity * integral."""
+
+    offset: Tensor  # (C, G, 1, 1), or (C, G, 1, T) where the start is free
+    sensitivity: Tensor  # (C, G, 1, 1)
+    log_michaelis: Tensor  # (C, G, 1, 1), or ones all round
 
 
 class _Positive:
@@ -232,16 +241,20 @@ class Transcription(LogLikelihood, gpytorch.likelihoods.Likelihood):
 
     def expected_response(self, f: Tensor) -> Tensor:
         """Expression without noise: log concentrations ``(C, P)``, or ``(C, P, R)`` for R > 1, to ``(C, R, G, T)``."""
-        log_concentration = (f.unsqueeze(-1) if self.num_latents == 1 else f).mT.unsqueeze(-2)  # (C, R, 1, P)
-        log_michaelis = self.michaelis_constant.log() if self.response.has_michaelis_constant else torch.zeros(1).to(f)
-        rate = self.response(log_concentration, log_michaelis[..., None, :, None])  # (C, R, G or 1, P)
-        integral = self.integral(rate.transpose(-3, -2), self.decay).transpose(-3, -2)  # (C, R, G, T)
-        steady = self.basal / self.decay
-        expected = steady[..., None, :, None] + self.sensitivity[..., None, :, None] * integral
+        return self._expected(f, self._linear(), lambda rate: self.integral(rate, self.decay))
+
+    def _linear(self) -> _Linear:
+        steady = (self.basal / self.decay).unsqueeze(-1)
+        offset = steady
         if self.free_initial:
-            gap = (self.initial - steady).unsqueeze(-1) * decayed(self.decay.unsqueeze(-1) * self.elapsed)
-            expected = expected + gap.unsqueeze(-3)
-        return expected
+            offset = steady + (self.initial.unsqueeze(-1) - steady) * decayed(self.decay.unsqueeze(-1) * self.elapsed)
+        log_michaelis = self.michaelis_constant.log() if self.response.has_michaelis_constant else steady.new_zeros(1)
+        return _Linear(offset.unsqueeze(-2), self.sensitivity[..., None, None], log_michaelis[..., None, None])
+
+    def _expected(self, f: Tensor, linear: _Linear, integral: Callable[[Tensor], Tensor]) -> Tensor:
+        log_concentration = (f.unsqueeze(-1) if self.num_latents == 1 else f).mT.unsqueeze(-3)  # (C, 1, R, P)
+        rate = self.response(log_concentration, linear.log_michaelis)  # (C, G or 1, R, P)
+        return torch.addcmul(linear.offset, linear.sensitivity, integral(rate)).transpose(-3, -2)
 
     def log_prob(self, f: Tensor, targets: Tensor) -> Tensor:
         r"""log p(y | f): f as in :meth:`expected_response`, targets ``(R, G, T)`` or ``(C, R, G, T)``, to ``(C,)``.
@@ -259,19 +272,30 @@ class Transcription(LogLikelihood, gpytorch.likelihoods.Likelihood):
 
     def log_prob_by_part(self, f: Tensor, targets: Tensor) -> Tensor:
         """:meth:`log_prob` of each gene, ``(C, G)``."""
-        square = (targets - self.expected_response(f)).square()
+        return self._log_prob_of_residuals()(targets - self.expected_response(f))
+
+    def at_these_parameters(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """The integrals' weights are most of the work."""
+        with torch.no_grad():
+            linear, weights, log_prob = self._linear(), self.integral.matrix(self.decay).mT, self._log_prob_of_residuals()
+        return lambda f, targets: log_prob(targets - self._expected(f, linear, lambda rate: rate @ weights)).sum(-1)
+
+    def _log_prob_of_residuals(self) -> Callable[[Tensor], Tensor]:
+        """Of each gene ``(C, G)``, from residuals ``(C, R, G, T)``."""
+        num_replicates, _, num_times = self.target_shape(self.integral.num_points)
+        count = num_replicates * num_times
         if self.variances is not None:
-            logs = -0.5 * (square / self.variances + self.variances.log()) - LOG_SQRT_2PI
-            return logs.sum((-3, -1))
-        square = square.sum((-3, -1))  # (C, G)
-        count = targets.shape[-3] * targets.shape[-1]
+            precision = 1 / self.variances
+            constant = 0.5 * precision.log().sum((-3, -1)) - count * LOG_SQRT_2PI
+            return lambda residuals: constant - 0.5 * (residuals.square() * precision).sum((-3, -1))
         if self.integrated_prior is not None:
             shape, rate = self.integrated_prior.concentration, self.integrated_prior.rate
             power = shape + 0.5 * count
             constant = torch.lgamma(power) - torch.lgamma(shape) - 0.5 * count * torch.log(2 * torch.pi * rate)
-            return constant - power * torch.log1p(square / (2 * rate))
+            return lambda residuals: constant - power * torch.log1p(residuals.square().sum((-3, -1)) / (2 * rate))
         precision = self.noise_precision
-        return 0.5 * (count * precision.log() - precision * square) - count * LOG_SQRT_2PI
+        constant = 0.5 * count * precision.log() - count * LOG_SQRT_2PI
+        return lambda residuals: constant - 0.5 * precision * residuals.square().sum((-3, -1))
 
     def sample(self, f: Tensor, generator: torch.Generator) -> Tensor:
         """A draw of the expression, noise included ``(C, R, G, T)``, of f as in :meth:`expected_response`."""

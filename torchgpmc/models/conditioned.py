@@ -11,7 +11,10 @@ from torch import Tensor
 
 from torchgpmc.linalg import cholesky, solve_lower
 from torchgpmc.models.gp_model import Cross, GPModel, LatentPrior, conditional_variance
+from torchgpmc.models.reverse import PriorPart, prior_part, value_and_grad_by_parts
+from torchgpmc.models.targets import Targets
 from torchgpmc.models.validation import check_devices, check_inputs
+from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.parameters.layout import Hyperparameters
 
 
@@ -93,12 +96,52 @@ class ConditionedGP(GPModel):
 
     def prior_at(self, hyperparameters: Hyperparameters, inputs: Tensor | None = None) -> LatentPrior:
         values, count = hyperparameters
-        covariance_at, jitter = self._bound
+        covariance_at, jitter, _ = self._bound
         at = self.latent_inputs if inputs is None else inputs
         covariance = (covariance_at if inputs is None else self.covariance.bind(at, at))(values["kernel"]) + jitter
         mean, root, ok = self._given(values, count, at)
         prior = self._factorised(values, mean, (covariance - root.mT @ root).expand(count, -1, -1))
         return prior._replace(ok=prior.ok & ok)
+
+    def _bind(self) -> Any:
+        """As every model's, and covariances among latent and known inputs together."""
+        everything = torch.cat([self.latent_inputs, self.known_inputs])
+        return *super()._bind(), self.covariance.bind(everything, everything)
+
+    def value_and_grad(
+        self, theta: Tensor, white: Tensor, targets: Targets, sites: GaussianSites | None = None
+    ) -> tuple[Tensor, Tensor] | None:
+        kind = type(self)
+        if (kind.prior_at, kind.latents, kind.log_likelihood) != _WRITTEN_OUT:
+            return None  # a subclass's own density
+        return value_and_grad_by_parts(self, self._prior_part, self._bound[1], theta, white, targets, sites)
+
+    def _prior_part(self, values: dict[str, dict[str, Tensor]], count: int) -> PriorPart:
+        """Mean and covariance given the known values, and what gradients in these are in those of all inputs' before.
+
+        With A the known values' covariance, B theirs with f, W = A^-1 B and a = A^-1 (c - m_q) the mean is m + B'a and the
+        covariance K - B'W.
+        """
+        size, known = len(self.latent_inputs), len(self.known_inputs)
+        everything = torch.cat([self.latent_inputs, self.known_inputs])
+        plain = prior_part(self, self._bound[2], everything, values, count)
+        inner = plain.covariance[:, size:, size:] + self.jitter * torch.eye(known).to(everything)
+        between = plain.covariance[:, size:, :size]
+        factor, ok = cholesky(inner)
+        factor = torch.where(ok[:, None, None], factor, torch.nan)
+        gap = (self.known_values - plain.mean[:, size:]).unsqueeze(-1)
+        weights, pull = torch.cholesky_solve(torch.cat([between.expand(len(gap), -1, -1), gap], -1), factor).split([size, 1], -1)
+
+        def slopes(covariance: Tensor, mean: Tensor) -> dict[str, dict[str, Tensor]]:
+            weighted, shift = weights @ covariance, mean.unsqueeze(-2)
+            whole = covariance.new_zeros(len(mean), size + known, size + known)
+            whole[:, :size, :size] = covariance
+            whole[:, size:, :size] = pull @ shift - weighted - weights @ covariance.mT
+            whole[:, size:, size:] = weighted @ weights.mT - weights @ shift.mT @ pull.mT
+            return plain.slopes(whole, torch.cat([mean, -(shift @ weights.mT).squeeze(-2)], -1))
+
+        mean = plain.mean[:, :size] + (between.mT @ pull).squeeze(-1)
+        return PriorPart(mean, plain.covariance[:, :size, :size] - between.mT @ weights, slopes)
 
     def cross(self, prior: LatentPrior, inputs: Tensor) -> Cross:
         plain = super().cross(prior, inputs)
@@ -106,3 +149,7 @@ class ConditionedGP(GPModel):
         _, at_data, _ = self._given(prior.values, len(prior.ok), self.latent_inputs)
         variance = conditional_variance(plain.variance, root.square().sum(-2))
         return Cross(mean, plain.covariance - at_data.mT @ root, variance)
+
+
+# What the gradient by parts is the gradient of.
+_WRITTEN_OUT = ConditionedGP.prior_at, ConditionedGP.latents, ConditionedGP.log_likelihood

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from torchgpmc.models.gp_model import GPModel
-from torchgpmc.models.reverse import value_and_grad_by_parts
+from torchgpmc.models.reverse import prior_part, value_and_grad_by_parts
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.whitening import GaussianSites
 
@@ -70,7 +71,8 @@ class GP(GPModel):
         if (kind.prior_at, kind.latents, kind.log_likelihood) != _WRITTEN_OUT:
             return None  # a subclass's own density
         covariance_at, jitter = self._bound
-        return value_and_grad_by_parts(self, covariance_at, jitter, theta, white, targets, sites)
+        prior_at = partial(prior_part, self, covariance_at, self.train_x)
+        return value_and_grad_by_parts(self, prior_at, jitter, theta, white, targets, sites)
 
 
 # What the gradient by parts is the gradient of.

@@ -61,6 +61,23 @@ def covariance_part(covariance_at: Covariance, values: dict[str, Tensor], sample
     return by_autograd(covariance_at, values, sampled)
 
 
+class PriorPart(NamedTuple):
+    """p(f | theta) at some inputs: mean and covariance, with the derivatives of sums over both in all sampled parameters."""
+
+    mean: Tensor  # (C, N)
+    covariance: Tensor  # (C, N, N), jitter not included
+    slopes: Callable[[Tensor, Tensor], dict[str, dict[str, Tensor]]]  # of gradients in covariance and mean; by module
+
+
+def prior_part(model: GPModel, covariance_at: Covariance, x: Tensor, values: dict[str, dict[str, Tensor]], count: int) -> PriorPart:
+    """The GP as it is at inputs ``x``, of which ``covariance_at`` gives covariances, at C settings."""
+    kernel = covariance_part(covariance_at, values["kernel"], model.layout.sampled_names("kernel"))
+    mean = mean_part(model.mean_function, values["mean"], model.layout.sampled_names("mean"), x, count)
+    return PriorPart(
+        mean.value, kernel.value, lambda covariance, shift: {"kernel": kernel.slopes(covariance), "mean": mean.slopes(shift)}
+    )
+
+
 def _has_slope(likelihood: LogLikelihood) -> bool:
     """Whether the derivative of the very density that :meth:`log_prob` gives is in closed form."""
     kind: Any = type(likelihood)
@@ -92,19 +109,19 @@ def _likelihood(model: GPModel, values: dict[str, Tensor], sampled: list[str], f
 
 def value_and_grad_by_parts(
     model: GPModel,
-    covariance_at: Covariance,
+    prior_at: Callable[[dict[str, dict[str, Tensor]], int], PriorPart],
     jitter: Tensor,
     theta: Tensor,
     white: Tensor,
     targets: Targets,
     sites: GaussianSites | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Log density of [theta, w] for the full GP ``(C,)`` and its gradient ``(C, P + V)``; NaN where K does not factorise.
+    """Log density of [theta, w] for a full GP ``(C,)`` and its gradient ``(C, P + V)``; NaN where K does not factorise.
 
     Args:
-        model: a full GP.
-        covariance_at: K(X, X) as a function of the kernel's parameters.
-        jitter: added to it, ``(N, N)``.
+        model: a GP with f at the data.
+        prior_at: its prior there, from parameters and the number of their settings.
+        jitter: added to the covariance, ``(N, N)``.
         theta: ``(C, P)``.
         white: w ``(C, V)``, white under the prior (then w = v) or under the sites.
         targets: of one data set, or one a chain.
@@ -114,24 +131,17 @@ def value_and_grad_by_parts(
     with torch.no_grad():
         at = layout.evaluate(theta)
         values: dict[str, Any] = at.hyperparameters.by_module
-        kernel = covariance_part(covariance_at, values["kernel"], layout.sampled_names("kernel"))
-        factor, ok = cholesky((kernel.value + jitter).expand(len(theta), -1, -1))
-        mean = mean_part(model.mean_function, values["mean"], layout.sampled_names("mean"), model.train_x, len(theta))
+        prior = prior_at(values, len(theta))
+        factor, ok = cholesky((prior.covariance + jitter).expand(len(theta), -1, -1))
         shaped = white.view(len(white), *model.latent_shape)
-        latents = white_under_prior(factor, shaped) if sites is None else white_under_sites(factor, mean.value, sites, shaped)
-        f = latents.centred
-        if not model.mean_function.is_zero:
-            f = f + mean.value.unsqueeze(1)
+        latents = white_under_prior(factor, shaped) if sites is None else white_under_sites(factor, prior.mean, sites, shaped)
+        f = latents.centred + prior.mean.unsqueeze(1)
         single = model.num_latents == 1
         likelihood = _likelihood(
             model, values["likelihood"], layout.sampled_names("likelihood"), f.squeeze(1) if single else f.mT, targets
         )
         found = latents.slopes(likelihood.latent_slope.unsqueeze(1) if single else likelihood.latent_slope.mT)
-        slopes = {
-            "kernel": kernel.slopes(found.covariance),
-            "mean": mean.slopes(found.mean),
-            "likelihood": likelihood.slopes,
-        }
+        slopes = {**prior.slopes(found.covariance, found.mean), "likelihood": likelihood.slopes}
         value = at.log_prior + log_standard_normal(latents.v.flatten(1)) + latents.log_volume + likelihood.log_prob
         theta_slope = torch.addcmul(at.log_prior_slope, at.derivative, layout.gather(slopes, theta))
         gradient = torch.cat([theta_slope, found.white.flatten(1)], -1)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchgpmc.density import AutogradDensity
+from torchgpmc.likelihoods.slopes import is_newest
 from torchgpmc.linalg import times_blocks
-from torchgpmc.models.gp_model import GPModel, LatentsAt
+from torchgpmc.models.gp_model import GPModel, LatentsAt, likelihood_values
 from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.samplers.sweep import Conditional
 from torchgpmc.special import log_standard_normal
@@ -80,6 +83,13 @@ def sees_f_alone(model: GPModel) -> bool:
     return own == (GPModel.log_likelihood, GPModel.latents)
 
 
+def _at_parameters(likelihood: Any) -> Any:
+    """The likelihood as a function of f, unless that is of a parent class's density."""
+    kind: Any = type(likelihood)
+    newest = is_newest(kind, "at_these_parameters", ("log_prob", "log_prob_by_part", "expected_response"))
+    return likelihood.at_these_parameters() if newest else None
+
+
 class LatentsGivenTheta(AutogradDensity):
     """The joint log density as a function of v ``(C, V)``; without its priors the log likelihood.
 
@@ -93,10 +103,27 @@ class LatentsGivenTheta(AutogradDensity):
         super().__init__(self._evaluate)
 
     def _evaluate(self, v: Tensor) -> Tensor:
-        value = self.joint.model.log_likelihood(self.kept.at, v, self.joint.targets)
+        model = self.joint.model
+        if sees_f_alone(model):
+            value = self._log_likelihood_of_f(model.latents(self.kept.at.prior, v))
+        else:
+            value = model.log_likelihood(self.kept.at, v, self.joint.targets)
         if not self.with_prior:
             return torch.where(self.kept.at.prior.ok, value, torch.nan)
         return self.kept.log_prior + log_standard_normal(v) + value
+
+    def _log_likelihood_of_f(self, f: Tensor) -> Tensor:
+        targets = self.joint.targets
+        if self._given_parameters is None:
+            return self.joint.model.log_likelihood_of_f(self.kept.at.prior, f, targets)
+        return self._given_parameters(f, targets.values)
+
+    @cached_property
+    def _given_parameters(self) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """The likelihood's, which stay where they are."""
+        values = likelihood_values(self.kept.at.prior)
+        found: Callable[[Tensor, Tensor], Tensor] | None = self.joint.model.likelihood_function(values, _at_parameters)
+        return found
 
     @property
     def _sees_f_alone(self) -> bool:
@@ -117,7 +144,7 @@ class LatentsGivenTheta(AutogradDensity):
         model, prior = self.joint.model, self.kept.at.prior
         with torch.no_grad():
             f = model.about_mean(prior, image.view(len(image), *model.latent_shape))
-            value = torch.where(prior.ok, model.log_likelihood_of_f(prior, f, self.joint.targets), torch.nan)
+            value = torch.where(prior.ok, self._log_likelihood_of_f(f), torch.nan)
         return value.nan_to_num_(-torch.inf, -torch.inf, -torch.inf), ()
 
     def select(self, rows: Tensor) -> LogDensity:

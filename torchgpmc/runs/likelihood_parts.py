@@ -111,7 +111,8 @@ class PartsUpdate(NamedTuple):
         with torch.no_grad():
             given = PartsGivenF(self.joint, self.parts, theta, model.latents(kept.at.prior, v))
         here = self.parts.rows(theta[:, columns.start : columns.stop])
-        conditional = Conditional(given, given(here))
+        before = given(here)
+        conditional = Conditional(given, before)
         step, _ = Block(columns, lambda *_: conditional, self.kernel, self.steps).moved(
             conditional, here, state.log_density, generator
         )
@@ -126,7 +127,8 @@ class PartsUpdate(NamedTuple):
             n_steps=self._of_chains(step.info.n_steps).mean(-1),
             n_failures=self._of_chains(step.info.n_failures).sum(-1),
         )
-        log_density = density.value_at(position, kept)
+        # A row's density is the joint one as a function of its part: what a part gains, the joint density does.
+        log_density = state.log_density + self._of_chains(step.state.log_density - before).sum(-1)
         return SweepState(position, log_density, kept), BlockStep(step.state, info, torch.zeros_like(log_density))
 
     def _of_chains(self, rows: Tensor) -> Tensor:

@@ -236,6 +236,7 @@ class _Moved(NamedTuple):
 
     kept: KeptPrior
     v: Tensor
+    log_density: Tensor  # of [theta, v] (C,)
 
 
 class ThetaGiven(AutogradDensity):
@@ -253,8 +254,8 @@ class ThetaGiven(AutogradDensity):
         at = model.at_data(hyperparameters)
         kept = KeptPrior(torch.where(at.prior.ok, log_prior, torch.nan), at)
         v, log_volume = self.parameterization.latents(model, at, self.held, targets)
-        value = kept.log_prior + log_standard_normal(v) + log_volume + model.log_likelihood(at, v, targets)
-        return value, _Moved(kept, v)
+        log_density = kept.log_prior + log_standard_normal(v) + model.log_likelihood(at, v, targets)
+        return log_density + log_volume, _Moved(kept, v, log_density)
 
     def draw(self, theta: Tensor, generator: torch.Generator) -> tuple[Tensor, _Moved]:
         with torch.no_grad():
@@ -279,9 +280,9 @@ class _ThetaUpdate(NamedTuple):
         with torch.no_grad():
             held, log_volume = options.hold(model, kept.at, v, targets, generator)
         given = in_chunks(ThetaGiven(joint, options, held), num_chains, chain_chunk)
-        of_columns = given_the_rest(given, columns)(theta, _Moved(kept, v))
+        of_columns = given_the_rest(given, columns)(theta, _Moved(kept, v, state.log_density))
         conditional = of_columns._replace(log_density=state.log_density + log_volume)
         inner = Block(columns, lambda *_: conditional, kernel, steps, work=options.work, first_work=options.first_work)
         step, moved = inner.moved(conditional, theta[:, : columns.stop], state.log_density, generator)
         position = torch.cat([step.state.position, theta[:, columns.stop :], moved.v], -1)
-        return SweepState(position, density.value_at(position, moved.kept), moved.kept), step
+        return SweepState(position, moved.log_density, moved.kept), step

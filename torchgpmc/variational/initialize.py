@@ -13,6 +13,7 @@ from torchgpmc.checks import check_count, warn
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.random import make_generator
 from torchgpmc.variational.bound import Positions, VariationalMarginal, inducing_positions
+from torchgpmc.variational.joint_mode import start_at_joint_mode
 from torchgpmc.variational.minibatches import ascend_by_minibatches
 from torchgpmc.variational.start import Start, fitted
 
@@ -45,8 +46,11 @@ def initialize(
     section 3, step 1; Salimbeni, Eleftheriadis & Hensman 2018). The search begins at the model's present values or, where the
     bound is higher, at a draw from the prior.
 
+    Where the likelihood does not factorise over data, as that of gene expression, there are no sites to make q of: then it is the
+    normal approximation at the mode of [theta, v] together, with the whole curvature there.
+
     Args:
-        model: a :class:`SparseGP`, or a :class:`GP`, with a likelihood that factorises over data; not changed.
+        model: a :class:`SparseGP`, or a :class:`GP`; not changed.
         optimize_inducing_points: whether a :class:`SparseGP`'s inducing points move too.
         max_iterations: of each of the two searches; with ``batch_size`` passes over the data.
         batch_size: data a step, where N is too large for all at once.
@@ -58,8 +62,8 @@ def initialize(
 
     Raises:
         TypeError: ``model`` is of the wrong kind.
-        ValueError: a number out of range; a model whose q(v) is not normal by sites, or with several data sets; a bound that is
-            finite nowhere.
+        ValueError: a number out of range; a model whose q(v) is not normal, or with several data sets; a bound that is finite
+            nowhere, or no mode where one is needed.
 
     Example:
         >>> import torch, torchgpmc as tg
@@ -84,6 +88,8 @@ def initialize(
     moves = optimize_inducing_points and not model.has_latents_at_data
     bar = tqdm(disable=not progress, desc="variational fit", unit="step", dynamic_ncols=True)
     with bar:
+        if not model.factorises:
+            return start_at_joint_mode(model, max_iterations, seed, bar)
         if batch_size is not None and batch_size < len(model.train_x):
             return _by_minibatches(model, moves, batch_size, max_iterations, seed, bar)
         return _by_searches(model, moves, max_iterations, seed, bar)
@@ -97,10 +103,10 @@ def _check(model: GPModel) -> None:
             f"initialize fits q(v), and {type(model).__name__} integrates v out exactly. Expected a SparseGP or a GP; "
             f"tg.fit(model) finds the hyperparameters."
         )
-    if not model.factorises:
+    if not (model.factorises or model.is_smooth):
         raise ValueError(
-            f"{type(model.likelihood).__name__} does not factorise over data. Expected a subclass of "
-            f"torchgpmc.likelihoods.Factorised; sample this model without a start."
+            f"{type(model.likelihood).__name__} neither factorises over data nor has slopes in f. Expected one or the "
+            f"other; sample this model without a start."
         )
     if model.targets.one_a_chain:
         raise ValueError("the model has several data sets, each with its own posterior. Expected one; fit them one by one.")
