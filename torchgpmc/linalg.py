@@ -166,9 +166,14 @@ def whiten(covariance: Tensor, factor: Tensor, right: Tensor) -> tuple[Tensor, T
     return _Whiten.apply(covariance, factor.detach(), right)
 
 
+def times_matrix(rows: Tensor, matrix: Tensor) -> Tensor:
+    """Rows ``(C, M)``, each times its own matrix ``(C, M, N)`` from the right."""
+    return torch.bmm(rows.unsqueeze(-2), matrix).squeeze(-2)
+
+
 def times_vector(symmetric: Tensor, vector: Tensor) -> Tensor:
     """K v for symmetric K ``(C, N, N)`` and ``(C, N)``: as a row times a matrix, several times faster than torch's batched K v."""
-    return torch.bmm(vector.unsqueeze(-2), symmetric).squeeze(-2)
+    return times_matrix(vector, symmetric)
 
 
 def times_blocks(stacked: Tensor, matrix: Tensor) -> Tensor:
@@ -180,3 +185,22 @@ def times_blocks(stacked: Tensor, matrix: Tensor) -> Tensor:
 def solve_lower(factor: Tensor, right: Tensor) -> Tensor:
     """Solves ``factor x = right`` for lower triangular ``(..., N, N)`` and right-hand sides ``(..., N, R)``."""
     return torch.linalg.solve_triangular(factor, right, upper=False)
+
+
+def normal_from_natural(precision: Tensor, linear: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Normal densities N(mean, S S') from their precision ``(..., M, M)`` and precision times mean ``(..., M)``.
+
+    Returns:
+        Mean ``(..., M)``, the lower triangular root S ``(..., M, M)``, and whether the precision was positive definite ``(...)``.
+
+    Example:
+        >>> mean, scale, _ = normal_from_natural(4.0 * torch.eye(1), torch.ones(1))
+        >>> mean, scale
+        (tensor([0.2500]), tensor([[0.5000]]))
+    """
+    # The factor of the precision with rows and columns in reverse order has the lower triangular root as its inverse's transpose.
+    root, ok = cholesky(precision.flip(-2, -1))
+    inverse = solve_lower(root, torch.eye(root.shape[-1]).to(root).expand_as(root))
+    scale = inverse.flip(-2, -1).mT
+    mean = scale @ (scale.mT @ linear.unsqueeze(-1))
+    return mean.squeeze(-1), scale, ok

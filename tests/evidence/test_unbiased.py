@@ -6,14 +6,16 @@ import torch
 import torchgpmc as tg
 from tests.approximations.reference import evidence_by_quadrature
 from tests.calibration import worst_excess
-from tests.problems import gp
+from tests.problems import gp, sparse_gp
+from torchgpmc.approximations import Variational
 from torchgpmc.evidence.gaussian_draws import GaussianDraws
+from torchgpmc.evidence.inducing_estimator import InducingDraws
 
 REPEATS = 25_000
 
 
 def whitened_quadrature(model, theta):
-    """log p(y | theta) for five or six latents: a product rule of Gauss-Hermite nodes in the whitened ones."""
+    """log p(y | theta) for two to six latents: a product rule of Gauss-Hermite nodes in the whitened ones."""
     import itertools
 
     import numpy as np
@@ -21,12 +23,19 @@ def whitened_quadrature(model, theta):
     from torchgpmc.models.gp_model import likelihood_values
 
     size = model.latent_size
-    nodes, weights = np.polynomial.hermite_e.hermegauss(17 if size == 5 else 11)
+    nodes, weights = np.polynomial.hermite_e.hermegauss({2: 60, 5: 17, 6: 11}[size])
     grid = torch.tensor(list(itertools.product(nodes, repeat=size)), dtype=torch.float64)
     log_weights = torch.tensor(list(itertools.product(np.log(weights / weights.sum()), repeat=size)), dtype=torch.float64).sum(-1)
     prior = model.prior(theta)
-    f = model._at_boundary(prior.mean[0] + grid.view(-1, *model.latent_shape) @ prior.factor[0].T)
-    logs = model.likelihood_function(likelihood_values(prior), lambda likelihood: likelihood.pointwise_log_prob(f, model.train_y))
+    if not model.has_latents_at_data:
+        at = model.at(prior)
+        f, variance = at.mean + grid @ at.projection[0], at.variance.expand(len(grid), -1)
+        logs = model.likelihood.expected_log_likelihood(f, variance, model.train_y)
+    else:
+        f = model._at_boundary(prior.mean[0] + grid.view(-1, *model.latent_shape) @ prior.factor[0].T)
+        logs = model.likelihood_function(
+            likelihood_values(prior), lambda likelihood: likelihood.pointwise_log_prob(f, model.train_y)
+        )
     return torch.logsumexp(logs.sum(-1) + log_weights, 0)
 
 
@@ -42,11 +51,17 @@ ESTIMATORS = {
     "rough, white noise out": lambda model: tg.evidence.SmoothProbit(num_importance=1).estimator(model).draw,
     "softmax, 1": lambda model: tg.evidence.importance(model, tg.Laplace(), num_importance=1),
     "softmax, 4, antithetic": lambda model: tg.evidence.importance(model, tg.Laplace(), num_importance=4),
+    "inducing values, 1": lambda model: tg.evidence.importance(model, num_importance=1),
+    "inducing values, poisson, 4, antithetic": lambda model: tg.evidence.importance(model, num_importance=4),
+    "inducing values, poisson, loose": lambda model: tg.evidence.importance(model, Variational(max_iterations=1), num_importance=2),
     "softmax, annealed": lambda model: tg.evidence.annealed(model, tg.Laplace(), num_importance=1, num_temperatures=4),
 }
 
 
 def problem(name="probit"):
+    if "inducing" in name:
+        model = sparse_gp("poisson" if "poisson" in name else "probit", num_inducing=2)
+        return model, torch.tensor([[0.7, -0.5, -1.5]], dtype=torch.float64)
     model = gp("softmax", num_data=2) if "softmax" in name else gp("probit", num_data=5)
     theta = torch.tensor([[0.7, -2.0, -1.5] if "rough" in name else [-0.7, -0.5, 1.5]], dtype=torch.float64)
     return model, theta
@@ -95,6 +110,19 @@ def test_a_wrong_weight_is_caught(error, name, monkeypatch):
 
     monkeypatch.setattr(GaussianDraws, "weigh", weigh)
     assert worst_excess(ratios(name), 1.0) > 1
+
+
+@pytest.mark.slow
+def test_a_twin_of_inducing_values_with_the_weight_of_the_first_is_caught(monkeypatch):
+    original = InducingDraws.weigh
+
+    def weigh(self, antithetic):
+        log_weight, log_likelihood = original(self, antithetic)
+        first, twin = (0.5 * v.square().sum(-1) for v in self.whitened(True).chunk(2, 1))
+        return log_weight + torch.cat([torch.zeros_like(first), twin - first], -1), log_likelihood
+
+    monkeypatch.setattr(InducingDraws, "weigh", weigh)
+    assert worst_excess(ratios("inducing values, poisson, 4, antithetic"), 1.0) > 1
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from torchgpmc.approximations.conjugate import Conjugate
 from torchgpmc.approximations.ep import EP
 from torchgpmc.approximations.functions import expectation_propagation, laplace, negative_log_evidence, predict
 from torchgpmc.approximations.gaussian_form import Approximation, GaussianApproximation, covariance_factor
+from torchgpmc.approximations.inducing_normal import Variational
 from torchgpmc.approximations.laplace_mode import Laplace
 from torchgpmc.approximations.marginal import ApproximateMarginal
 
@@ -16,6 +17,7 @@ __all__ = [
     "Conjugate",
     "GaussianApproximation",
     "Laplace",
+    "Variational",
     "covariance_factor",
     "expectation_propagation",
     "laplace",

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.likelihoods.likelihood import Derivatives, TiltedMoments
 from torchgpmc.linalg import cholesky, cholesky_in_place, solve_lower, times_blocks
 from torchgpmc.models.gp_model import GPModel, LatentPrior, likelihood_values
@@ -43,15 +44,15 @@ class Rows(Protocol):
 
 
 class Approximation(Protocol):
-    """Options of one kind of approximation; :class:`Laplace` and :class:`EP` are such."""
+    """Options of one kind of approximation; :class:`Laplace`, :class:`EP` and :class:`Variational` are such."""
 
     def importance_density(
         self, model: GPModel, prior: LatentPrior, targets: Targets | None = None, start: Tensor | None = None
-    ) -> GaussianApproximation:
-        """An approximation good enough to draw from, without derivatives."""
+    ) -> Any:
+        """A :class:`GaussianApproximation`, or an ``InducingNormal``, good enough to draw from, without derivatives."""
         ...
 
-    def evidence(self, model: GPModel, prior: LatentPrior, targets: Targets | None = None) -> GaussianApproximation:
+    def evidence(self, model: GPModel, prior: LatentPrior, targets: Targets | None = None) -> Any:
         """An approximation so converged that ``log_evidence`` is smooth, and differentiable once in what made ``prior``."""
         ...
 
@@ -70,12 +71,14 @@ def check_approximation(option: str, value: Any) -> None:
 
 
 def check_model(model: GPModel, method: str, approximation: Approximation | None = None) -> None:
-    """Raises a ``ValueError`` unless p(f | y, theta) can be approximated: one latent a datum, or several by Laplace."""
-    if not model.has_latents_at_data:
-        raise ValueError(
-            f"{method} integrates out f at the data, which is not a latent of {type(model).__name__}. Expected a model of "
-            f"f at the data, such as torchgpmc.GP; sample this one with NUTS()."
-        )
+    """Raises a ``ValueError`` unless p(f | y, theta) can be approximated: one latent a datum, or several by Laplace.
+
+    Of an approximation of inducing values: unless p(v | y, theta) can be.
+    """
+    if getattr(approximation, "serves_inducing_values", False):
+        _check_expectations(model, method)
+        return
+    check_latents_at_data(model, method)
     if not model.factorises:
         raise ValueError(
             f"{method} needs a likelihood that factorises over data, and {type(model.likelihood).__name__} has only log_prob. "
@@ -92,6 +95,42 @@ def check_model(model: GPModel, method: str, approximation: Approximation | None
             f"{method} handles one latent function and {type(model.likelihood).__name__} has {model.num_latents}. "
             f"Expected num_latents=1; for several latents {remedy}."
         )
+
+
+def check_latents_at_data(model: GPModel, method: str) -> None:
+    """Raises a ``ValueError`` unless f at the data is what the model's latents are."""
+    if not model.has_latents_at_data:
+        raise ValueError(
+            f"{method} integrates out f at the data, which is not a latent of {type(model).__name__}. Expected a model of "
+            f"f at the data, such as torchgpmc.GP; sample this one with NUTS(), or of a SparseGP use approximations.Variational()."
+        )
+
+
+def has_inducing_normal(model: GPModel) -> bool:
+    """Whether the inducing values of a sparse model can be integrated out around a normal density: one latent, log-concave."""
+    return (
+        model.takes_expectations and model.factorises and model.num_latents == 1 and as_likelihood(model.likelihood).is_log_concave
+    )
+
+
+def _check_expectations(model: GPModel, method: str) -> None:
+    if has_inducing_normal(model):
+        return
+    if not model.takes_expectations:
+        raise ValueError(
+            f"{method} integrates out inducing values, and {type(model).__name__} has none whose density is that of a SparseGP. "
+            f"Expected a SparseGP; Laplace() and EP() are for models of f at the data, and NUTS() samples any."
+        )
+    raise ValueError(
+        f"{method} draws inducing values around one normal density, and {type(model.likelihood).__name__} may give them several "
+        f"modes, or has several latent functions. Expected one latent function and a factorised log-concave likelihood, such as "
+        f"Bernoulli or Poisson; sample this model with NUTS()."
+    )
+
+
+def matrix_size(model: GPModel) -> int:
+    """Numbers in the largest matrix at one theta: covariances of the latents with themselves, or with f at the data."""
+    return model.latent_size * max(model.latent_size, len(model.train_x))
 
 
 class LatentProblem(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchgpmc.approximations.gaussian_form import Approximation, check_model
+from torchgpmc.approximations.gaussian_form import Approximation, check_model, matrix_size
 from torchgpmc.density import AutogradDensity, keep_freed_memory, mask_failures
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.targets import Targets
@@ -19,8 +19,8 @@ class ApproximateMarginal(AutogradDensity):
     Its draws are "MCMC EP" of paper A: close to p(theta | y), not it. A theta whose approximation does not converge has density 0.
 
     Args:
-        model: a :class:`GP` with a factorised likelihood.
-        approximation: :class:`Laplace`, or :class:`EP` for one latent function.
+        model: a :class:`GP` with a factorised likelihood, or a :class:`SparseGP`.
+        approximation: :class:`Laplace`, or :class:`EP` for one latent function; of a sparse model :class:`Variational`.
         targets: ``(N,)``, or ``(C, N)`` for one data set a chain; the model's own by default.
         loose: evaluate no closer than importance sampling needs, which is cheaper and leaves small jumps; without gradient.
 
@@ -72,7 +72,7 @@ class ApproximateMarginal(AutogradDensity):
             raise NotImplementedError(
                 "an ApproximateMarginal with loose=True has no gradient. Expected loose=False where one is needed."
             )
-        at_once = max(1, _CHUNK_ELEMENTS // self.model.latent_size**2)
+        at_once = max(1, _CHUNK_ELEMENTS // matrix_size(self.model))
         if len(position) <= at_once:
             written_out = self.approximation.value_and_grad(self.model, position.detach(), self.targets)
             return super().value_and_grad(position) if written_out is None else mask_failures(*written_out)

@@ -4,6 +4,7 @@ from torchgpmc.evidence.annealing import AnnealedEstimator, annealed
 from torchgpmc.evidence.collapsed_estimator import CollapsedEstimator
 from torchgpmc.evidence.estimators import importance
 from torchgpmc.evidence.importance_sampling import ImportanceEstimate, ImportanceEstimator
+from torchgpmc.evidence.inducing_estimator import InducingEstimator
 from torchgpmc.evidence.latent_estimates import Evidence, LatentEstimate, LatentEstimator
 from torchgpmc.evidence.orthants import Orthant, OrthantClassifier, OrthantEstimator, classify, exact_latents
 from torchgpmc.evidence.smooth_probit import SmoothProbit, SmoothProbitEstimator
@@ -14,6 +15,7 @@ __all__ = [
     "Evidence",
     "ImportanceEstimate",
     "ImportanceEstimator",
+    "InducingEstimator",
     "LatentEstimate",
     "LatentEstimator",
     "Orthant",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.approximations import Approximation
-from torchgpmc.approximations.gaussian_form import covariance_factor, problem_of, without_graph
+from torchgpmc.approximations.gaussian_form import check_latents_at_data, covariance_factor, problem_of, without_graph
 from torchgpmc.checks import check_count
 from torchgpmc.evidence.estimators import importance
 from torchgpmc.evidence.gaussian_draws import log_likelihoods, or_prior, prior_unless, quadratic, stacked_mean
@@ -134,5 +134,6 @@ def annealed(
     """
     for name, count in (("num_temperatures", num_temperatures), ("num_steps", num_steps)):
         check_count(name, count)
+    check_latents_at_data(model, "evidence.annealed")
     plain = importance(model, approximation, num_importance=num_importance, antithetic=False, targets=targets)
     return AnnealedEstimator(model, plain.approximation, num_importance, num_temperatures, num_steps, plain.targets)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from torchgpmc.adapter.conversion import as_likelihood
-from torchgpmc.approximations import Approximation, Laplace
+from torchgpmc.approximations import Approximation, Laplace, Variational
 from torchgpmc.approximations.gaussian_form import check_model
 from torchgpmc.checks import check_count
 from torchgpmc.evidence.importance_sampling import ImportanceEstimator
+from torchgpmc.evidence.inducing_estimator import InducingEstimator
 from torchgpmc.evidence.mixtures import MixtureEstimator
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.targets import Targets
@@ -25,8 +26,9 @@ def importance(
     """An unbiased estimator of p(y | theta) by importance sampling from a Gaussian approximation.
 
     Args:
-        model: a :class:`GP` with a factorised likelihood.
-        approximation: :class:`Laplace` (default), or :class:`EP` for one latent function.
+        model: a :class:`GP` with a factorised likelihood, or a :class:`SparseGP` with a log-concave one of one latent function.
+        approximation: :class:`Laplace` (default), or :class:`EP` for one latent function; of a sparse model, for which it is the
+            default, :class:`Variational`.
         num_importance: latent vectors an estimate, N_imp.
         antithetic: draw them in pairs mirrored at the approximation's mean, which cancels the odd part of the error for free; by
             default where ``num_importance`` is even.
@@ -52,7 +54,9 @@ def importance(
     pairs = num_importance % 2 == 0 if antithetic is None else antithetic
     if pairs and num_importance % 2:
         raise ValueError(f"num_importance is {num_importance} with antithetic=True. Expected an even number: draws come in pairs.")
-    approximation = Laplace() if approximation is None else approximation
+    if approximation is None:
+        approximation = Laplace() if model.has_latents_at_data else Variational()
     check_model(model, f"evidence.importance with {type(approximation).__name__}", approximation)
-    kind = ImportanceEstimator if as_likelihood(model.likelihood).is_log_concave else MixtureEstimator
+    at_data = ImportanceEstimator if as_likelihood(model.likelihood).is_log_concave else MixtureEstimator
+    kind = at_data if model.has_latents_at_data else InducingEstimator
     return kind(model, approximation, num_importance, pairs, model.as_targets(targets))

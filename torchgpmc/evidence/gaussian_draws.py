@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Protocol
+
 import torch
 from torch import Tensor
 
@@ -16,6 +18,32 @@ def draws_around(prior: LatentPrior, problem: LatentProblem, found: GaussianAppr
     """Draws made from standard normals ``(C, 2, draws, N)``, or ``(C, 1, draws, V)`` for several latents."""
     kind = OneLatent if problem.model.num_latents == 1 else SeveralLatents
     return kind(prior, problem, found, directions)
+
+
+class WeightedDraws(Protocol):
+    """Latent vectors of C thetas with weights whose mean estimates p(y | theta)."""
+
+    @property
+    def found(self) -> Any:
+        """The density they are from: ``alpha``, ``precision``, ``num_iterations``, ``converged``."""
+        ...
+
+    @property
+    def log_constant(self) -> Tensor:
+        """The part of every log weight in which the draw is not."""
+        ...
+
+    def weigh(self, antithetic: bool) -> tuple[Tensor, Tensor]:
+        """Log weights and log likelihoods ``(C, draws)``, those of twins second."""
+        ...
+
+    def whitened(self, antithetic: bool) -> Tensor:
+        """Every draw as v ``(C, draws, V)``."""
+        ...
+
+    def whitened_at(self, chosen: Tensor) -> Tensor:
+        """The draws ``chosen`` ``(C,)`` as v ``(C, V)``."""
+        ...
 
 
 class GaussianDraws:

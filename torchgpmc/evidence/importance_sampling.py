@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from torchgpmc.approximations import Approximation, GaussianApproximation
-from torchgpmc.approximations.gaussian_form import LatentProblem, problem_of, without_graph
-from torchgpmc.evidence.gaussian_draws import GaussianDraws, draws_around, log_likelihoods, or_prior, quadratic, stacked_mean
+from torchgpmc.approximations.gaussian_form import LatentProblem, matrix_size, problem_of, without_graph
+from torchgpmc.evidence.gaussian_draws import WeightedDraws, draws_around, log_likelihoods, or_prior, quadratic, stacked_mean
 from torchgpmc.linalg import apply_factor, times_blocks
 from torchgpmc.models.gp_model import GPModel, LatentPrior, likelihood_values
 from torchgpmc.models.targets import Targets
@@ -136,8 +136,8 @@ class ImportanceEstimator:
     def chunks(self, theta: Tensor) -> list[slice]:
         """Thetas that are worked out at once."""
         elements = _CHUNK_ELEMENTS.get(theta.device.type, _CHUNK_ELEMENTS["cuda"])
-        least = _WORTH_A_THREAD // self.model.latent_size**2
-        return even_slices(len(theta), max(1, elements // self.model.latent_size**2), theta.device, max(1, least))
+        least = _WORTH_A_THREAD // matrix_size(self.model)
+        return even_slices(len(theta), max(1, elements // matrix_size(self.model)), theta.device, max(1, least))
 
     def _evaluate(self, theta: Tensor, auxiliary: Tensor, start: Tensor | None) -> tuple[ImportanceEstimate, Tensor]:
         return self.at_prior(self.model.prior(theta), auxiliary, start)
@@ -164,7 +164,7 @@ class ImportanceEstimator:
         )
         return estimate, log_weight
 
-    def _draws(self, prior: LatentPrior, auxiliary: Tensor, start: Tensor | None) -> GaussianDraws:
+    def _draws(self, prior: LatentPrior, auxiliary: Tensor, start: Tensor | None) -> WeightedDraws:
         problem, found = self._approximate(prior, start)
         return draws_around(prior, problem, found, self._directions(auxiliary))
 

@@ -76,7 +76,7 @@ class ImportanceOptions:
         """Raises unless the latents can be integrated out."""
         check_approximation("approximation", self.approximation)
         if not model.collapses:
-            check_model(model, type(self).__name__, self.approximation)
+            check_model(model, type(self).__name__, suited_approximation(model, self.approximation))
 
     def _prepared(self, model: GPModel, settings: Settings, *, modified: bool, switch_after: int | None) -> ImportanceRun:
         """A run that learns from all draws, or, ``modified``, from the last batch alone; the latter from a batch on."""

@@ -87,6 +87,7 @@ class GPModel(nn.Module):
     mean_function: MeanFunction
 
     has_latents_at_data = True  # whether f at the data is u, a function of v
+    takes_expectations = False  # whether the likelihood of v is exp E log p(y | f), f being normal given theta and v
     is_conjugate = False  # whether u given y and theta is normal, so that every method integrates it out
     data_dtype: torch.dtype | None = None  # of products with the data; the dtype of the rest if none
 

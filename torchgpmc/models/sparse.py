@@ -150,6 +150,10 @@ class SparseGP(InducingModel):
         return SparseDensity(self, self._bound[-1], chunk, theta, white, targets, with_slopes=with_slopes)
 
     @property
+    def takes_expectations(self) -> bool:  # type: ignore[override]
+        return self._is_written_out()
+
+    @property
     def collapses(self) -> bool:
         return type(self.likelihood) is Gaussian and self._is_written_out()
 

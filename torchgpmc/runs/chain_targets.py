@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.approximations import ApproximateMarginal, Approximation, CollapsedMarginal, Conjugate, marginal_of
+from torchgpmc.approximations import ApproximateMarginal, Approximation, CollapsedMarginal, Conjugate, Variational, marginal_of
 from torchgpmc.checks import check_count
 from torchgpmc.density import SharedDensity
 from torchgpmc.evidence import CollapsedEstimator, Evidence, LatentEstimate, LatentEstimator, importance
@@ -194,8 +194,10 @@ def density_target(density: LogDensity, start: Tensor) -> ChainTarget:
 
 
 def suited_approximation(model: GPModel, approximation: Approximation) -> Approximation:
-    """The exact conditional where the model has one, else the given approximation."""
-    return Conjugate() if model.is_conjugate or model.collapses else approximation
+    """The exact conditional where the model has one; where inducing values are the latents, what serves those."""
+    if model.is_conjugate or model.collapses:
+        return Conjugate()
+    return Variational() if model.takes_expectations else approximation
 
 
 def estimator_for(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.approximations import ApproximateMarginal, CollapsedMarginal
+from torchgpmc.approximations.gaussian_form import matrix_size
 from torchgpmc.checks import warn
 from torchgpmc.importance import Mode, find_modes
 from torchgpmc.linalg import cholesky
@@ -47,7 +48,7 @@ def posterior_modes(
         density, rough = OnNormalScale(density, scale), OnNormalScale(rough, scale)
         candidates = normal_like(candidates, generator)
     # Far out a search takes many steps, and slow ones.
-    value = torch.cat([rough(part) for part in candidates.split(max(1, _CHUNK_ELEMENTS // model.latent_size**2))])
+    value = torch.cat([rough(part) for part in candidates.split(max(1, _CHUNK_ELEMENTS // matrix_size(model)))])
     modes: list[Mode] = []
     # An approximation that fails at some thetas stops the searches that meet one: then others have their turn.
     for starts in candidates[value.argsort(descending=True)].split(num_starts)[:_SEARCHES]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.likelihoods.slopes import slopes_function
-from torchgpmc.linalg import cholesky, solve_lower
+from torchgpmc.linalg import normal_from_natural, solve_lower
 from torchgpmc.models.gp_model import GPModel, LatentsAt, likelihood_values
 from torchgpmc.models.targets import Targets
 
@@ -95,12 +95,8 @@ def _at_boundary(moment: Tensor) -> Tensor:
 
 def from_natural(precision: Tensor, linear: Tensor) -> tuple[GaussianLatents, Tensor]:
     """q(v) from its precision ``(C, K, M, M)`` and precision times mean ``(C, K, M)``, and whether it factorised ``(C, K)``."""
-    # The factor of the precision with rows and columns in reverse order has the lower triangular root as its inverse's transpose.
-    root, ok = cholesky(precision.flip(-2, -1))
-    inverse = solve_lower(root, torch.eye(root.shape[-1]).to(root).expand_as(root))
-    scale = inverse.flip(-2, -1).mT
-    mean = scale @ (scale.mT @ linear.unsqueeze(-1))
-    return GaussianLatents(mean.squeeze(-1), scale), ok
+    mean, scale, ok = normal_from_natural(precision, linear)
+    return GaussianLatents(mean, scale), ok
 
 
 def _from_sites(at: LatentsAt, sites: LatentSites) -> tuple[GaussianLatents, Tensor]:

@@ -1,0 +1,126 @@
+"""Unbiased importance estimates of a sparse model's p(y | theta) from a normal density of its inducing values."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchgpmc.approximations.gaussian_form import LatentProblem
+from torchgpmc.approximations.inducing_normal import InducingNormal, Variational
+from torchgpmc.evidence.importance_sampling import ImportanceEstimate, ImportanceEstimator
+from torchgpmc.linalg import times_matrix
+from torchgpmc.models.gp_model import GPModel, LatentPrior, LatentsAt, likelihood_values
+from torchgpmc.models.targets import Targets
+
+
+class InducingEstimator(ImportanceEstimator):
+    r"""The estimate of :class:`ImportanceEstimator` for the density that a sparse model has of v, its whitened inducing values.
+
+    With v = mean + S e, e ~ N(0, I), a log weight of :math:`\int e^{E \log p(y | f)} N(v | 0, I) dv` is
+
+    .. math:: E[\log p(y | f)] - \tfrac12 v'v + \tfrac12 e'e + \log |S|
+
+    whatever mean and S are. With the sites' W, e'e = d'd + sum_n W_n (a_n'd)^2 at d = v - mean: field ``alpha`` of an
+    estimate is the mean ``(C, M)``, and ``precision`` is W.
+    """
+
+    approximation: Variational
+
+    @property
+    def _vectors_a_direction(self) -> int:
+        return 1
+
+    def _draws(self, prior: LatentPrior, auxiliary: Tensor, start: Tensor | None) -> InducingDraws:
+        at = self.model.at(prior)
+        found = self.approximation.to_draw_from(self.model, at, self.targets, start)
+        return InducingDraws(self.model, at, self.targets, _or_prior(found), self._directions(auxiliary).squeeze(1))
+
+    def _linearised(self, theta: Tensor, auxiliary: Tensor) -> Tensor:
+        parts = []
+        for rows in self.chunks(theta):
+            part = self._at(rows)
+            at = part.model.at(part.model.prior(theta[rows]))
+            with torch.no_grad():
+                spread = part._draws(at.prior, auxiliary[rows], None)
+                weights = torch.softmax(spread.weigh(part.antithetic)[0], -1)
+                v = spread.whitened(part.antithetic)
+            f = at.mean.unsqueeze(1) + v @ at.projection
+            parts.append((weights * expectations(part.model, at, f, part.targets)).sum(-1))
+        return torch.cat(parts)
+
+    def _weights_of_kept(
+        self, prior: LatentPrior, problem: LatentProblem, kept: ImportanceEstimate, generator: torch.Generator
+    ) -> list[Tensor]:
+        at = self.model.at(prior)
+        delta = kept.whitened - kept.alpha
+        moved = times_matrix(delta, at.projection)
+        common = kept.log_constant + 0.5 * (delta.square().sum(-1) + (kept.precision * moved.square()).sum(-1))
+        weights = [kept.log_likelihood - 0.5 * kept.whitened.square().sum(-1) + common]
+        if self.antithetic:
+            twin = kept.alpha - delta
+            f = at.mean + times_matrix(twin, at.projection)
+            other = expectations(self.model, at, f.unsqueeze(1), self.targets).squeeze(-1)
+            weights.append(other - 0.5 * twin.square().sum(-1) + common)
+        return weights
+
+
+class InducingDraws:
+    """v = mean + S e and, if asked, its mirror image mean - S e, of C thetas; what :class:`GaussianDraws` is to f at the data.
+
+    Args:
+        model: with expectations in its density of v.
+        at: f at the data given v.
+        targets: of one data set, or one a theta.
+        found: the density of v.
+        directions: e ``(C, draws, M)``.
+    """
+
+    def __init__(self, model: GPModel, at: LatentsAt, targets: Targets, found: InducingNormal, directions: Tensor):
+        self.model, self.at, self.targets = model, at, targets
+        self.found = found
+        self.delta = directions @ found.scale.mT
+        self.log_constant = found.scale.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        self.half_square = 0.5 * directions.square().sum(-1)
+
+    def weigh(self, antithetic: bool) -> tuple[Tensor, Tensor]:
+        """Log weights and log likelihoods ``(C, draws)``; with twins, those of mean - S e come second."""
+        center = (self.at.mean + times_matrix(self.found.mean, self.at.projection)).unsqueeze(1)
+        shift = self.delta @ self.at.projection
+        common = self.log_constant.unsqueeze(-1) + self.half_square
+        f = torch.cat([center + shift, center - shift], 1) if antithetic else center + shift
+        log_likelihood = expectations(self.model, self.at, f, self.targets)
+        common = torch.cat([common, common], -1) if antithetic else common
+        log_weight = log_likelihood + common - 0.5 * self.whitened(antithetic).square().sum(-1)
+        return torch.nan_to_num(log_weight, nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf), log_likelihood
+
+    def whitened(self, antithetic: bool) -> Tensor:
+        """Every draw ``(C, draws, M)``."""
+        mean = self.found.mean.unsqueeze(1)
+        return torch.cat([mean + self.delta, mean - self.delta], 1) if antithetic else mean + self.delta
+
+    def whitened_at(self, chosen: Tensor) -> Tensor:
+        """The draws ``chosen`` ``(C,)``: ``(C, M)``."""
+        rows = torch.arange(len(chosen), device=chosen.device)
+        return self.whitened(True)[rows, chosen]
+
+
+def expectations(model: GPModel, at: LatentsAt, f: Tensor, targets: Targets) -> Tensor:
+    """E log p(y | f) given several v a theta, from means ``f`` of f at the data ``(C, draws, N)``: ``(C, draws)``."""
+    values = {name: value.unsqueeze(1) for name, value in likelihood_values(at.prior).items()}
+    variance = at.variance.unsqueeze(1).expand_as(f)
+    expected: Tensor = model.likelihood_function(
+        values, lambda likelihood: likelihood.expected_log_likelihood(f, variance, targets.for_draws())
+    )
+    return expected.sum(-1)
+
+
+def _or_prior(found: InducingNormal) -> InducingNormal:
+    """The approximation, or the prior itself where it came out unusable: any density leaves the estimate unbiased."""
+    sound = torch.isfinite(found.mean.sum(-1) + found.scale.sum((-2, -1)) + found.precision.sum(-1))
+    row = sound.unsqueeze(-1)
+    return found._replace(
+        mean=torch.where(row, found.mean, 0.0),
+        scale=torch.where(row.unsqueeze(-1), found.scale, torch.eye(found.scale.shape[-1]).to(found.scale)),
+        precision=torch.where(row, found.precision, 0.0),
+        converged=found.converged & sound,
+    )
