@@ -43,12 +43,12 @@ def objects(python, script, *arguments):
 
 
 class Worker:
-    """``script`` in a process that lives on, warmed up, for several to be measured in turns: see :func:`serve`."""
+    """``script`` in a process that lives on, warmed up by a first call, for several to be measured in turns: see :func:`serve`."""
 
     def __init__(self, python, script, *arguments):
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         self._process = subprocess.Popen(**_command(python, script, arguments), **pipes)
-        self.ask(0.0)
+        self.first = self.ask(0.0)  # what warmed it up
 
     def ask(self, seconds):
         """Seconds of processor time of each call within so many seconds."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -22,6 +22,8 @@ from torchgpmc.storage.fingerprint import density_fingerprint
 from torchgpmc.threads import one_torch_thread
 from torchgpmc.types import LogDensity
 
+Parts = Callable[[Tensor], Mapping[str, Tensor]]
+
 _MOST_NAMED = 8  # chains in a message
 
 
@@ -34,21 +36,26 @@ class DensityDraws:
         info: what was run: method, seed, steps, seconds, gradient evaluations; plain numbers and strings.
     """
 
-    def __init__(self, position: Tensor, stats: dict[str, Tensor], info: dict[str, Any]):
+    def __init__(self, position: Tensor, stats: dict[str, Tensor], info: dict[str, Any], parts: Parts | None = None):
         self.position = position
         self.stats = stats
         self.info = info
+        self._parts = parts
+
+    def _named(self) -> dict[str, Tensor]:
+        parts = {"position": self.position} if self._parts is None else self._parts(self.position)
+        return {**parts, "lp": self.stats["lp"]}
 
     def summary(self) -> Summary:
         """Mean, sd, 5 % and 95 % quantiles, bulk and tail effective sizes and rank R-hat of every coordinate, and of ``lp``."""
-        return summarise({"position": self.position, "lp": self.stats["lp"]})
+        return summarise(self._named())
 
     def complaints(self) -> list[str]:
         """What speaks against trusting these draws, one sentence each; empty if nothing does."""
         # -inf is how a density says where it ends, and no failure.
         stats = {name: value for name, value in self.stats.items() if name != "n_failures"}
-        rows, named = self.summary(), {"position": self.position, "lp": self.stats["lp"]}
-        return complaints(rows, stats, len(self.position), None) + complaints_about_divergences(named, rows, stats)
+        rows = self.summary()
+        return complaints(rows, stats, len(self.position), None) + complaints_about_divergences(self._named(), rows, stats)
 
     def to_arviz(self) -> Any:
         """An ArviZ ``DataTree`` with groups ``posterior`` and ``sample_stats``; needs the extra ``arviz``."""
@@ -67,6 +74,7 @@ def sample_density(
     seed: int | None = None,
     progress: bool = True,
     checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
+    parts: Parts | None = None,
 ) -> DensityDraws:
     """Draws positions from any log density, by the Markov chains that :func:`torchgpmc.sample` runs on models.
 
@@ -84,6 +92,7 @@ def sample_density(
         seed: of all randomness; ``None`` draws one and records it in ``draws.info["seed"]``.
         progress: whether to show a bar with acceptance, step size and divergences.
         checkpoint: a path (or :class:`Checkpoint`): a run killed half-way resumes from it to the same bits.
+        parts: of positions ``(C, S, D)``, ``{name: (C, S, *shape)}``, for summaries and warnings to name; by default ``position``.
 
     Returns:
         The draws. Warns (:class:`SamplingWarning`) in plain words if they are not to be trusted.
@@ -118,7 +127,7 @@ def sample_density(
         order = Order(method, settings, checked_seed(seed), start.device, checkpoint, progress)
         run = method.prepare_density(density_target(target, start), settings)
         found, stats, info = order.carry_out(run, (start.shape[1], 0), lambda: density_fingerprint(target, start))
-        draws = DensityDraws(found.theta, stats, info)
+        draws = DensityDraws(found.theta, stats, info, parts)
         found_wanting = draws.complaints()
     for complaint in found_wanting:
         warn(complaint)

@@ -50,8 +50,17 @@ def test_an_exact_model_keeps_its_trained_values_and_evidence():
 
 def test_all_missing_priors_are_listed_at_once():
     likelihood = noise(False)
-    with pytest.raises(ValueError, match=r"(?s)4 parameters have no prior.*outputscale.*lengthscale.*constant.*noise"):
+    with pytest.raises(ValueError, match=r"(?s)4 parameters have no prior.*outputscale.*lengthscale.*constant.*noise") as caught:
         tg.from_gpytorch(Exact(likelihood, with_priors=False), likelihood)
+    assert "noise_prior=gpytorch.priors.GammaPrior(1.1, 10.0), or likelihood.noise_covar.raw_noise.req" in str(caught.value)
+
+
+def test_several_outputs_are_refused_as_such():
+    likelihood = gpytorch.likelihoods.MultitaskGaussianLikelihood(num_tasks=2)
+    several = Exact(likelihood)
+    several.set_train_data(targets=torch.stack([Y, Y], 1), strict=False)
+    with pytest.raises(ValueError, match=r"Exact has several outputs: .* targets of shape \(8, 2\).*one by one"):
+        tg.from_gpytorch(several, likelihood)
 
 
 def test_a_forward_that_does_more_is_refused():

@@ -191,6 +191,7 @@ def test_interface_is_pyros(capsys):
     grouped, flat = mcmc.get_samples(group_by_chain=True), mcmc.get_samples()
     assert set(flat) == {"slopes"} and grouped["slopes"].shape == (3, 12, 2) and mcmc.get_samples(5)["slopes"].shape == (5, 2)
     assert torch.equal(flat["slopes"], grouped["slopes"].flatten(0, 1)) and flat["slopes"].dtype == F64
+    assert [row.name for row in mcmc.draws.summary().rows] == ["level", "slopes[0]", "slopes[1]", "lp"]
     found = mcmc.diagnostics()
     assert set(found["slopes"]) == {"n_eff", "r_hat"} and set(found["acceptance rate"]) == {"chain 0", "chain 1", "chain 2"}
     assert found["divergences"]["chain 1"] == mcmc.draws.stats["diverging"][1].nonzero().flatten().tolist()

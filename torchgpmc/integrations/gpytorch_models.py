@@ -82,9 +82,12 @@ def _regression(model: ExactGP, likelihood: Any, train_x: Any, train_y: Any) -> 
             f"{type(model).__name__} has no covar_module and mean_module to take its prior from. Expected its forward to be "
             f"MultivariateNormal(mean_module(x), covar_module(x)); build a torchgpmc.GPRegression from its kernel and mean."
         )
-    if kernel.batch_shape != torch.Size([]):
+    targets = model.train_targets
+    if kernel.batch_shape != torch.Size([]) or (targets is not None and targets.squeeze(-1).dim() > 1):
+        shape = None if targets is None else tuple(targets.shape)
         raise ValueError(
-            f"{type(model).__name__} has batch shape {tuple(kernel.batch_shape)}. Expected one output; convert outputs one by one."
+            f"{type(model).__name__} has several outputs: batch shape {tuple(kernel.batch_shape)}, targets of shape {shape}. "
+            f"Expected one, with targets (N,); make a model of each output, and convert them one by one."
         )
     return GPRegression(train_x, train_y, kernel, likelihood, mean=mean)
 

@@ -29,6 +29,8 @@ def suggested_prior(missing: Missing) -> str:
         'GammaPrior(2.0, 1.0)'
     """
     constraint = constraint_of(missing.owner, missing.leaf)
+    if missing.leaf == "raw_noise":
+        return "GammaPrior(1.1, 10.0)"  # which leaves small noise possible
     if constraint is None:
         return "NormalPrior(0.0, 1.0)"
     lower, upper = float(constraint.lower_bound.min()), float(constraint.upper_bound.max())
@@ -43,7 +45,7 @@ def missing_priors_message(missing: Sequence[Missing]) -> str:
     subject = f"parameter '{missing[0].name}' has no prior" if count == 1 else f"{count} parameters have no prior"
     lines = [
         f"  {entry.name}: {entry.leaf.removeprefix('raw_')}_prior=gpytorch.priors.{suggested_prior(entry)}, or "
-        f"model.{entry.raw_name}.requires_grad_(False)"
+        f"{entry.raw_name}.requires_grad_(False)"
         for entry in missing
     ]
     return (

@@ -122,6 +122,7 @@ class MCMC(AbstractMCMC):  # type: ignore[misc]  # Pyro's classes are untyped
                 seed=seed,
                 progress=self._progress,
                 checkpoint=self._checkpoint,
+                parts=target.sites.values,
             )
         self._draws.info["evaluated"] = target.density.route
         if self.transforms is None:
