@@ -57,8 +57,8 @@ def probabilities_of_largest(mean: Tensor, variance: Tensor) -> Tensor:
     if lattice is None:
         return torch.stack([_adaptive(mean, variance, k) for k in range(mean.shape[-1])], -1)
 
-    def sums(part: slice) -> tuple[Tensor]:
-        terms = _terms(mean, variance, lattice.nodes[part])
+    def sums(nodes: Tensor) -> tuple[Tensor]:
+        terms = _terms(mean, variance, nodes)
         return ((terms.hazard * terms.product).sum(1),)
 
     (total,) = quadrature.add_up(sums, lattice.nodes, mean)
@@ -86,8 +86,7 @@ def probability_and_slopes(mean: Tensor, variance: Tensor, index: Tensor, accura
     variance = _distinct(variance)
     own_mean, own_variance = mean.gather(-1, own_column), variance if variance.shape[-1] == 1 else variance.gather(-1, own_column)
 
-    def sums(part: slice) -> tuple[Tensor, Tensor, Tensor]:
-        nodes = lattice.nodes[part]
+    def sums(nodes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         offset, hazard, product = _terms(mean, variance, nodes)
         own = _offset(own_mean, own_variance, nodes)[0]
         mass = product.mul_(hazard.gather(0, row.unsqueeze(1).expand(1, *product.shape))[0])
