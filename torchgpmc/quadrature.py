@@ -310,28 +310,25 @@ def rule_about(
         num_nodes: of the second rule; 64 are enough up to deviations of a hundred times the scale.
 
     Returns:
-        Both ``(num_nodes, ...)``, or to be broadcast to it; constants to autograd. E g' and E x g' / (2 sd), which they give too,
-        are the derivatives of E g in mean and variance.
+        x ``(num_nodes, ...)``, and w with w x below it ``(2, num_nodes, ...)``, or to be broadcast to it; constants to autograd.
+        E g' and E x g' / (2 sd), which they give too, are the derivatives of E g in mean and variance.
 
     Source:
         The trapezoidal rule on the real line is the best for integrands that are analytic in a strip (Trefethen & Weideman 2014,
         section 5); Gauss-Hermite nodes lie where the normal is negligible.
     """
+    if mean.device.type == "cpu":
+        widest = float((variance.detach() / scale**2).max()) if variance.numel() else 0.0
+        fewest = next((half for half in _HALVES if widest <= _widest(half)), None)
+        if fewest is not None:
+            return _lattice(fewest, mean.dim(), mean.dtype, mean.device)
+    # The second rule's nodes are differences of numbers as large as the mean, which narrow normals are lost in.
+    half = num_nodes // 2
     with torch.no_grad():
-        shape = (-1,) + (1,) * mean.dim()
-        if mean.device.type == "cpu":
-            widest = float((variance / scale**2).max()) if variance.numel() else 0.0
-            fewest = next((half for half in _HALVES if widest <= _widest(half)), None)
-            if fewest is not None:
-                nodes, weights = _lattice(fewest, mean.dtype, mean.device)
-                return nodes.view(shape), weights.view(shape)
-        # The second rule's nodes are differences of numbers as large as the mean, which narrow normals are lost in.
-        half = num_nodes // 2
-        even = _lattice(half, mean.dtype, mean.device)
-        own = _over_reach(mean, variance, center, scale, 2 * half + 1)
+        even = _lattice(half, mean.dim(), mean.dtype, mean.device)
+        nodes, weights = _over_reach(mean, variance, center, scale, 2 * half + 1)
         narrow = variance / scale**2 <= _widest(half)
-        nodes, weights = (torch.where(narrow, one.view(shape), other) for one, other in zip(even, own, strict=True))
-        return nodes, weights
+        return torch.where(narrow, even[0], nodes), torch.where(narrow, even[1], torch.stack([weights, weights * nodes]))
 
 
 def _over_reach(
@@ -356,19 +353,20 @@ def _widest(half: int) -> float:
 
 
 @lru_cache(maxsize=64)
-def _lattice(half: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    nodes = (_LATTICE_REACH / half) * torch.arange(-half, half + 1, dtype=torch.float64)
-    return nodes.to(device, dtype), torch.softmax(-0.5 * nodes.square(), 0).to(device, dtype)
+def _lattice(half: int, dim: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    nodes = (_LATTICE_REACH / half) * torch.arange(-half, half + 1, dtype=torch.float64).view(-1, *[1] * dim)
+    weights = torch.softmax(-0.5 * nodes.square(), 0)
+    return nodes.to(device, dtype), torch.stack([weights, weights * nodes]).to(device, dtype)
 
 
-def add_up(sums: Callable[[slice], tuple[Tensor, ...]], nodes: Tensor, like: Tensor) -> tuple[Tensor, ...]:
-    """Totals of sums over blocks of nodes, so few at once that functions of them at every element of ``like`` stay in the cache."""
+def add_up(sums: Callable[..., tuple[Tensor, ...]], nodes: Tensor, like: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+    """Totals of sums over blocks of nodes with their weights, so few that functions of them at every ``like`` stay in the cache."""
     count = nodes.shape[0]
     size = max(1, _BLOCK_ELEMENTS // max(1, like.numel())) if like.device.type == "cpu" else count
     if size >= count:
-        return sums(slice(None))
-    parts = [sums(slice(start, start + size)) for start in range(0, count, size)]
-    return tuple(torch.stack(column).sum(0) for column in zip(*parts, strict=True))
+        return sums(nodes, *weights)
+    blocks = zip(*(part.split(size, -nodes.dim()) for part in (nodes, *weights)), strict=True)
+    return tuple(torch.stack(column).sum(0) for column in zip(*(sums(*block) for block in blocks), strict=True))
 
 
 def weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
@@ -389,7 +387,7 @@ def expectation_about(
 ) -> Tensor:
     """E function(f), f ~ N(mean, variance), by :func:`rule_about`; ``function`` maps ``(num_nodes, ...)`` to the same shape."""
     nodes, weights = rule_about(mean, variance, center, scale, num_nodes)
-    return weighted_sum(weights, function(mean + variance.sqrt() * nodes))
+    return weighted_sum(weights[0], function(mean + variance.sqrt() * nodes))
 
 
 @lru_cache(maxsize=8)

@@ -74,15 +74,15 @@ def _expectation(link: _Link, mean: Tensor, variance: Tensor, sign: Tensor) -> t
     center, deviation = sign * mean, variance.sqrt()
     nodes, weights = quadrature.rule_about(center, variance, 0.0, link.singular)
     form = link.quick if _is_within(link.lowest(mean), center, deviation) else link.form
-    both = torch.stack([weights, weights * nodes])
     center, spread = center.mul_(form.unit), form.unit * deviation
 
-    def sums(block: slice) -> tuple[Tensor, Tensor]:
-        value, slope = form.function(torch.addcmul(center, spread, nodes[block]))
-        return quadrature.weighted_sum(weights[block], value), quadrature.weighted_sum(both[:, block], slope)
+    def sums(nodes: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        value, slope = form.function(torch.addcmul(center, spread, nodes))
+        return quadrature.weighted_sum(weights[0], value), quadrature.weighted_sum(weights, slope)
 
-    value, slopes = quadrature.add_up(sums, nodes, center)
-    return value.add_(form.offset), slopes[0].mul_(form.factor * sign), slopes[1].mul_(0.5 * form.factor).div_(deviation)
+    value, slopes = quadrature.add_up(sums, nodes, center, weights)
+    mean_slope, variance_slope = slopes.mul_(form.factor).unbind()
+    return value.add_(form.offset), mean_slope.mul_(sign), variance_slope.div_(deviation.mul_(2))
 
 
 def _is_within(lowest: float, center: Tensor, deviation: Tensor) -> bool:

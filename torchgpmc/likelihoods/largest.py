@@ -57,8 +57,8 @@ def probabilities_of_largest(mean: Tensor, variance: Tensor) -> Tensor:
     if lattice is None:
         return torch.stack([_adaptive(mean, variance, k) for k in range(mean.shape[-1])], -1)
 
-    def sums(part: slice) -> tuple[Tensor]:
-        terms = _terms(mean, variance, lattice.nodes[part])
+    def sums(nodes: Tensor) -> tuple[Tensor]:
+        terms = _terms(mean, variance, nodes)
         return ((terms.hazard * terms.product).sum(1),)
 
     (total,) = quadrature.add_up(sums, lattice.nodes, mean)
@@ -82,27 +82,26 @@ def probability_and_slopes(mean: Tensor, variance: Tensor, index: Tensor, accura
     lattice = _lattice(mean, variance, accuracy)
     if lattice is None:
         return _slopes_by_autograd(mean, variance, column.unsqueeze(-1))
-    row, own_column = column.unsqueeze(0), column.unsqueeze(-1)
-    variance = _distinct(variance)
-    own_mean, own_variance = mean.gather(-1, own_column), variance if variance.shape[-1] == 1 else variance.gather(-1, own_column)
+    variance, own = _distinct(variance), column.unsqueeze(-1)
 
-    def sums(part: slice) -> tuple[Tensor, Tensor, Tensor]:
-        nodes = lattice.nodes[part]
+    def sums(nodes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         offset, hazard, product = _terms(mean, variance, nodes)
-        own = _offset(own_mean, own_variance, nodes)[0]
-        mass = product.mul_(hazard.gather(0, row.unsqueeze(1).expand(1, *product.shape))[0])
-        # Of the other classes; the labelled one has a density where these have distribution functions.
+        mass = product.mul_(hazard.gather(0, column.expand(1, *product.shape)).squeeze(0))
         falling = hazard.mul_(mass)
-        mean_slope = falling.sum(1).mul_(-_HAZARD).scatter_(0, row, -_ROOT_2 * (mass * own).sum(0, keepdim=True))
-        curve = (mass * (own.square() - 0.5)).sum(0, keepdim=True)
-        variance_slope = falling.mul_(offset).sum(1).mul_(0.5 * _ROOT_2 * _HAZARD).scatter_(0, row, curve)
-        return mass.sum(0), mean_slope, variance_slope
+        return mass.sum(0), falling.sum(1), falling.mul_(offset).sum(1)
 
     with torch.no_grad():
-        value, mean_slope, variance_slope = quadrature.add_up(sums, lattice.nodes, mean)
+        mass, falling, bent = quadrature.add_up(sums, lattice.nodes, mean)
+        own_variance = variance if variance.shape[-1] == 1 else variance.gather(-1, own)
         constant = _density_constant(mean, own_variance, lattice.step)
-        mean_slope, variance_slope = mean_slope.movedim(0, -1) * variance.rsqrt(), variance_slope.movedim(0, -1) / variance
-        return ProbabilityAndSlopes(constant.squeeze(-1) * value, constant * mean_slope, constant * variance_slope)
+        # Of the other classes, which have distribution functions where the labelled one has its density.
+        mean_slope = (falling.movedim(0, -1) * (-_HAZARD * constant * variance.rsqrt())).scatter_(-1, own, 0.0)
+        variance_slope = (bent.movedim(0, -1) * (0.5 * _ROOT_2 * _HAZARD * constant / variance)).scatter_(-1, own, 0.0)
+        # The labelled one's follow: nothing changes where all normals move by as much, or are stretched about the labelled mean.
+        stretched = 0.5 * (mean - mean.gather(-1, own)) * mean_slope + variance * variance_slope
+        variance_slope.scatter_(-1, own, -stretched.sum(-1, keepdim=True) / own_variance)
+        mean_slope.scatter_(-1, own, -mean_slope.sum(-1, keepdim=True))
+        return ProbabilityAndSlopes(constant.squeeze(-1) * mass, mean_slope, variance_slope)
 
 
 class _ProbabilityOfLargest(torch.autograd.Function):

@@ -49,17 +49,16 @@ class StudentT(Factorised, StudentTLikelihood):
         half, spread = 0.5 * (degrees + 1), degrees * squared_scale
         nodes, weights = quadrature.rule_about(mean, variance, targets, spread.sqrt(), _NODES)
         deviation = variance.sqrt()
-        center, first = mean - targets, weights * nodes
+        center = mean - targets
 
-        def sums(block: slice) -> tuple[Tensor, ...]:
-            residual = torch.addcmul(center, deviation, nodes[block])
+        def sums(nodes: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
+            residual = torch.addcmul(center, deviation, nodes)
             square = residual.square().div_(spread)  # q; the slope of log(1 + q) in q is 1 / (1 + q)
-            weight, share = weights[block], torch.reciprocal(1 + square)
-            slope = residual * share
-            pairs = (weight, square.log1p()), (weight, slope), (first[block], slope), (weight, square * share)
-            return tuple(quadrature.weighted_sum(*pair) for pair in pairs)
+            share = torch.reciprocal(1 + square)
+            logs, shares = (quadrature.weighted_sum(weights[0], part) for part in (square.log1p(), square * share))
+            return logs, quadrature.weighted_sum(weights, residual * share), shares
 
-        logs, slope, first_slope, share = quadrature.add_up(sums, nodes, mean)
+        logs, (slope, first_slope), share = quadrature.add_up(sums, nodes, mean, weights)
         constant = torch.lgamma(half) - torch.lgamma(0.5 * degrees) - 0.5 * torch.log(torch.pi * spread)
         constant_slope = 0.5 * (torch.digamma(half) - torch.digamma(0.5 * degrees)) - 0.5 / degrees
         own = (

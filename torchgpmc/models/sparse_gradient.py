@@ -84,10 +84,10 @@ def automatic_chunk(elements_a_datum: int, device: torch.device) -> int:
     return max(_LEAST_CHUNK, 2 ** (budget // elements_a_datum).bit_length())
 
 
-def _variance_part(function: CovarianceFunction, values: dict[str, Tensor], sampled: list[str], x: Tensor) -> Part:
-    """The prior variance of f at inputs ``(n, D)``: ``(C, n)``, or ``(C, 1)`` where it is the same everywhere."""
+def _variance_part(function: CovarianceFunction, values: dict[str, Tensor], sampled: list[str], x: Tensor, rows: slice) -> Part:
+    """The prior variance of f at some inputs: ``(C, n)``, or ``(C, 1)`` where it is the same everywhere."""
     if not isinstance(function, ClosedForm):
-        return by_autograd(lambda parameters: function.diagonal(parameters, x), values, sampled)
+        return by_autograd(lambda parameters: function.diagonal(parameters, x[rows]), values, sampled)
     name = function.scale
     if name is None or name not in sampled:
         return Part(function.diagonal(values, x[:1]), lambda gradient: {})
@@ -129,7 +129,6 @@ class InducingSums:
         self.all_rows = [slice(start, min(start + chunk, num_data)) for start in range(0, num_data, chunk)]
         self.at = layout.evaluate(theta)
         self.values: dict[str, Any] = self.at.hyperparameters.by_module
-        self.data_values = {name: value.to(bound.dtype) for name, value in self.values["kernel"].items()}
         # With all the data in one chunk one evaluation gives K(Z, Z) too.
         self.as_one = len(self.all_rows) == 1 and bound.dtype == theta.dtype
         self.covariance = covariance_part(
@@ -152,9 +151,8 @@ class InducingSums:
         first = self.num_inducing
         if self.as_one:
             return self.covariance._replace(value=self.covariance.value[:, first:])
-        return covariance_part(
-            self.bound.joint.rows(slice(first + rows.start, first + rows.stop)), self.data_values, self.sampled["kernel"]
-        )
+        values = {name: value.to(self.bound.dtype) for name, value in self.values["kernel"].items()}
+        return covariance_part(self.bound.joint.rows(slice(first + rows.start, first + rows.stop)), values, self.sampled["kernel"])
 
     def projection(self, covariance: Part) -> Tensor:
         """The rows a, ``(C, n, M)``."""
@@ -170,7 +168,7 @@ class InducingSums:
 
     def prior_variance(self, rows: slice) -> Part:
         """Of f at some of the data: ``(C, n)``, or ``(C, 1)`` where it is the same everywhere."""
-        return _variance_part(self.model.covariance, self.values["kernel"], self.sampled["kernel"], self.x[rows])
+        return _variance_part(self.model.covariance, self.values["kernel"], self.sampled["kernel"], self.x, rows)
 
     def targets_of(self, rows: slice) -> Tensor:
         """Some of the targets."""
@@ -229,6 +227,7 @@ class SparseDensity(InducingSums):
     ):
         super().__init__(model, bound, chunk, theta, targets, with_slopes=with_slopes)
         self.with_prior = with_prior
+        self.white = v
         self.v = v.view(self.count, self.num_latents, self.num_inducing)
         self.data_v = self.v.to(bound.dtype)
 
@@ -237,7 +236,7 @@ class SparseDensity(InducingSums):
         value = self._log_prior()
         for part in self.over_data(lambda rows: self._expectation(self._chunk(rows))):
             value = value + part
-        return value.masked_fill(~self.ok, torch.nan)
+        return self._masked(value)
 
     def value_and_grad(self) -> tuple[Tensor, Tensor]:
         """:meth:`value`, and the gradient ``(C, P + V)``."""
@@ -247,9 +246,12 @@ class SparseDensity(InducingSums):
             add_slopes(sums.slopes["kernel"], self.kernel_slopes(sums.adjoint, sums.outer))
         by_columns = self.model.layout.gather(sums.slopes, self.theta)
         if not self.with_prior:
-            return value.masked_fill(~self.ok, torch.nan), torch.cat([self.at.derivative * by_columns, sums.v.flatten(1)], -1)
+            return self._masked(value), torch.cat([self.at.derivative * by_columns, sums.v.flatten(1)], -1)
         theta_slope = torch.addcmul(self.at.log_prior_slope, self.at.derivative, by_columns)
-        return value.masked_fill(~self.ok, torch.nan), torch.cat([theta_slope, (sums.v - self.v).flatten(1)], -1)
+        return self._masked(value), torch.cat([theta_slope, sums.v.flatten(1) - self.white], -1)
+
+    def _masked(self, value: Tensor) -> Tensor:
+        return torch.where(self.ok, value, torch.nan)
 
     def _sums(self, rows: slice) -> _Sums:
         chunk = self._chunk(rows)
@@ -269,7 +271,7 @@ class SparseDensity(InducingSums):
         return _Sums(part.value, part.v, slopes, adjoint, outer if self.as_one else None)
 
     def _log_prior(self) -> Tensor:
-        return self.at.log_prior + log_standard_normal(self.v.flatten(1)) if self.with_prior else self.theta.new_zeros(self.count)
+        return self.at.log_prior + log_standard_normal(self.white) if self.with_prior else self.theta.new_zeros(self.count)
 
     def _chunk(self, rows: slice) -> _Chunk:
         covariance, variance = self.covariance_of(rows), self.prior_variance(rows)
@@ -316,5 +318,5 @@ class SparseDensity(InducingSums):
     def _a_slope(self, chunk: _Chunk, part: _Expected, out: Tensor) -> Tensor:
         """The slope in the rows a, ``(C, n, M)``."""
         dtype = chunk.projection.dtype
-        torch.mul(chunk.projection, part.variance.to(dtype).unsqueeze(-1), out=out)
-        return out.baddbmm_(part.mean.to(dtype), self.data_v, beta=-2)
+        torch.bmm(part.mean.to(dtype), self.data_v, out=out)
+        return out.addcmul_(chunk.projection, part.variance.to(dtype).unsqueeze(-1), value=-2)
