@@ -8,9 +8,10 @@ import pytest
 import scipy.stats
 import torch
 from gpytorch.constraints import GreaterThan
+from gpytorch.kernels import RBFKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
-from gpytorch.priors import NormalPrior
+from gpytorch.priors import GammaPrior, NormalPrior
 
 import torchgpmc as tg
 from torchgpmc.adapter.covariance import BatchMode, OneByOne, covariance_function
@@ -120,3 +121,35 @@ def test_the_shifted_gamma_prior_ends_at_its_shift():
         tg.priors.ShiftedGammaPrior(0.9, 10.0, 0)
     with pytest.raises(ValueError, match="num_dims is"):
         tg.kernels.SAAS(2.0)
+
+
+# --- White ------------------------------------------------------------------------------------------------------------
+
+
+def with_nugget(**options):
+    return RBFKernel(lengthscale_prior=GammaPrior(2.0, 3.0)) + tg.kernels.White(0.3, **options)
+
+
+def test_a_nugget_is_variance_that_no_inducing_point_takes_away():
+    x, _ = data(9)
+    z = x[:3] + 0.01
+    y, likelihood = (x[:, 0] > 0.5).double(), tg.likelihoods.Bernoulli()
+    model, plain = (tg.SparseGP(x, y, k, likelihood, inducing_points=z) for k in (with_nugget(), with_nugget().kernels[0]))
+    theta = theta_of(plain)
+    at, at_plain = (m.at_data(m.layout.raw_values(theta)) for m in (model, plain))
+    inner = at_plain.prior.covariance + 0.3 * torch.eye(3)
+    torch.testing.assert_close(at.prior.covariance, inner)
+    outer = plain.cross(at_plain.prior, x).covariance
+    explained = (outer * torch.linalg.solve(inner, outer)).sum(1)
+    torch.testing.assert_close(at.variance, 1.3 - explained)
+    assert float(at.variance.min().detach()) > 0.3
+
+
+def test_a_nuggets_variance_may_be_sampled():
+    x, y = data()
+    model = tg.GP(x, (y > 0).double(), with_nugget(variance_prior=GammaPrior(2.0, 9.0)), tg.likelihoods.Bernoulli())
+    assert model.layout.names == ["kernel.kernels.0.lengthscale", "kernel.kernels.1.variance"]
+    prior = model.prior(torch.tensor([[0.0, 0.0]]).double())
+    torch.testing.assert_close(prior.covariance[0].diagonal(), torch.full((len(x),), 2.0 + model.jitter).double())
+    with pytest.raises(ValueError, match="variance is 0"):
+        tg.kernels.White(0.0)

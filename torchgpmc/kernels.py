@@ -13,7 +13,7 @@ from gpytorch.kernels import Kernel
 from gpytorch.priors import GammaPrior, HalfCauchyPrior, Prior
 from torch import Tensor
 
-from torchgpmc.checks import check_count
+from torchgpmc.checks import check_count, check_positive
 
 
 class SAAS(Kernel):
@@ -106,6 +106,54 @@ class SAAS(Kernel):
         distance = math.sqrt(5) * self.covar_dist(first, second, diag=diag, **params)
         correlation = (1 + distance + distance.square() / 3) * torch.exp(-distance)
         return self.outputscale[(..., *[None] * (1 if diag else 2))] * correlation
+
+
+class White(Kernel):
+    r"""Noise in the function itself: k(x, x') = variance where x = x', 0 elsewhere; added to another kernel, a nugget.
+
+    With a nugget a :class:`torchgpmc.likelihoods.RobustMax` is soft as a probit is: f at a datum keeps at least this variance,
+    whatever the latents at inducing points are (Hensman et al. 2015, section 5.3). Predictions hold the noise too.
+
+    Args:
+        variance: of the noise, above 0; fixed unless a prior is given.
+        variance_prior: a gpytorch prior, to sample it.
+        options: as every gpytorch kernel takes them: ``active_dims``, ``batch_shape``.
+
+    Raises:
+        ValueError: ``variance`` is not above 0.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> tg.kernels.White(0.5)(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 2.0])).to_dense()
+        tensor([[0.0000, 0.0000],
+                [0.5000, 0.0000]])
+    """
+
+    def __init__(self, variance: float = 1e-3, *, variance_prior: Prior | None = None, **options: Any):
+        super().__init__(**options)
+        check_positive("variance", variance)
+        self.register_parameter("raw_variance", torch.nn.Parameter(torch.zeros(self.batch_shape)))
+        self.register_constraint("raw_variance", Positive())
+        self.variance = variance
+        if variance_prior is None:
+            self.raw_variance.requires_grad_(False)
+        else:
+            self.register_prior("variance_prior", variance_prior, partial(_read, "variance"), partial(_assign, "variance"))
+
+    @property
+    def variance(self) -> Tensor:
+        """Of the noise, ``(*batch_shape)``."""
+        return self.raw_variance_constraint.transform(self.raw_variance)
+
+    @variance.setter
+    def variance(self, value: Any) -> None:
+        value = torch.as_tensor(value).to(self.raw_variance).expand(self.raw_variance.shape)
+        self.initialize(raw_variance=self.raw_variance_constraint.inverse_transform(value))
+
+    def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor:
+        """Covariances ``(..., N1, N2)``, or variances ``(..., N)``."""
+        same = (x1 == x2 if diag else x1.unsqueeze(-2) == x2.unsqueeze(-3)).all(-1)
+        return self.variance[(..., *[None] * (1 if diag else 2))] * same.to(x1.dtype)
 
 
 def _read(name: str, module: Any) -> Any:

@@ -72,6 +72,7 @@ PAIRS = {
     "known inputs": lambda c: conditioned_gp(known_inputs=inputs(2, seed=9) + moved(0.0, c)),
     "SAAS prior": lambda c: saas((0.1, 0.2)[c]),
     "SAAS's columns": lambda c: model((tg.kernels.SAAS(1), tg.kernels.SAAS(1, active_dims=(1,)))[c], x=inputs(6)),
+    "nugget": lambda c: model(RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0)) + tg.kernels.White(moved(1e-3, c))),
     "exposure": lambda c: model(y=LEVELS, likelihood=tg.likelihoods.Poisson(exposure=moved(torch.ones(6), c, 1e-3))),
     "count's likelihood": lambda c: model(
         y=LEVELS, likelihood=(tg.likelihoods.Poisson(), tg.likelihoods.NegativeBinomial(dispersion_prior=GammaPrior(2.0, 4.0)))[c]

@@ -27,8 +27,9 @@ class RobustMax(Factorised, Likelihood):
 
     For :class:`SparseGP`, whose density holds these expectations. log p(y | f) itself is a step in f, so of a full GP only methods
     without gradients take it. The expectation is as smooth as f given the inducing points is uncertain: where these leave a
-    thousandth of f's deviation at the data, it is all but a step, fits of q(v) converge slowly, and chains take short steps or
-    diverge. Fewer inducing points leave more: of 750 points in the plane at lengthscale 1, ten leave a fifth, fifty 0.004.
+    thousandth of f's deviation at the data, it is all but a step, and chains take short steps or diverge. Fewer inducing
+    points leave more: of 750 points in the plane at lengthscale 1, ten leave a fifth, fifty 0.004. So does a nugget, added to the
+    kernel: :class:`torchgpmc.kernels.White`.
 
     Args:
         num_classes: K, at least 2.

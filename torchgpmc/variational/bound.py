@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchgpmc.density import AutogradDensity, mask_failures
 from torchgpmc.models.gp_model import GPModel, LatentsAt
-from torchgpmc.variational.normal_latents import LatentSites, Optimum, expected_log_likelihood, optimal_latents
+from torchgpmc.variational.normal_latents import LatentSites, Optimum, expected_log_likelihood, optimal_latents, under_sites
 
 Model = TypeVar("Model", bound=GPModel)
 
@@ -51,6 +51,7 @@ class VariationalMarginal(AutogradDensity):
         model: with a factorised likelihood and one data set.
         positions: whether, and on which scale, inducing points are part of a position.
         tolerance: of q's squared distance from its optimum, in its deviations; the gradient's error is near its root.
+        max_steps: of q.
 
     Example:
         >>> import torch, torchgpmc as tg
@@ -63,13 +64,13 @@ class VariationalMarginal(AutogradDensity):
         (torch.Size([5]), torch.Size([5, 1]))
     """
 
-    def __init__(self, model: GPModel, positions: Positions | None = None, tolerance: float = 1e-10):
+    def __init__(self, model: GPModel, positions: Positions | None = None, tolerance: float = 1e-10, max_steps: int = 100):
         self.model = model
         self.tolerance = tolerance
+        self.max_steps = max_steps
         self.positions = Positions(None, None) if positions is None else positions
         self.sites: LatentSites | None = None  # of one theta, to start from
-        self.values: list[float] = []  # of single positions, as a search sees them
-        super().__init__(lambda position: self._evaluate(position)[0])
+        super().__init__(lambda position: self.evaluate(position)[0])
 
     def split(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """Theta and zeta of positions ``(C, D)``."""
@@ -85,9 +86,10 @@ class VariationalMarginal(AutogradDensity):
         count, sites = len(at.prior.ok), self.sites
         if sites is not None:
             sites = LatentSites(*(part.expand(count, -1, -1) for part in sites))
-        return optimal_latents(model, at, model.targets, sites, self.tolerance)
+        return optimal_latents(model, at, model.targets, sites, self.tolerance, self.max_steps)
 
-    def _evaluate(self, position: Tensor) -> tuple[Tensor, Optimum]:
+    def evaluate(self, position: Tensor) -> tuple[Tensor, Optimum]:
+        """Value ``(C,)``, with a graph, and q(v) at C positions."""
         if self.positions.moving_size and len(position) > 1:
             raise ValueError("inducing points move one position at a time")
         theta, zeta = self.split(position)
@@ -103,16 +105,40 @@ class VariationalMarginal(AutogradDensity):
         value, gradient, found = self.value_grad_and_optimum(position)
         if len(position) == 1 and bool(torch.isfinite(value)):
             self.sites = found.sites
-            self.values.append(float(value))
         return value, gradient
 
     def value_grad_and_optimum(self, position: Tensor) -> tuple[Tensor, Tensor, Optimum]:
         """Value ``(C,)``, gradient ``(C, D)``, and the best q(v) at C positions."""
         leaf = position.detach().requires_grad_(True)
         with torch.enable_grad():
-            value, found = self._evaluate(leaf)
+            value, found = self.evaluate(leaf)
             (gradient,) = torch.autograd.grad(value.sum(), leaf)
         return *mask_failures(value.detach(), gradient), found
 
     def select(self, rows: Tensor) -> VariationalMarginal:
         return copy.copy(self)
+
+
+class HeldSites(VariationalMarginal):
+    r"""The bound with q the posterior under sites that stay as they are while theta and Z move.
+
+    A lower bound of :class:`VariationalMarginal`'s density, equal to it and of equal slope where the sites are the best ones. It
+    bends with it too, since q moves as the data that the sites stand for would have it.
+
+    Args:
+        model: as there.
+        positions: as there.
+        sites: of one theta.
+
+    Source:
+        Adam, Chang, Khan & Solin 2021, "Dual parameterization of sparse variational Gaussian processes".
+    """
+
+    def __init__(self, model: GPModel, positions: Positions, sites: LatentSites):
+        super().__init__(model, positions)
+        self.held = sites
+
+    def _optimum(self, model: GPModel, at: LatentsAt) -> Optimum:
+        sites = LatentSites(*(part.expand(len(at.prior.ok), -1, -1) for part in self.held))
+        latents, ok = under_sites(at, sites)
+        return Optimum(latents, sites, torch.where(ok & at.prior.ok, 0.0, -torch.inf), ok)

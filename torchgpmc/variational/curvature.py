@@ -13,7 +13,7 @@ _STEP = 1e-2
 _WIDEST = 3.0  # deviation of a direction in which the bound is flat, or not at its top
 _MOST = 64  # hyperparameters for which this is worked out
 _UNKNOWN = 0.1  # deviation where it is not
-_CHUNK_ELEMENTS = 4_000_000  # of projections
+_CHUNK_ELEMENTS = 4_000_000  # of projections, and of precisions
 
 
 class NearMode(NamedTuple):
@@ -34,7 +34,7 @@ def near_mode(marginal: VariationalMarginal, theta: Tensor) -> NearMode:
     if size > _MOST or not size:
         return unknown
     rows = theta + _STEP * torch.cat([unit, -unit])
-    chunk = max(1, _CHUNK_ELEMENTS // (latent_size * len(marginal.model.train_x)))
+    chunk = max(1, _CHUNK_ELEMENTS // (latent_size * max(latent_size, len(marginal.model.train_x))))
     parts = [marginal.value_grad_and_optimum(part) for part in rows.split(chunk)]
     gradient = torch.cat([part[1] for part in parts]).view(2, size, size)
     mean = torch.cat([part[2].latents.mean.flatten(1) for part in parts]).view(2, size, latent_size)

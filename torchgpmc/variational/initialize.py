@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,18 +13,21 @@ from torchgpmc.ascent import ascend
 from torchgpmc.checks import check_count, warn
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.random import make_generator
-from torchgpmc.variational.bound import Positions, VariationalMarginal, inducing_positions
+from torchgpmc.variational.bound import HeldSites, Positions, VariationalMarginal, inducing_positions
 from torchgpmc.variational.joint_mode import start_at_joint_mode
 from torchgpmc.variational.minibatches import ascend_by_minibatches
+from torchgpmc.variational.normal_latents import LatentSites
 from torchgpmc.variational.start import Start, fitted
 
 _BOUND = 12.0  # of theta, and of inducing points in deviations of the inputs
 _NUM_CANDIDATES = 8
 _SLOPE = 0.01  # of the bound, in nats for a unit of theta or a deviation of the inputs: where it is smaller all over, a search ends
 _TOLERANCE = 1e-8  # of q while theta is far from where it will end
-_CHUNK_ELEMENTS = 4_000_000  # of projections
-_RECENT = 0.1  # share of a search by whose gain one sees how far it still was
+_CHUNK_ELEMENTS = 4_000_000  # of projections, and of precisions
+_FIRST_STEPS, _ROUND_STEPS, _ROUND_MOVES = 100, 10, 20  # of q in the first round, and in others; of L-BFGS in each
+_END = 1e-3  # nats that a round gained, by less of which a search ends
 _SMALL_GAIN = 0.01  # nats: by less a search that ends, however it ends, has converged
+_CANDIDATE_STEPS = 20
 
 
 def initialize(
@@ -40,8 +44,9 @@ def initialize(
     .. math:: \max_{\theta, Z, q} E_q \log p(y | f) - KL(q(v) | N(0, I)) + \log p(\theta) + \log |dx / d\theta|
 
     so theta is the mode of its approximate posterior on the unconstrained scale on which it is sampled. q(v) is a normal density
-    with a full lower-triangular scale for every latent function. Wherever theta and Z are, q is brought to its optimum by
-    natural-gradient steps, and L-BFGS (scipy) moves theta at the inducing points given, then theta and the inducing points. With
+    with a full lower-triangular scale for every latent function. In rounds, natural-gradient steps bring q towards its optimum, and
+    L-BFGS (scipy) moves theta at the inducing points given, then theta and the inducing points, while q is the posterior under the
+    Gaussian sites that those steps found (Adam, Chang, Khan & Solin 2021): it follows what moves, and the bound never falls. With
     ``batch_size`` all take steps together, on minibatches: natural gradients for q, Adam for the rest (Hensman et al. 2015,
     section 3, step 1; Salimbeni, Eleftheriadis & Hensman 2018). The search begins at the model's present values or, where the
     bound is higher, at a draw from the prior.
@@ -52,7 +57,7 @@ def initialize(
     Args:
         model: a :class:`SparseGP`, or a :class:`GP`; not changed.
         optimize_inducing_points: whether a :class:`SparseGP`'s inducing points move too.
-        max_iterations: of each of the two searches; with ``batch_size`` passes over the data.
+        max_iterations: rounds of each of the two searches, at most; with ``batch_size`` passes over the data.
         batch_size: data a step, where N is too large for all at once.
         seed: of the draws from the prior and of the minibatches.
         progress: whether to show a bar with the bound.
@@ -112,46 +117,28 @@ def _check(model: GPModel) -> None:
         raise ValueError("the model has several data sets, each with its own posterior. Expected one; fit them one by one.")
 
 
-class _Watched(VariationalMarginal):
-    """Shows the bound as a search goes on."""
-
-    def __init__(self, model: GPModel, positions: Positions, bar: tqdm):
-        super().__init__(model, positions, _TOLERANCE)
-        self.bar = bar
-
-    def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        found = super().value_and_grad(position)
-        self.bar.update()
-        self.bar.set_postfix(bound=f"{max(self.values, default=math.nan):.4f}", refresh=False)
-        return found
-
-
 def _by_searches(model: GPModel, moves: bool, max_iterations: int, seed: int, bar: tqdm) -> Start:
-    theta = _best_candidate(model, seed)
-    still = inducing_positions(model, False)
-    marginal = _Watched(model, still, bar)
-    position, rise = _search(marginal, theta, max_iterations)
+    position = _best_candidate(model, seed)
+    found = _search(model, inducing_positions(model, False), position, None, max_iterations, bar)
     if moves:
-        moving = _Watched(model, inducing_positions(model, True), bar)
-        moving.sites = marginal.sites
-        start = torch.cat([position, position.new_zeros(moving.positions.moving_size)])
-        position, rise = _search(moving, start, max_iterations)
-        position, zeta = moving.split(position)
+        positions = inducing_positions(model, True)
+        start = torch.cat([found.position, found.position.new_zeros(positions.moving_size)])
+        found = _search(model, positions, start, found.sites, max_iterations, bar)
         with torch.no_grad():
-            model = moving.positions.model_at(model, zeta)
-    model = model.with_theta(position)
+            model = positions.model_at(model, found.position[model.layout.size :])
+    theta = found.position[: model.layout.size]
+    model = model.with_theta(theta)
     final = VariationalMarginal(model)
-    found = final.optimum(position[None])
     final.sites = found.sites
-    converged = rise <= _SMALL_GAIN and bool(found.converged)
+    latents = final.optimum(theta[None])
+    final.sites = latents.sites
+    rise = found.rise + float(latents.bound + model.layout.log_prior(theta[None]).detach()) - found.value
     if rise > _SMALL_GAIN:
         warn(
-            f"the variational fit did not converge: the bound still rose by {rise:.2g} nats in the last tenth of its steps. It can "
-            f"be used; raise max_iterations (now {max_iterations}) for a better one.",
+            f"the variational fit did not converge: the bound still rose by {rise:.2g} nats in its last round. It can be used; "
+            f"raise max_iterations (now {max_iterations}) for a better one.",
         )
-    elif not converged:
-        warn("the variational fit of the latents did not converge at the hyperparameters found. It can be used as it is.")
-    return fitted(model, found.latents, converged=converged, marginal=final)
+    return fitted(model, latents.latents, converged=rise <= _SMALL_GAIN, marginal=final)
 
 
 def _best_candidate(model: GPModel, seed: int) -> Tensor:
@@ -160,8 +147,8 @@ def _best_candidate(model: GPModel, seed: int) -> Tensor:
     theta = torch.cat([model.layout.present(model), model.layout.starting_points(_NUM_CANDIDATES, generator)]).detach()
     if not model.layout.size:
         return theta[0]
-    marginal = VariationalMarginal(model, tolerance=_TOLERANCE)
-    chunk = max(1, _CHUNK_ELEMENTS // (model.latent_size * len(model.train_x)))
+    marginal = VariationalMarginal(model, tolerance=_TOLERANCE, max_steps=_CANDIDATE_STEPS)
+    chunk = max(1, _CHUNK_ELEMENTS // (model.latent_size * max(model.latent_size, len(model.train_x))))
     value = torch.cat([marginal(part) for part in theta.split(chunk)])
     if not bool(torch.isfinite(value).any()):
         raise ValueError(
@@ -171,17 +158,39 @@ def _best_candidate(model: GPModel, seed: int) -> Tensor:
     return theta[value.argmax()]
 
 
-def _search(marginal: VariationalMarginal, start: Tensor, max_iterations: int) -> tuple[Tensor, float]:
-    """Where L-BFGS ends from ``start`` ``(D,)``, and what it still gained in its last tenth, if it was cut short."""
-    if not len(start):
-        return start, 0.0
-    found = ascend(marginal, start, bound=_BOUND, max_iterations=max_iterations, slope=_SLOPE)
-    if found is None:  # where it starts the bound was finite a moment ago
-        return start, math.inf
-    if found.converged:
-        return found.position, 0.0
-    recent = max(1, int(_RECENT * len(marginal.values)))
-    return found.position, max(marginal.values) - max(marginal.values[:-recent], default=-math.inf)
+class _Found(NamedTuple):
+    """Where a search ended."""
+
+    position: Tensor  # (D,)
+    sites: LatentSites | None
+    value: float  # of the bound and the prior
+    rise: float  # of that in the last round
+
+
+def _search(
+    model: GPModel, positions: Positions, position: Tensor, sites: LatentSites | None, max_iterations: int, bar: tqdm
+) -> _Found:
+    """From ``position`` ``(D,)``, in rounds: natural-gradient steps for q, then L-BFGS for the rest while q's sites are held."""
+    value, num_steps = -math.inf, _FIRST_STEPS
+    for number in range(max_iterations + 1):
+        marginal = VariationalMarginal(model, positions, _TOLERANCE, num_steps)
+        marginal.sites = sites
+        with torch.no_grad():
+            best, found = marginal.evaluate(position[None])
+        rise, value, sites, num_steps = float(best) - value, float(best), found.sites, _ROUND_STEPS
+        bar.update()
+        bar.set_postfix(bound=f"{value:.4f}", refresh=False)
+        if not len(position):
+            rise = 0.0
+        if rise <= _END or number == max_iterations:
+            break
+        held = HeldSites(model, positions, sites)
+        step = ascend(held, position, bound=_BOUND, max_iterations=_ROUND_MOVES, slope=_SLOPE)
+        if step is None or not step.num_iterations:  # None where the algebra failed: at the candidates it had not
+            rise = 0.0 if step is not None and step.converged else rise
+            break
+        position = step.position
+    return _Found(position, sites, value, rise)
 
 
 def _by_minibatches(model: GPModel, moves: bool, batch_size: int, max_iterations: int, seed: int, bar: tqdm) -> Start:

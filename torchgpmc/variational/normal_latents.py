@@ -7,16 +7,22 @@ With f = m + A'v at the data (A = L^-1 K(Z, X); for the full GP A = L'), v ~ N(0
 Where the bound is stationary, q is the posterior under Gaussian sites N(f_n | g_n, 1 / W_n): its precision is I + A W A' with
 W = -2 dE/dvariance, and W (g - mean) = dE/dmean (Opper & Archambeau 2009). Blending old sites with these is the natural-gradient
 step (Khan & Lin 2017, "Conjugate-computation variational inference"); a whole step is Newton's, exact at once for Gaussian noise.
+
+Several latent functions meet in the likelihood. What softmax and robust max see is differences of functions, so a shift that all
+share has the prior's curvature, 1, where each function's own is W: were means moved one function at a time, they would take W steps
+to arrive. So sites hold the second derivatives between functions too, and means move by a Newton step of all together, under
+the sites' full precision; covariances, a block a function, as before.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchgpmc.likelihoods.slopes import slopes_function
+from torchgpmc.likelihoods.slopes import ExpectedSlopes, slopes_function
 from torchgpmc.linalg import normal_from_natural, solve_lower
 from torchgpmc.models.gp_model import GPModel, LatentsAt, likelihood_values
 from torchgpmc.models.targets import Targets
@@ -26,6 +32,9 @@ _SMALLEST_STEP = 1e-4
 _MEMORY = 6  # earlier steps that are mixed
 _RIDGE = 1e-12
 _SLOW = 0.05  # share of a step's squared length by which the next must shrink, or steps are mixed
+_DIFFERENCE = 1e-3  # of a mean, in deviations, for curvature between latent functions
+_MOST_COUPLED = 2000  # numbers in q's mean up to which functions move together: beyond, that matrix costs more than steps
+_NEAR = 1.0  # squared length of a step below which steps are mixed
 _ROUNDING = 1e-11  # of the bound, relative: a fall by less is no fall
 
 
@@ -50,10 +59,20 @@ class GaussianLatents(NamedTuple):
 
 
 class LatentSites(NamedTuple):
-    """Gaussian sites at the data, of each latent function: precision W (of either sign) and W times the centres."""
+    """Gaussian sites at the data: precisions W (of either sign), and precisions times the centres."""
 
     precision: Tensor  # (C, K, N)
+    coupling: Tensor  # (C, K (K - 1) / 2, N), of pairs of latent functions, for q's mean alone; no pairs where they are left out
     shift: Tensor  # (C, K, N)
+
+    def times(self, values: Tensor) -> Tensor:
+        """Precisions times ``(C, K, N)``."""
+        found = self.precision * values
+        if self.coupling.shape[1]:
+            first, second = _pairs(values.shape[1], values.device)
+            found = found.index_add(1, first, self.coupling * values[:, second])
+            found = found.index_add(1, second, self.coupling * values[:, first])
+        return found
 
 
 class Optimum(NamedTuple):
@@ -99,29 +118,68 @@ def from_natural(precision: Tensor, linear: Tensor) -> tuple[GaussianLatents, Te
     return GaussianLatents(mean, scale), ok
 
 
-def _from_sites(at: LatentsAt, sites: LatentSites) -> tuple[GaussianLatents, Tensor]:
+def _pairs(latents: int, device: torch.device) -> Tensor:
+    """First and second latent function of each pair, ``(2, K (K - 1) / 2)``."""
+    return torch.triu_indices(latents, latents, 1, device=device)
+
+
+def under_sites(at: LatentsAt, sites: LatentSites) -> tuple[GaussianLatents, Tensor]:
+    """q(v) with sites in place of the likelihood, differentiable in ``at``, and whether it is one ``(C,)``."""
     projection = at.projection.unsqueeze(1)
     precision = (projection * sites.precision.unsqueeze(-2)) @ projection.mT
     precision.diagonal(dim1=-2, dim2=-1).add_(1.0)
-    linear = (sites.shift - sites.precision * at.mean.unsqueeze(1)) @ at.projection.mT
+    linear = (sites.shift - sites.times(at.mean.unsqueeze(1).expand_as(sites.shift))) @ at.projection.mT
     latents, ok = from_natural(precision, linear)
-    return latents, ok.all(-1)
+    ok = ok.all(-1)
+    if sites.coupling.shape[1]:
+        mean, joint_ok = _joint_mean(precision, (projection * sites.coupling.unsqueeze(-2)) @ projection.mT, linear)
+        latents, ok = latents._replace(mean=mean), ok & joint_ok
+    return latents, ok
+
+
+def _joint_mean(precision: Tensor, coupling: Tensor, linear: Tensor) -> tuple[Tensor, Tensor]:
+    """What the precision of all latents, of blocks ``(C, K, M, M)`` and one a pair, takes to ``linear`` ``(C, K, M)``."""
+    count, latents, size = linear.shape
+    own, (first, second) = torch.arange(latents, device=linear.device), _pairs(latents, linear.device)
+    blocks = precision.new_zeros(count, latents, latents, size, size)
+    blocks[:, own, own], blocks[:, first, second], blocks[:, second, first] = precision, coupling, coupling
+    root, ok = cholesky(blocks.transpose(2, 3).reshape(count, latents * size, latents * size))
+    return torch.cholesky_solve(linear.reshape(count, -1, 1), root).view_as(linear), ok
 
 
 def _try(model: GPModel, at: LatentsAt, targets: Targets, sites: LatentSites) -> _Trial:
-    latents, ok = _from_sites(at, sites)
+    latents, ok = under_sites(at, sites)
     mean, variance = latents.marginals(at)
     usable = (ok & torch.isfinite(mean + variance).flatten(1).all(-1))[:, None, None]
     mean, variance = (torch.where(usable, part, 1.0) for part in (mean, variance))
-    expected = model.likelihood_function(
-        {name: value.detach() for name, value in likelihood_values(at.prior).items()},
-        lambda likelihood: slopes_function(likelihood)(_at_boundary(mean), _at_boundary(variance), targets.values),
-    )
+    values = {name: value.detach() for name, value in likelihood_values(at.prior).items()}
+
+    def slopes(mean: Tensor) -> ExpectedSlopes:
+        return model.likelihood_function(
+            values, lambda likelihood: slopes_function(likelihood)(_at_boundary(mean), _at_boundary(variance), targets.values)
+        )
+
+    expected = slopes(mean)
     first, slope = (part.view_as(mean) if mean.shape[1] == 1 else part.mT for part in (expected.mean, expected.variance))
-    precision = -2 * slope
+    coupling = sites.coupling
+    if coupling.shape[1]:
+        coupling = _coupling(lambda moved: slopes(moved).mean.mT, mean, first, variance)
+    following = LatentSites(-2 * slope, coupling, first)
     bound = expected.value - latents.divergence()
     bound = torch.where(usable.view(-1) & torch.isfinite(bound), bound, -torch.inf)
-    return _Trial(latents, sites, bound, LatentSites(precision, first + precision * mean))
+    return _Trial(latents, sites, bound, following._replace(shift=first + following.times(mean)))
+
+
+def _coupling(slope_at: Callable[[Tensor], Tensor], mean: Tensor, slope: Tensor, variance: Tensor) -> Tensor:
+    """Minus the second derivatives of E log p(y | f) in two latent functions' means, by differences: ``(C, pairs, N)``."""
+    latents = mean.shape[1]
+    step = _DIFFERENCE * variance.sqrt()
+    found = []
+    for k in range(latents - 1):
+        moved = mean.clone()
+        moved[:, k] += step[:, k]
+        found.append((slope - slope_at(moved))[:, k + 1 :] / step[:, k : k + 1])
+    return torch.cat(found, 1)
 
 
 def _squared_step(old: GaussianLatents, new: GaussianLatents) -> Tensor:
@@ -143,7 +201,8 @@ def _where(condition: Tensor, new: _Trial, old: _Trial) -> _Trial:
 def empty_sites(at: LatentsAt, num_latents: int) -> LatentSites:
     """Sites that say nothing: q is the prior."""
     zeros = at.mean.new_zeros(len(at.prior.ok), num_latents, at.mean.shape[-1])
-    return LatentSites(zeros, zeros)
+    pairs = num_latents * (num_latents - 1) // 2 if num_latents * at.projection.shape[-2] <= _MOST_COUPLED else 0
+    return LatentSites(zeros, zeros.new_zeros(len(zeros), pairs, zeros.shape[-1]), zeros)
 
 
 def optimal_latents(
@@ -199,7 +258,7 @@ def optimal_latents(
             better = torch.isfinite(trial.bound) & (trial.bound >= floor)
             step = _squared_step(best.latents, trial.latents)
             converged = converged | (better & (step <= tolerance * size.square()))
-            slow, last_step = step > _SLOW * last_step, step
+            slow, last_step = (step > _SLOW * last_step) & (step < _NEAR), step
             best = _where(better, trial, best)
             size = torch.where(better, (2 * size).clamp_max(1.0), size / 2)
         bound = torch.where(at.prior.ok, best.bound, -torch.inf)
@@ -211,7 +270,7 @@ def _lerp(old: LatentSites, new: LatentSites, share: Tensor) -> LatentSites:
 
 
 def _mixed(history: list[_Trial]) -> LatentSites:
-    """Anderson's mixture of whole steps from the last few sites: what several latent functions have in common moves slowly else."""
+    """Anderson's mixture of whole steps from the last few sites: where variances shape the curvature, steps shrink slowly else."""
 
     def flat(sites: LatentSites) -> Tensor:
         return torch.cat([part.flatten(1) for part in sites], -1)
@@ -223,5 +282,6 @@ def _mixed(history: list[_Trial]) -> LatentSites:
     ridge = _RIDGE * gram.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None] + torch.finfo(gram.dtype).tiny
     shares = torch.linalg.solve(gram + ridge * torch.eye(gram.shape[-1]).to(gram), changes.mT @ last)
     mixed = goals[..., -1] - (goals.diff(dim=-1) @ shares).squeeze(-1)
-    shape = history[-1].next.shift.shape
-    return LatentSites(*(part.view(shape) for part in mixed.tensor_split(2, -1)))
+    like = history[-1].next
+    parts = mixed.split([part[0].numel() for part in like], -1)
+    return LatentSites(*(part.view_as(old) for part, old in zip(parts, like, strict=True)))

@@ -42,7 +42,7 @@ class Start:
         theta_covariance: of theta around ``theta``, ``(P, P)``: the inverse curvature of the bound.
         slope: how the mean of q(v) moves with theta, ``(V, P)``.
         elbo: lower bound of log p(y | theta); the prior of theta is not in it.
-        converged: whether the fit ended where nothing rises any more.
+        converged: whether the fit ended where a round of its steps gains less than 0.01 nats.
 
     Example:
         >>> import torch, torchgpmc as tg

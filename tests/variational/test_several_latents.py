@@ -1,0 +1,105 @@
+"""Fits of several latent functions, of a likelihood that is not log-concave: curvature between the functions, and held sites."""
+
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel
+from gpytorch.priors import GammaPrior
+
+import torchgpmc as tg
+from tests.problems import sparse_gp
+from torchgpmc.variational import normal_latents
+from torchgpmc.variational.bound import HeldSites, VariationalMarginal, inducing_positions
+from torchgpmc.variational.normal_latents import GaussianLatents, expected_log_likelihood, optimal_latents
+
+QUIET = {"progress": False}
+
+
+def three_classes(count, points):
+    """Overlapping clouds in the plane: a tenth of the labels are on the wrong side, at seven nats each."""
+    generator = torch.Generator().manual_seed(0)
+    label = torch.arange(count) % 3
+    centres = torch.tensor([[-1.2, -0.6], [1.2, -0.6], [0.0, 1.2]], dtype=torch.float64)
+    x = centres[label] + 0.7 * torch.randn(count, 2, generator=generator, dtype=torch.float64)
+    kernel = RBFKernel(lengthscale_prior=GammaPrior(3.0, 2.0))
+    return tg.SparseGP(x, label, kernel, tg.likelihoods.RobustMax(num_classes=3), inducing_points=x[:points])
+
+
+def at_zero(model):
+    with torch.no_grad():
+        return model.at_data(model.layout.raw_values(torch.zeros(1, model.layout.size, dtype=torch.float64)))
+
+
+def test_with_the_curvature_between_functions_steps_arrive_and_without_they_do_not(monkeypatch):
+    model = three_classes(90, 8)
+    at = at_zero(model)
+    together = optimal_latents(model, at, model.targets, max_iterations=60, tolerance=1e-8)
+    monkeypatch.setattr(normal_latents, "_MOST_COUPLED", 0)
+    apart, longer = (optimal_latents(model, at, model.targets, max_iterations=steps, tolerance=1e-8) for steps in (60, 120))
+    assert bool(together.converged) and not bool(apart.converged)
+    assert float(together.bound) > float(apart.bound) + 0.1
+    assert float(together.bound) > float(longer.bound) - 1e-3
+
+
+@pytest.mark.parametrize("name", ["softmax", "robust max"])
+def test_curvature_between_functions_is_that_of_the_expectation(name):
+    """By second differences of values in both means at once."""
+    model = sparse_gp("softmax", num_data=7) if name == "softmax" else three_classes(7, 3)
+    at = at_zero(model)
+    generator = torch.Generator().manual_seed(0)
+    mean, variance = torch.randn(2, 1, 3, 7, generator=generator, dtype=torch.float64)
+    variance = variance.exp()
+
+    def expected(moved):
+        return expected_log_likelihood(model, at, moved, variance, model.targets)
+
+    def slope(moved):
+        leaf = moved.requires_grad_(True)
+        with torch.enable_grad():
+            return torch.autograd.grad(expected(leaf).sum(), leaf)[0]
+
+    found = normal_latents._coupling(slope, mean, slope(mean.clone()), variance)
+    for pair, (j, k) in enumerate(((0, 1), (0, 2), (1, 2))):
+        total = torch.zeros(1, 7, dtype=torch.float64)
+        for first, second in ((1, 1), (1, -1), (-1, 1), (-1, -1)):
+            step = torch.zeros(3, 1, dtype=torch.float64)
+            step[j], step[k] = 1e-2 * first, 1e-2 * second
+            total += first * second * expected(mean + step)
+        torch.testing.assert_close(found[:, pair], -total / 4e-4, rtol=0.01, atol=2e-3)
+
+
+def test_a_bound_at_held_sites_touches_the_best_one_from_below():
+    model = three_classes(30, 4)
+    positions = inducing_positions(model, True)
+    position = torch.zeros(1, 1 + positions.moving_size, dtype=torch.float64)
+    best = VariationalMarginal(model, positions)
+    value, gradient = best.value_and_grad(position)
+    held = HeldSites(model, positions, best.sites)
+    held_value, held_gradient = held.value_and_grad(position)
+    torch.testing.assert_close(held_value, value)
+    torch.testing.assert_close(held_gradient, gradient, rtol=1e-3, atol=1e-3)
+    away = position + 0.1 * torch.randn(position.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    gap = float(best.value_and_grad(away)[0] - held.value_and_grad(away)[0])
+    assert 1e-6 < gap < 0.25 * abs(float((gradient * (away - position)).sum()))
+
+
+@pytest.mark.slow
+def test_a_fit_by_robust_max_converges_where_a_plain_ascent_of_the_same_bound_ends():
+    """The rival: Adam on theta and all numbers of q, 300 steps at the fit's inducing points."""
+    model = three_classes(45, 5)
+    start = tg.initialize(model, **QUIET)
+    assert start.converged
+    theta = model.layout.present(model).detach().clone().requires_grad_(True)
+    mean = torch.zeros(1, 3, 5, dtype=torch.float64, requires_grad=True)
+    root = torch.eye(5, dtype=torch.float64).repeat(1, 3, 1, 1).requires_grad_(True)
+    rival = torch.optim.Adam([theta, mean, root], lr=0.1)
+    for _ in range(300):
+        hyperparameters, log_prior = start.model.layout.raw_values_and_log_prior(theta)
+        at = start.model.at_data(hyperparameters)
+        q = GaussianLatents(mean, root.tril(-1) + torch.diag_embed(root.diagonal(dim1=-2, dim2=-1).abs()))
+        expected = expected_log_likelihood(start.model, at, *q.marginals(at), model.targets).sum()
+        loss = q.divergence().sum() - expected - log_prior.sum()
+        rival.zero_grad()
+        loss.backward()
+        rival.step()
+    ours = start.elbo + float(start.model.layout.log_prior(start.theta[None]).detach())
+    assert ours > -float(loss.detach()) - 0.05
