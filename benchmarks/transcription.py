@@ -50,7 +50,9 @@ SAMPLERS = {
     "aGrad": (sweeps(tg.AuxiliaryGradient()), 5000, 6400),
 }
 CHAINS, DATA_SETS = 8, 20
+LEAST_SIZE = 50  # effective draws of each data set, below which ranks and coverage say nothing of calibration
 PAPERS_SWEEPS = 5.5e5 / (4 * 3600)  # a second
+MOST_RHAT = 1.05  # of chains whose Monte Carlo errors are to be believed
 EVERY = 10  # points of the grid at which log concentrations are compared
 
 
@@ -204,9 +206,15 @@ def gaps(first, second):
 
 
 def text_of_simulated(found):
-    lines = [
+    run = (
         f"NUTS, {found['warm_up']} warm-up steps and {found['draws']} draws of each of {DATA_SETS} data sets; "
-        f"{found['seconds']:.0f} s of processor time.",
+        f"{found['seconds']:.0f} s of processor time."
+    )
+    worst = min(found[name]["size"] for name in ("decay rates", "log concentrations"))
+    if worst < LEAST_SIZE:
+        return f"{run} Too short to tell: the worst effective size is {worst:.0f}."
+    lines = [
+        run,
         "",
         "| | within 95 % bands | worst effective size | ranks of the truth among nine draws, 0 to 9 |",
         "|---|---|---|---|",
@@ -223,12 +231,13 @@ def text_of_experiment(found, pieces, experiment):
         "| a second | R-hat of decay rates; lengthscale | acceptance |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    drawn = {}
+    drawn, unmixed = {}, []
     for name, row in found.items():
         draws = drawn[name] = torch.load(pieces / f"{experiment}_{name.replace(' ', '_')}.pt")
         decay = draws["samples"]["likelihood.decay"]
         sizes = [effective_sizes(decay[..., gene]) for gene in range(decay.shape[-1])]
         worst, rhat = min(size[0] for size in sizes), max(size[2] for size in sizes)
+        unmixed += [name] if rhat > MOST_RHAT else []
         of_scale = effective_sizes(draws["samples"]["kernel.lengthscale"].flatten(2)[..., 0])[2]
         of_sweeps = ("-", "-") if name == "NUTS" else (f"{row['sweeps']:.0f}", f"{row['sweeps'] / PAPERS_SWEEPS:.1f}")
         lines.append(
@@ -242,6 +251,14 @@ def text_of_experiment(found, pieces, experiment):
         each = [decay[..., gene] for gene in range(decay.shape[-1])]
         shown = ", ".join(f"{float(x.mean()):.3f} ({float(x.std()) / ess(x.numpy(), 'mean') ** 0.5:.3f})" for x in each)
         lines.append(f"- {name}: {shown}")
+    at_draws = [name for name, row in found.items() if row["at_draws_of_NUTS"]]
+    if at_draws:
+        lines += ["", f"Begun at draws of NUTS's that lie far apart: {', '.join(at_draws)}."]
+    if unmixed:
+        lines += [
+            "",
+            f"R-hat above {MOST_RHAT}, so that their Monte Carlo errors are too small to compare by: {', '.join(unmixed)}.",
+        ]
     return "\n".join([*lines, "", agreement({name: compared(draws) for name, draws in drawn.items()})])
 
 

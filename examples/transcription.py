@@ -191,9 +191,11 @@ def main():
     print(
         f"{genes} genes, {replicates} replicates, {times} times; {model.layout.size} hyperparameters, {model.latent_size} latents"
     )
+    start = tg.initialize(model)
     posterior = tg.sample(
-        model,
+        start.model,
         tg.NUTS(max_tree_depth=options.max_tree_depth),
+        start=start,
         num_samples=options.num_samples,
         warmup_steps=options.warmup_steps,
         num_chains=options.num_chains,

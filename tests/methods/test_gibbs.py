@@ -122,7 +122,7 @@ def test_the_surrogate_density_is_that_of_the_paper(generator):
     with torch.no_grad():
         at = model.at_data(model.layout.raw_values(theta[:1].expand(4, -1)))
         held, _ = parameterization.hold(model, at, v, model.targets, generator)
-    value, (kept, moved) = ThetaGiven(joint, parameterization, held).draw(theta, generator)
+    value, (kept, moved, _) = ThetaGiven(joint, parameterization, held).draw(theta, generator)
     noise = torch.diag_embed(1 / _single_site_precision(model, kept.at, model.targets))
     covariance, f = kept.at.prior.covariance, model.latents(kept.at.prior, moved)
     spread = torch.distributions.MultivariateNormal(torch.zeros(6, dtype=torch.float64), covariance + noise)

@@ -74,7 +74,7 @@ class JointWithPrior:
     def latents_likelihood(self, position: Tensor, kept: KeptPrior) -> Conditional:
         """Of a block of all latents, for kernels with a standard normal prior of their own."""
         density = LatentsGivenTheta(self.joint, kept, with_prior=False)
-        return Conditional(density, density(position[:, self.joint.model.layout.size :]))
+        return Conditional(density, rest=lambda v: kept.log_prior + log_standard_normal(v))
 
 
 def sees_f_alone(model: GPModel) -> bool:

@@ -45,11 +45,14 @@ class Conditional(NamedTuple):
         density: of ``(C, B)``, B columns; up to a constant of each chain.
         log_density: its value at the present columns ``(C,)``; ``None`` if it is the whole position's, which a sweep knows.
         payload: the sweep's, if it depends on these columns (``density`` then hands out new ones); else ``None``.
+        rest: what ``density`` leaves out of the whole position's, as a function of the columns, if that costs less than either:
+            then neither is evaluated where the chains are, nor where they end.
     """
 
     density: Any
     log_density: Tensor | None = None
     payload: Any = None
+    rest: Callable[[Tensor], Tensor] | None = None
 
 
 class Update(Protocol):
@@ -85,12 +88,18 @@ class Block(NamedTuple):
         """The kernel's steps on these columns."""
         position, log_density, payload = state
         columns = slice(self.columns.start, self.columns.stop)
-        conditional = self.conditional(position, payload)
-        step, found = self.moved(conditional, position[:, columns], log_density, generator)
+        conditional, here = self.conditional(position, payload), position[:, columns]
+        rest = conditional.rest
+        if rest is not None:
+            conditional = conditional._replace(log_density=log_density - rest(here))
+        step, found = self.moved(conditional, here, log_density, generator)
         payload = payload if conditional.payload is None else found
         position = torch.cat([position[:, : columns.start], step.state.position, position[:, columns.stop :]], -1)
-        of_whole = conditional.log_density is None
-        log_density = step.state.log_density if of_whole else density.value_at(position, payload)
+        if rest is not None:
+            log_density = step.state.log_density + rest(step.state.position)
+        else:
+            of_whole = conditional.log_density is None
+            log_density = step.state.log_density if of_whole else density.value_at(position, payload)
         return SweepState(position, log_density, payload), step
 
     def moved(
