@@ -326,6 +326,8 @@ def test_complaints_are_in_plain_words():
         assert words in said
     good = torch.randn(4, 1000, generator=torch.Generator().manual_seed(1)).double()
     assert complaints(summarise({"x": good}), {}, 4, None) == []
+    even = torch.zeros_like(apart)  # weights do not make up for chains that disagree
+    assert "R-hat of 'x' is" in complaints(summarise({"x": apart}, even), {}, 4, even)[0]
     heavy = torch.randn(1, 1000, generator=torch.Generator().manual_seed(1)).double() * 6
     assert "k-hat" in complaints(summarise({"x": good[:1]}, heavy), {}, 1, heavy)[0]
 

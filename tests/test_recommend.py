@@ -6,7 +6,7 @@ from gpytorch.priors import GammaPrior
 
 import torchgpmc as tg
 from tests.problems import fixed_kernel, gp, gp_regression, inputs, sparse_gp, targets
-from torchgpmc.recommend import candidates
+from torchgpmc.recommend import as_typed, candidates
 
 
 def wide(num_columns):
@@ -20,7 +20,8 @@ CASES = {
     "sparse": (lambda: sparse_gp("probit"), tg.NUTS),
     "several latents": (lambda: gp("softmax"), tg.NUTS),
     "eight": (lambda: wide(8), tg.AMIS),
-    "nine": (lambda: wide(9), tg.NUTS),
+    "sixteen": (lambda: wide(16), tg.AMIS),
+    "seventeen": (lambda: wide(17), tg.NUTS),
     "regression, twelve": (lambda: gp_regression(num_columns=10), tg.AMIS),
     "regression, thirteen": (lambda: gp_regression(num_columns=11), tg.NUTS),
     "fixed": (lambda: tg.GP(inputs(6), targets("probit", 6), fixed_kernel(), tg.likelihoods.Bernoulli()), tg.AuxiliaryGradient),
@@ -32,6 +33,25 @@ def test_ep_has_a_turn_only_where_the_latents_have_one_mode(likelihood, turns):
     # Of 40 Student t targets, EP was still searching for a mode after 40 CPU seconds; the chains after it serve.
     weighted = [candidate.method for candidate in candidates(gp(likelihood)) if candidate.num_chains is None]
     assert [type(method.approximation) for method in weighted] == [tg.Laplace, tg.EP][:turns]
+
+
+@pytest.mark.parametrize(
+    ("columns", "engines"),
+    [
+        (8, ["AMIS()", "AMIS(approximation=EP())", "NUTS(whitening"]),
+        (9, ["AMIS(approximation=EP())", "NUTS(marginal=EP("]),
+        (17, ["NUTS(marginal=EP("]),
+    ],
+)
+def test_many_hyperparameters_are_for_ep_and_then_for_chains_of_them_alone(columns, engines):
+    found = [as_typed(candidate.method) for candidate in candidates(wide(columns))]
+    assert len(found) == len(engines) and all(typed.startswith(name) for typed, name in zip(found, engines, strict=True))
+
+
+def test_many_hyperparameters_of_a_likelihood_with_several_modes_are_sampled_with_the_latents():
+    model = wide(9)
+    heavy = tg.GP(model.train_x, targets("student_t", 6), model.kernel, gp("student_t").likelihood)
+    assert [as_typed(candidate.method)[:14] for candidate in candidates(heavy)] == ["NUTS(whitening"]
 
 
 @pytest.mark.parametrize("name", CASES)

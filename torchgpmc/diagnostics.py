@@ -256,14 +256,9 @@ def complaints(summary: Summary, stats: Mapping[str, Tensor], num_chains: int, l
                 f"the mean of '{bad.name}' has k-hat {bad.khat:.2f} (at most {MAX_KHAT} is reliable): a few draws far from it "
                 f"decide it; draw more, use heavier tails, or NUTS."
             )
+        found += _complaints_about_mixing(summary)  # of several chains, whose draws are weighted: weights do not make up for it
         return found + _complaints_about_noise(stats, log_weights) + _complaints_about_failures(stats, MAX_FAILED_SHARE)
-    rhats = [(row.rhat, row.name) for row in summary.rows if math.isfinite(row.rhat)]
-    if rhats and max(rhats)[0] > MAX_RHAT:
-        worst, name = max(rhats)
-        found.append(
-            f"R-hat of '{name}' is {worst:.3f} (at most {MAX_RHAT} is reliable): the chains have not mixed; "
-            f"run longer, with more warmup_steps or num_samples."
-        )
+    found += _complaints_about_mixing(summary)
     sizes = [(min(row.ess_bulk, row.ess_tail), row.name) for row in summary.rows if math.isfinite(row.ess_bulk)]
     wanted = min(MIN_ESS_PER_CHAIN * num_chains, ENOUGH_ESS)
     if sizes and min(sizes)[0] < wanted:
@@ -274,6 +269,18 @@ def complaints(summary: Summary, stats: Mapping[str, Tensor], num_chains: int, l
         )
     found += _complaints_about_temperature(stats) + _complaints_about_noise(stats, None) + _complaints_about_stays(stats)
     return found + _complaints_about_failures(stats, 0.0)
+
+
+def _complaints_about_mixing(summary: Summary) -> list[str]:
+    """That chains disagree."""
+    rhats = [(row.rhat, row.name) for row in summary.rows if math.isfinite(row.rhat)]
+    if not rhats or max(rhats)[0] <= MAX_RHAT:
+        return []
+    worst, name = max(rhats)
+    return [
+        f"R-hat of '{name}' is {worst:.3f} (at most {MAX_RHAT} is reliable): the chains have not mixed; "
+        f"run longer, with more warmup_steps or num_samples."
+    ]
 
 
 def _complaints_about_temperature(stats: Mapping[str, Tensor]) -> list[str]:
