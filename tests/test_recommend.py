@@ -17,7 +17,8 @@ def wide(num_columns):
 CASES = {
     "probit": (lambda: gp("probit"), tg.AMIS),
     "regression": (gp_regression, tg.AMIS),
-    "sparse": (lambda: sparse_gp("probit"), tg.NUTS),
+    "sparse": (lambda: sparse_gp("probit"), tg.AMIS),
+    "sparse, not log-concave": (lambda: sparse_gp("student_t"), tg.NUTS),
     "several latents": (lambda: gp("softmax"), tg.NUTS),
     "eight": (lambda: wide(8), tg.AMIS),
     "sixteen": (lambda: wide(16), tg.AMIS),

@@ -90,6 +90,8 @@ VARIANTS = {
     "independent proposals, EP": (gp, tg.PseudoMarginal(tg.EP(), num_importance=4, independent_share=0.5)),
     "by orthants": (gp, tg.PseudoMarginal(evidence=tg.evidence.Orthant(8))),
     "white noise integrated out": (gp, tg.PseudoMarginal(evidence=tg.evidence.SmoothProbit())),
+    "inducing values integrated out": (sparse_gp, tg.PseudoMarginal(num_importance=4, latent_steps=1)),
+    "inducing values, weighted": (functools.partial(sparse_gp, "poisson"), tg.AMIS(num_importance=4, num_starts=1)),
     "several latents": (functools.partial(gp, "softmax"), tg.PseudoMarginal(num_importance=4)),
     "several modes": (functools.partial(gp, "student_t"), tg.PseudoMarginal(num_importance=4)),
     "normal proposals": (

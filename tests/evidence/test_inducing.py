@@ -5,6 +5,7 @@ import torch
 
 import torchgpmc as tg
 from tests.problems import gp, sparse_gp
+from tests.runs.resume import dies_and_resumes
 from torchgpmc.approximations import ApproximateMarginal, Variational
 from torchgpmc.approximations.gaussian_form import problem_of
 from torchgpmc.approximations.inducing_normal import inducing_normal
@@ -98,3 +99,12 @@ def test_what_it_cannot_serve_is_refused(model, words):
 def test_annealing_still_wants_latents_at_the_data():
     with pytest.raises(ValueError, match="not a latent of SparseGP"):
         tg.evidence.annealed(sparse_gp("probit"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+def test_runs_resume_with_the_same_draws(tmp_path, monkeypatch):
+    options = {"num_samples": 6, "warmup_steps": 10, "num_chains": 2, "seed": 0, "progress": False}
+    for advances in (4, 12):  # in warm-up, and after the anchors were set
+        path = tmp_path / f"{advances}.pt"
+        assert dies_and_resumes(sparse_gp, tg.PseudoMarginal(num_importance=2), options, advances, path, monkeypatch)

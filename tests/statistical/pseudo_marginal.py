@@ -6,13 +6,14 @@ from typing import Any, NamedTuple
 import torch
 
 import torchgpmc as tg
-from torchgpmc.approximations import ApproximateMarginal
+from torchgpmc.approximations import ApproximateMarginal, Variational
 from torchgpmc.evidence import importance
 from torchgpmc.evidence.importance_sampling import _choose
 from torchgpmc.evidence.mixtures import MixtureEstimator
 from torchgpmc.evidence.smooth_probit import smoothed
 from torchgpmc.linalg import times_blocks
 from torchgpmc.runs.anchors import Anchors, MarginalDensity
+from torchgpmc.runs.chain_targets import suited_approximation
 from torchgpmc.samplers import (
     IndependentProposal,
     Preconditioner,
@@ -36,12 +37,12 @@ def anchors(model, like):
 def marginal_density(
     model, targets, num_importance, *, approximation=None, antithetic=None, latent_steps=0, density=MarginalDensity, evidence=None
 ):
-    approximation = tg.Laplace() if approximation is None else approximation
+    approximation = suited_approximation(model, tg.Laplace() if approximation is None else approximation)
     estimator = importance(model, approximation, num_importance=num_importance, antithetic=antithetic, targets=targets)
     if evidence is not None:
         estimator = evidence.estimator(model, targets)
     own = anchors(model, targets)
-    if isinstance(approximation, tg.EP):
+    if isinstance(approximation, tg.EP | Variational):
         own = own._replace(start=torch.cat([own.start[:, : model.latent_size].abs(), own.start[:, : model.latent_size]], -1))
     return density(model.layout, estimator, own, False, latent_steps)
 
@@ -108,7 +109,7 @@ KERNELS = {
 def kernel(name, model, targets, **changes):
     _, make, options = KERNELS[name]
     density = marginal_density(model, targets, **{**options, **changes})
-    cheap = ApproximateMarginal(model, tg.Laplace(), targets, loose=True)
+    cheap = ApproximateMarginal(model, suited_approximation(model, tg.Laplace()), targets, loose=True)
     return density, cheap, make(density, tuning(model, targets), cheap)
 
 
@@ -203,6 +204,10 @@ def _make_first_draw(estimator, prior, v, auxiliary, found):
     """Conditions the first direction's normals (z, e) on delta = A (z, e): adds A' Sigma^-1 (delta - A (z0, e0))."""
     model = estimator.model
     size, count = model.latent_size, estimator.num_directions
+    if not model.has_latents_at_data:  # v = mean + S e
+        normals = auxiliary[:, :-1].reshape(len(v), count, size).clone()
+        normals[:, 0] = torch.linalg.solve_triangular(found.scale, (v - found.mean).unsqueeze(-1), upper=False).squeeze(-1)
+        return torch.cat([normals.reshape(len(v), -1), auxiliary[:, -1:]], -1)
     if model.num_latents > 1:  # one vector a direction: e = G' (v - v at the mode), G G' = H
         mode = times_blocks(found.alpha, prior.factor)
         normals = auxiliary[:, :-1].reshape(len(v), count, size).clone()

@@ -7,9 +7,11 @@ import torch
 
 import torchgpmc as tg
 from tests.calibration import z_limit
-from tests.problems import inputs, kernel
+from tests.problems import inputs, kernel, sparse_gp
 from torchgpmc import chain_statistics
+from torchgpmc.approximations import Variational
 from torchgpmc.evidence import gaussian_draws
+from torchgpmc.evidence.inducing_estimator import InducingDraws
 from torchgpmc.models.affine import AffineJointLogDensity
 from torchgpmc.parameters.normal_scale import NormalScale
 
@@ -52,9 +54,9 @@ def quantities(posterior):
     return torch.cat([theta, theta.square(), latents[..., [0, 4, 7]]], -1)
 
 
-def mean_and_error(posterior):
+def mean_and_error(posterior, values=None):
     """Weighted means with their Monte Carlo errors, autocorrelation and weights counted."""
-    values = quantities(posterior)
+    values = quantities(posterior) if values is None else values
     weights = torch.ones(values.shape[:2], dtype=torch.float64)
     if posterior.log_weights is not None:
         weights = torch.softmax(posterior.log_weights.flatten(), 0).view(values.shape[:2])
@@ -130,6 +132,44 @@ def test_a_density_at_other_latents_than_are_read_does_not_agree(reference, monk
         lambda self, position: torch.cat([position[:, : self._size], shifted(self, position)], -1),
     )
     assert alarm(from_a_start(tg.HMC(num_steps=6)), reference) > 1
+
+
+INDUCING = {
+    "pseudo-marginal": (tg.PseudoMarginal(num_importance=4, independent_share=0.9), 100, {"warmup_steps": 100, **CHAINS}),
+    "NUTS on the bound, weighted": (
+        tg.NUTS(marginal=Variational(), importance_weights=4),
+        30,
+        {"warmup_steps": 50, "num_chains": 64},
+    ),
+    "AMIS": (tg.AMIS(num_importance=4), 4000, {}),
+}
+
+
+def with_inducing_points(method, draws, **options):
+    model = sparse_gp("poisson", num_data=8, num_inducing=3, num_columns=1)
+    posterior = tg.sample(model, method, num_samples=draws, progress=False, **options)
+    v = posterior.whitened
+    return mean_and_error(posterior, torch.cat([posterior.theta, posterior.theta.square(), v, v.square()], -1))
+
+
+@pytest.fixture(scope="module")
+def reference_of_inducing_values():
+    return with_inducing_points(tg.NUTS(), 100, warmup_steps=100, seed=1, **CHAINS)
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+@pytest.mark.parametrize("name", ["pseudo-marginal", "AMIS", pytest.param("NUTS on the bound, weighted", marks=pytest.mark.long)])
+def test_engines_of_a_sparse_model_agree_with_nuts(name, reference_of_inducing_values):
+    method, draws, options = INDUCING[name]
+    assert alarm(with_inducing_points(method, draws, seed=2, **options), reference_of_inducing_values) < 1
+
+
+@pytest.mark.slow
+def test_inducing_values_that_stay_in_the_middle_do_not_agree(reference_of_inducing_values, monkeypatch):
+    monkeypatch.setattr(InducingDraws, "whitened_at", lambda self, chosen: self.found.mean)
+    assert alarm(with_inducing_points(tg.AMIS(num_importance=4), 4000, seed=2), reference_of_inducing_values) > 1
 
 
 SEVERAL = {

@@ -14,6 +14,7 @@ from tests.statistical import pseudo_marginal as pseudo_marginal_states
 from tests.statistical.pseudo_marginal import KERNELS, extended_state, kernel
 from tests.statistical.test_geweke import draw_targets, excess_over_the_joint, functions, joint_draws
 from torchgpmc.evidence import ImportanceEstimator, gaussian_draws, importance_sampling, smooth_probit
+from torchgpmc.evidence.inducing_estimator import InducingDraws
 from torchgpmc.runs.anchors import MarginalDensity
 from torchgpmc.samplers import IndependentProposal
 
@@ -87,6 +88,33 @@ def test_kernels_leave_the_joint_distribution_as_it_is(name, likelihood):
 @pytest.mark.parametrize("name", ["one sample", "pairs, latent moves", "correlated"])
 def test_kernels_with_several_latents_leave_the_joint_distribution_as_it_is(name):
     assert geweke(gp("softmax", num_data=3), name, seed=37, chains=7000) < 1
+
+
+def inducing_at_the_data():
+    """The sparse density is a bound, not p(y | theta, v), unless Z = X makes the bound tight."""
+    x = inputs(3)
+    base = RBFKernel(lengthscale_prior=GammaPrior(2.0, 8.0))
+    kernel = ScaleKernel(base, outputscale_prior=GammaPrior(4.0, 4.0))
+    return tg.SparseGP(x, targets("poisson", 3), kernel, tg.likelihoods.Poisson(), inducing_points=x, jitter=1e-8)
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+@pytest.mark.parametrize("name", ["one sample", "pairs, latent moves", pytest.param("correlated", marks=pytest.mark.long)])
+def test_kernels_with_inducing_values_leave_the_joint_distribution_as_it_is(name):
+    assert geweke(inducing_at_the_data(), name, seed=41, chains=7000) < 1
+
+
+@pytest.mark.slow
+def test_weights_of_inducing_values_without_the_density_they_are_from_are_caught(monkeypatch):
+    original = InducingDraws.__init__
+
+    def without_square(self, *arguments):
+        original(self, *arguments)
+        self.half_square = torch.zeros_like(self.half_square)
+
+    monkeypatch.setattr(InducingDraws, "__init__", without_square)
+    assert geweke(inducing_at_the_data(), "pairs, latent moves", seed=42, rounds=3, chains=3500) > 1
 
 
 @pytest.mark.slow

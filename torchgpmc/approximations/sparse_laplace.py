@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgpmc.likelihoods.slopes import slopes_function
 from torchgpmc.linalg import cholesky
 from torchgpmc.models.gp_model import GPModel, LatentsAt, likelihood_values
 from torchgpmc.models.targets import Targets
@@ -57,13 +58,8 @@ def inducing_laplace(model: GPModel, at: LatentsAt, targets: Targets, max_iterat
 
     def slopes(f: Tensor) -> tuple[Tensor, Tensor]:
         """Expectations of the first and second derivative of log p."""
-        with torch.enable_grad():
-            at_mean, at_variance = f.detach().requires_grad_(True), variance.detach().requires_grad_(True)
-            expected = model.likelihood_function(
-                values, lambda likelihood: likelihood.expected_log_likelihood(at_mean, at_variance, y)
-            ).sum()
-        first, half_second = torch.autograd.grad(expected, (at_mean, at_variance))
-        return first, 2 * half_second
+        found = model.likelihood_function(values, lambda likelihood: slopes_function(likelihood)(f, variance.expand_as(f), y))
+        return found.mean, 2 * found.variance
 
     v = projection.new_zeros(projection.shape[:2])
     value = objective(v)

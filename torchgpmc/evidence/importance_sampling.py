@@ -136,8 +136,13 @@ class ImportanceEstimator:
     def chunks(self, theta: Tensor) -> list[slice]:
         """Thetas that are worked out at once."""
         elements = _CHUNK_ELEMENTS.get(theta.device.type, _CHUNK_ELEMENTS["cuda"])
-        least = _WORTH_A_THREAD // matrix_size(self.model)
-        return even_slices(len(theta), max(1, elements // matrix_size(self.model)), theta.device, max(1, least))
+        least = _WORTH_A_THREAD // self._elements
+        return even_slices(len(theta), max(1, elements // self._elements), theta.device, max(1, least))
+
+    @property
+    def _elements(self) -> int:
+        """Numbers in the largest tensor that one theta takes."""
+        return matrix_size(self.model)
 
     def _evaluate(self, theta: Tensor, auxiliary: Tensor, start: Tensor | None) -> tuple[ImportanceEstimate, Tensor]:
         return self.at_prior(self.model.prior(theta), auxiliary, start)

@@ -12,6 +12,8 @@ from torchgpmc.linalg import times_matrix
 from torchgpmc.models.gp_model import GPModel, LatentPrior, LatentsAt, likelihood_values
 from torchgpmc.models.targets import Targets
 
+_NODES = 65  # of an expectation at most
+
 
 class InducingEstimator(ImportanceEstimator):
     r"""The estimate of :class:`ImportanceEstimator` for the density that a sparse model has of v, its whitened inducing values.
@@ -25,6 +27,11 @@ class InducingEstimator(ImportanceEstimator):
     """
 
     approximation: Variational
+
+    @property
+    def _elements(self) -> int:
+        """Nodes of the expectations of all draws, mostly: out of the cache they take twice as long."""
+        return max(super()._elements, _NODES * self.num_importance * len(self.model.train_x))
 
     @property
     def _vectors_a_direction(self) -> int:

@@ -19,7 +19,8 @@ class AMIS(ImportanceOptions):
     evidence it stays exact (paper E, section 3.1). Every theta comes with a latent vector chosen by its importance weight.
 
     Args:
-        approximation: :class:`Laplace` or :class:`EP`, from which latents are drawn; exact for a :class:`GPRegression`.
+        approximation: :class:`Laplace` or :class:`EP`, from which latents are drawn; exact for a :class:`GPRegression`. Of a
+            :class:`SparseGP` it is ``approximations.Variational()``, whatever is given.
         num_importance: latent vectors an estimate of the evidence.
         antithetic: draw them in mirrored pairs; by default where ``num_importance`` is even.
         degrees_of_freedom: of Student t proposals, a whole number above 2; ``None`` for normal ones.

@@ -70,7 +70,8 @@ class PseudoMarginal:
     importance weight, so that (theta, f) are joint posterior draws.
 
     Args:
-        approximation: :class:`Laplace` or :class:`EP`: what importance samples are drawn from.
+        approximation: :class:`Laplace` or :class:`EP`: what importance samples are drawn from. Of a :class:`SparseGP` it is
+            ``approximations.Variational()``, whatever is given.
         num_importance: latent vectors an estimate, N_imp.
         antithetic: draw them in mirrored pairs; by default where ``num_importance`` is even.
         correlation: of the random numbers of successive estimates; above 0 this is the correlated pseudo-marginal method

@@ -25,7 +25,8 @@ class PseudoMarginalSlice:
     """Pseudo-marginal slice sampling of theta (Murray & Graham 2015): never sticks, at several estimates a transition.
 
     Args:
-        approximation: :class:`Laplace` or :class:`EP`: what importance samples are drawn from.
+        approximation: :class:`Laplace` or :class:`EP`: what importance samples are drawn from. Of a :class:`SparseGP` it is
+            ``approximations.Variational()``, whatever is given.
         num_importance: latent vectors an estimate.
         antithetic: draw them in mirrored pairs; by default where ``num_importance`` is even.
         max_steps_out: limit on the number of initial widths in a bracket.

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.likelihoods.slopes import ExpectedSlopes, slopes_function
-from torchgpmc.linalg import normal_from_natural, solve_lower
+from torchgpmc.linalg import cholesky, normal_from_natural, solve_lower
 from torchgpmc.models.gp_model import GPModel, LatentsAt, likelihood_values
 from torchgpmc.models.targets import Targets
 
