@@ -171,8 +171,8 @@ def candidates(model: GPModel, wanted: int = WANTED) -> list[Candidate]:
         closer = "EP follows the latents more closely where Laplace's estimates are noisy: weighted draws, no warm-up."
         found.append(_weighted(model, AMIS(approximation=EP()), closer, wanted))
     if has_one_mode and size > MANY_HYPERPARAMETERS:
-        alone = f"chains of the {size} hyperparameters alone, under EP's evidence, and weights for what it is off by."
-        found.append(_chains(model, _ON_EVIDENCE, alone, 75))
+        evidence = f"chains of the {size} hyperparameters alone, under EP's evidence, and weights for what it is off by."
+        found.append(_chains(model, _ON_EVIDENCE, evidence, 75))
     else:
         white = f"chains of {size} hyperparameters and the latents together, in white coordinates, need no evidence."
         found.append(_chains(model, NUTS(whitening=Laplace(), max_tree_depth=8), white, 150))
