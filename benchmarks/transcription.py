@@ -75,6 +75,7 @@ def lexa_model(folder):
 
 
 EXPERIMENTS = {"p53": p53_model, "LexA": lexa_model}
+LAST_TIME = {"p53": 12, "LexA": 60}  # hours, minutes
 
 
 def model_of(grid, times, y, variances, lengthscale_prior, known):
@@ -281,17 +282,16 @@ def draw_figure(pieces, path):
     """Concentrations and decay rates, as figure 1.6 has them, from NUTS's draws."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 6), layout="constrained")
-    for (experiment, hours), axes in zip({"p53": 12, "LexA": 60}.items(), figure.subplots(2, 2), strict=True):
-        path_of_draws = pieces / f"{experiment}_NUTS.pt"
-        if not path_of_draws.exists():
-            continue
+    rows = {experiment: pieces / f"{experiment}_NUTS.pt" for experiment in EXPERIMENTS}
+    rows = {experiment: path_of_draws for experiment, path_of_draws in rows.items() if path_of_draws.exists()}
+    figure = Figure(figsize=(10, 3 * len(rows)), layout="constrained")
+    for (experiment, path_of_draws), axes in zip(rows.items(), figure.subplots(len(rows), 2, squeeze=False), strict=True):
         draws = torch.load(path_of_draws)
         latents = draws["latents"].flatten(0, 1)
         concentration = (latents if latents.dim() == 2 else latents[..., 0]).exp()
         levels = torch.tensor([0.025, 0.5, 0.975]).double()
         low, middle, high = torch.quantile(concentration, levels, 0)
-        grid = torch.linspace(0, hours, len(middle))
+        grid = torch.linspace(0, LAST_TIME[experiment], len(middle))
         axes[0].fill_between(grid, low, high, alpha=0.3, linewidth=0)
         axes[0].plot(grid, middle)
         axes[0].set_title(f"{experiment}: concentration, median and 95 % band")
