@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchgpmc.adapter.conversion import as_likelihood
-from torchgpmc.approximations import EP, Conjugate, Laplace, marginal_of
+from torchgpmc.approximations import EP, Conjugate, Laplace
 from torchgpmc.approximations.gaussian_form import has_inducing_normal
 from torchgpmc.density import SharedDensity
 from torchgpmc.methods import AMIS, NUTS, AuxiliaryGradient, Method, Slice
@@ -39,9 +39,6 @@ _SECONDS_A_BATCH, _OPERATIONS_A_SECOND = 3e-3, 2e9
 _EXACT_EVIDENCE = 10.0
 # Chains of which R-hat and effective sizes are content at about the same time: each halves to some fifty effective draws.
 _CHAINS = 4
-# Where the data say little of many lengthscales: sites to a hundredth leave gradients good enough, at half the sweeps, and what the
-# prior has made standard normal needs no long trees.
-_ON_EVIDENCE = NUTS(marginal=EP(tolerance=0.01), importance_weights=64, normal_scale=True, max_tree_depth=6)
 _TIMING, _MAX_TIMED = 0.1, 20  # seconds, evaluations
 _TIMED_OPERATIONS, _MOST_TIMED_THETAS = 3e8, 100  # of a batch of estimates; small ones are all overhead
 
@@ -166,16 +163,11 @@ def candidates(model: GPModel, wanted: int = WANTED) -> list[Candidate]:
         return [_weighted(model, AMIS(num_importance=_FEW_DRAWS), few, wanted), *together]
     found = [_weighted(model, AMIS(), few, wanted)] if size <= MANY_HYPERPARAMETERS else []
     # Where p(f | y, theta) may have several modes EP hardly settles, and takes each of its moments over all of them.
-    has_one_mode = as_likelihood(model.likelihood).is_log_concave
-    if has_one_mode and size <= MOST_HYPERPARAMETERS:
+    if as_likelihood(model.likelihood).is_log_concave and size <= MOST_HYPERPARAMETERS:
         closer = "EP follows the latents more closely where Laplace's estimates are noisy: weighted draws, no warm-up."
         found.append(_weighted(model, AMIS(approximation=EP()), closer, wanted))
-    if has_one_mode and size > MANY_HYPERPARAMETERS:
-        evidence = f"chains of the {size} hyperparameters alone, under EP's evidence, and weights for what it is off by."
-        found.append(_chains(model, _ON_EVIDENCE, evidence, 75))
-    else:
-        white = f"chains of {size} hyperparameters and the latents together, in white coordinates, need no evidence."
-        found.append(_chains(model, NUTS(whitening=Laplace(), max_tree_depth=8), white, 150))
+    white = f"chains of {size} hyperparameters and the latents together, in white coordinates, need no evidence."
+    found.append(_chains(model, NUTS(whitening=Laplace(), max_tree_depth=8), white, 150))
     return found
 
 
@@ -192,15 +184,12 @@ def _together(model: GPModel, one_latent: bool) -> list[Candidate]:
 
 
 def _chains(model: GPModel, method: Method, why: str, warmup_steps: int, num_chains: int = _CHAINS) -> Candidate:
-    marginal = getattr(method, "marginal", None)
-    alone: Any = JointLogDensity(model) if marginal is None else marginal_of(model, marginal)
-    density = SharedDensity(alone, model.operations, model.train_x.device)
+    density = SharedDensity(JointLogDensity(model), model.operations, model.train_x.device)
 
     def evaluate() -> Any:
         generator = make_generator(0, model.train_x.device)
         theta = model.layout.starting_points(num_chains, generator)
-        v = theta.new_zeros(num_chains, 0 if marginal is not None else model.latent_size)
-        return density.value_and_grad(torch.cat([theta, v], -1))
+        return density.value_and_grad(torch.cat([theta, theta.new_zeros(num_chains, model.latent_size)], -1))
 
     budget = _BUDGET / (_SECONDS_A_BATCH / num_chains + model.operations / _OPERATIONS_A_SECOND)
     return Candidate(method, why, num_chains, warmup_steps, 50, 4000, budget, evaluate, 15.0 * (warmup_steps + 150))
