@@ -22,7 +22,6 @@ class Ascent(NamedTuple):
     position: Tensor  # (D,), within the bounds
     log_density: float
     converged: bool
-    num_iterations: int
 
 
 def ascend(density: LogDensity, start: Tensor, *, bound: float, max_iterations: int, slope: float | None = None) -> Ascent | None:
@@ -52,8 +51,7 @@ def ascend(density: LogDensity, start: Tensor, *, bound: float, max_iterations: 
     with one_blas_thread():
         # No bounds for scipy: given them on every side, its first step goes all the way to one of them.
         result = scipy.optimize.minimize(objective, begin, jac=True, method="L-BFGS-B", options=options)
-    position = torch.as_tensor(result.x).to(start).clamp(-bound, bound)
-    return Ascent(position, -float(result.fun), bool(result.success), int(result.nit))
+    return Ascent(torch.as_tensor(result.x).to(start).clamp(-bound, bound), -float(result.fun), bool(result.success))
 
 
 class _Objective:

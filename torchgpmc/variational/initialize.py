@@ -24,7 +24,7 @@ _NUM_CANDIDATES = 8
 _SLOPE = 0.01  # of the bound, in nats for a unit of theta or a deviation of the inputs: where it is smaller all over, a search ends
 _TOLERANCE = 1e-8  # of q while theta is far from where it will end
 _CHUNK_ELEMENTS = 4_000_000  # of projections, and of precisions
-_FIRST_STEPS, _ROUND_STEPS, _ROUND_MOVES = 100, 10, 20  # of q in the first round, and in others; of L-BFGS in each
+_FIRST_STEPS, _ROUND_STEPS, _ROUND_MOVES = 100, 10, 20  # of q in the first and last rounds, and in others; of L-BFGS
 _END = 1e-3  # nats that a round gained, by less of which a search ends
 _SMALL_GAIN = 0.01  # nats: by less a search that ends, however it ends, has converged
 _CANDIDATE_STEPS = 20
@@ -177,17 +177,17 @@ def _search(
         marginal.sites = sites
         with torch.no_grad():
             best, found = marginal.evaluate(position[None])
-        rise, value, sites, num_steps = float(best) - value, float(best), found.sites, _ROUND_STEPS
+        rise, value, sites = float(best) - value, float(best), found.sites
         bar.update()
         bar.set_postfix(bound=f"{value:.4f}", refresh=False)
         if not len(position):
             rise = 0.0
-        if rise <= _END or number == max_iterations:
+        # A few steps may say little of many: near a saddle q gains next to nothing for a while.
+        if (rise <= _END and num_steps == _FIRST_STEPS) or number == max_iterations:
             break
-        held = HeldSites(model, positions, sites)
-        step = ascend(held, position, bound=_BOUND, max_iterations=_ROUND_MOVES, slope=_SLOPE)
-        if step is None or not step.num_iterations:  # None where the algebra failed: at the candidates it had not
-            rise = 0.0 if step is not None and step.converged else rise
+        num_steps = _ROUND_STEPS if rise > _END else _FIRST_STEPS
+        step = ascend(HeldSites(model, positions, sites), position, bound=_BOUND, max_iterations=_ROUND_MOVES, slope=_SLOPE)
+        if step is None:  # the algebra failed where it had not a moment ago
             break
         position = step.position
     return _Found(position, sites, value, rise)
