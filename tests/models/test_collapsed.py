@@ -188,5 +188,5 @@ def test_other_models_do_not_collapse(change):
         else Own(x, x[:, 0], fixed_kernel(), GaussianLikelihood(noise_prior=GammaPrior(2.0, 2.0)), inducing_points=x[:2])
     )
     assert not other.collapses
-    with pytest.raises(ValueError, match="not a latent of|may give them several modes"):
+    with pytest.raises(ValueError, match=r"not a latent of|may give them several modes"):
         tg.sample(other, tg.AMIS(), num_samples=10, **QUIET)
