@@ -16,7 +16,6 @@ import torch
 import torchgpmc as tg
 
 CHAINS = 4
-WORTH, MOST_WEIGHTED = 500, 3000  # effective draws at which weighted ones end, and their number
 
 
 class Scores(NamedTuple):
@@ -70,22 +69,21 @@ def halves(count, train, seed):
 def compare(model, test_x, test_y, draws, seed, *, move_points=False, weighted=False):
     """Scores of the Gaussian fit of ``model`` and of the posterior at its inducing points.
 
-    With ``weighted``, by draws of AMIS until they are worth enough; where those do not pass their own checks, and without it, by
-    NUTS, ``draws`` a chain after at most 200 of warm-up. Its latents are whitened at every theta by Laplace's sites, which moves
-    lengthscales far further than the fit's own coordinates do (docs/results/sparse_mcmc.md has the two side by side).
+    With ``weighted`` by the default call, which goes on with weighted draws until they pass their own checks, and to chains where
+    they do not; else by NUTS, ``draws`` a chain after at most 200 of warm-up. Its latents are whitened at every theta by Laplace's
+    sites, which moves lengthscales far further than the fit's own coordinates do (docs/results/sparse_mcmc.md has the two).
     """
     began = time.process_time()
     start = tg.initialize(model, optimize_inducing_points=move_points, progress=False)
     gaussian = float(start.predict(test_x).log_prob(test_y).mean())
     fitting = time.process_time() - began
     began = time.process_time()
-    posterior = None
+    settings = {"seed": seed, "progress": False}
     if weighted:
-        method = tg.AMIS(num_importance=4, effective_size=WORTH)
-        posterior = tg.sample(start.model, method, num_samples=MOST_WEIGHTED, seed=seed, progress=False)
-    if posterior is None or posterior.complaints():
-        method, settings = tg.NUTS(whitening=tg.Laplace()), {"num_chains": CHAINS, "seed": seed, "progress": False}
-        posterior = tg.sample(start.model, method, num_samples=draws, warmup_steps=min(draws, 200), **settings)
+        posterior = tg.sample(start.model, **settings)
+    else:
+        chains = {"num_samples": draws, "warmup_steps": min(draws, 200), "num_chains": CHAINS}
+        posterior = tg.sample(start.model, tg.NUTS(whitening=tg.Laplace()), **chains, **settings)
     sampling = time.process_time() - began
     sampled = float(
         posterior.predict(test_x, num_draws=min(2000, posterior.num_chains * posterior.num_draws)).log_prob(test_y).mean()

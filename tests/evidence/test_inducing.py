@@ -14,11 +14,12 @@ from torchgpmc.variational.bound import VariationalMarginal
 THETA = torch.tensor([[0.7, -0.5, -1.5], [-0.7, 0.5, 0.5], [2.5, -2.0, -2.0]], dtype=torch.float64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("likelihood", ["probit", "poisson"])
 def test_the_bound_and_its_slopes_are_those_of_a_variational_fit(likelihood):
-    model = sparse_gp(likelihood)
-    value, gradient = ApproximateMarginal(model, Variational()).value_and_grad(THETA)
-    expected, slope = VariationalMarginal(model, tolerance=1e-14).value_and_grad(THETA)
+    model = sparse_gp(likelihood, num_data=6, num_inducing=3)
+    value, gradient = ApproximateMarginal(model, Variational()).value_and_grad(THETA[:2])
+    expected, slope = VariationalMarginal(model, tolerance=1e-12).value_and_grad(THETA[:2])
     torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(gradient, slope, rtol=1e-4, atol=1e-4)
 

@@ -53,7 +53,7 @@ ESTIMATORS = {
     "softmax, 4, antithetic": lambda model: tg.evidence.importance(model, tg.Laplace(), num_importance=4),
     "inducing values, 1": lambda model: tg.evidence.importance(model, num_importance=1),
     "inducing values, poisson, 4, antithetic": lambda model: tg.evidence.importance(model, num_importance=4),
-    "inducing values, poisson, loose": lambda model: tg.evidence.importance(model, Variational(max_iterations=1), num_importance=2),
+    "inducing values, loose": lambda model: tg.evidence.importance(model, Variational(max_iterations=1), num_importance=2),
     "softmax, annealed": lambda model: tg.evidence.annealed(model, tg.Laplace(), num_importance=1, num_temperatures=4),
 }
 
