@@ -130,25 +130,6 @@ def test_gradients_equal_finite_differences(method, name):
         torch.testing.assert_close(gradient[:, column], (right - left) / (2 * step), rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("name", ["probit", "gaussian", "softmax"])
-@pytest.mark.parametrize("approximation", [tg.Laplace(), tg.EP()])
-def test_gradients_by_parts_equal_autograds(approximation, name):
-    """Of kernel, mean and likelihood; NaN where K does not factorise stays in its row."""
-    if (approximation, name) == (tg.EP(), "softmax"):
-        pytest.skip("EP is for one latent")
-    model = with_mean(name, 6)
-    marginal = tg.approximations.ApproximateMarginal(model, approximation)
-    theta = thetas(model)
-    theta[0, 0] = torch.nan
-    value, gradient = marginal.value_and_grad(theta)
-    leaf = theta.requires_grad_(True)
-    expected = marginal.function(leaf)
-    (slopes,) = torch.autograd.grad(expected[1:].sum(), leaf)
-    assert bool(torch.isinf(value[0]))
-    torch.testing.assert_close(value[1:], expected[1:].detach(), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(gradient[1:], slopes[1:], rtol=1e-9, atol=1e-9)
-
-
 @pytest.mark.parametrize("method", FUNCTIONS)
 def test_the_covariance_factor_is_a_root_of_the_covariance(method):
     model = with_mean("probit", 8)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from torchgpmc.approximations.gaussian_form import (
-    EvidenceSlopes,
     GaussianApproximation,
     LatentProblem,
     apply_r,
@@ -48,8 +47,9 @@ class Conjugate:
             r = dense_r(found.factor, found.precision.sqrt())
             covariance = 0.5 * (found.alpha.unsqueeze(-1) * found.alpha.unsqueeze(-2) - r)
             slope = covariance.diagonal(dim1=-2, dim2=-1)
-        slopes = EvidenceSlopes(covariance, found.alpha, lambda problem: (slope * _noise(problem)).sum(-1))
-        return found._replace(log_evidence=with_gradient(found.log_evidence, problem, slopes))
+        noise = _noise(problem).expand_as(slope)
+        likelihood = (slope * noise).sum(-1)
+        return found._replace(log_evidence=with_gradient(found.log_evidence, problem, covariance, found.alpha, likelihood))
 
     def value_and_grad(self, model: GPModel, theta: Tensor, targets: Targets) -> tuple[Tensor, Tensor] | None:
         """Written out, for the covariance of the kernel itself; see :mod:`torchgpmc.models.exact_evidence`."""

@@ -8,9 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.approximations.by_parts import value_and_grad_by_parts
 from torchgpmc.approximations.gaussian_form import (
-    EvidenceSlopes,
     GaussianApproximation,
     LatentProblem,
     apply_r,
@@ -30,8 +28,8 @@ from torchgpmc.models.targets import Targets
 # Sites of likelihoods that are not log-concave may want a negative precision; they get this one.
 _LEAST_PRECISION = 1e-10
 _LEAST_DAMPING = 1e-3
-# Of the worst datum: to draw from, half the sweeps of 1e-3, and importance weights as even; for the evidence.
-_NEAR, _CONVERGED = 0.03, 1e-6
+# Of the worst datum, to draw from: half the sweeps of 1e-3, and importance weights as even.
+_NEAR = 0.03
 
 
 class _Sites(NamedTuple):
@@ -94,25 +92,24 @@ class EP:
         with torch.no_grad():
             return self._run(problem, _NEAR, start)[0]
 
-    def value_and_grad(self, model: GPModel, theta: Tensor, targets: Targets) -> tuple[Tensor, Tensor] | None:
-        """Of :meth:`evidence`, part by part."""
-
-        def evidence(problem: LatentProblem, prior: LatentPrior) -> tuple[GaussianApproximation, EvidenceSlopes]:
-            found, point = self._run(problem, _CONVERGED, None)
-            return found, _slopes(found, point)
-
-        return value_and_grad_by_parts(model, theta, targets, evidence)
+    def value_and_grad(self, model: GPModel, theta: Tensor, targets: Targets) -> None:
+        """By autograd, of :meth:`evidence`."""
+        return None
 
     def evidence(self, model: GPModel, prior: LatentPrior, targets: Targets | None = None) -> GaussianApproximation:
         """The approximation with a differentiable ``log_evidence``: at a fixed point the sites may be held (Seeger 2005)."""
         problem = problem_of(model, prior, targets)
         with torch.no_grad():
-            found, point = self._run(without_graph(problem), _CONVERGED, None)
+            found, point = self._run(without_graph(problem), 1e-6, None)
         if not needs_gradient(problem):
             return found
         with torch.no_grad():
-            slopes = _slopes(found, point)
-        return found._replace(log_evidence=with_gradient(found.log_evidence, problem, slopes))
+            covariance = 0.5 * (
+                found.alpha.unsqueeze(-1) * found.alpha.unsqueeze(-2) - dense_r(found.factor, found.precision.sqrt())
+            )
+        cavities = problem._replace(mean=problem.mean.detach())
+        likelihood = cavities.tilted_moments(point.cavity_mean, point.cavity_variance).log_normaliser.sum(-1)
+        return found._replace(log_evidence=with_gradient(found.log_evidence, problem, covariance, found.alpha, likelihood))
 
     def _run(self, problem: LatentProblem, default: float, start: Tensor | None) -> tuple[GaussianApproximation, _FixedPoint]:
         tolerance = default if self.tolerance is None else self.tolerance
@@ -132,17 +129,6 @@ class EP:
             counts,
             torch.cat([point.precision, point.shift], -1),
         ), point
-
-
-def _slopes(found: GaussianApproximation, point: _FixedPoint) -> EvidenceSlopes:
-    outer = found.alpha.unsqueeze(-1) * found.alpha.unsqueeze(-2)
-    covariance = 0.5 * (outer - dense_r(found.factor, found.precision.sqrt()))
-
-    def likelihood(problem: LatentProblem) -> Tensor:
-        cavities = problem._replace(mean=problem.mean.detach())
-        return cavities.tilted_moments(point.cavity_mean, point.cavity_variance).log_normaliser.sum(-1)
-
-    return EvidenceSlopes(covariance, found.alpha, likelihood)
 
 
 def _from_prior_marginals(problem: LatentProblem, damping: float) -> tuple[Tensor, Tensor]:

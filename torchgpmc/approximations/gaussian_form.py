@@ -204,10 +204,8 @@ def marginal_variances(covariance: Tensor, factor: Tensor, root: Tensor) -> Tens
 
 def dense_r(factor: Tensor, root: Tensor) -> Tensor:
     """R = W^1/2 B^-1 W^1/2 as a matrix ``(C, N, N)``."""
-    # For a zero on one diagonal, which a failed factor may have, the whole batch would be refused.
-    zeros = (factor.diagonal(dim1=-2, dim2=-1) == 0).to(factor)
-    inverse = torch.cholesky_inverse(factor + torch.diag_embed(zeros))
-    return inverse.mul_(root.unsqueeze(-1)).mul_(root.unsqueeze(-2))
+    half = solve_lower(factor, torch.diag_embed(root))
+    return half.mT @ half
 
 
 def covariance_factor(prior: LatentPrior, approximation: GaussianApproximation) -> Tensor:
@@ -223,19 +221,17 @@ def covariance_factor(prior: LatentPrior, approximation: GaussianApproximation) 
     return solve_lower(cholesky(inner).factor, prior.factor.mT).mT
 
 
-class EvidenceSlopes(NamedTuple):
-    """First derivatives of log evidences."""
+def with_gradient(value: Tensor, problem: LatentProblem, covariance: Tensor, mean: Tensor, likelihood: Tensor) -> Tensor:
+    """``value`` ``(C,)``, with given first derivatives attached.
 
-    covariance: Tensor  # (C, N, N), in K, which is symmetric: only the symmetric part matters
-    mean: Tensor  # (C, N), in the prior mean
-    # From the problem, a function of the likelihood's parameters alone (C,) that has the right derivatives in them.
-    likelihood: Callable[[LatentProblem], Tensor]
-
-
-def with_gradient(value: Tensor, problem: LatentProblem, slopes: EvidenceSlopes) -> Tensor:
-    """``value`` ``(C,)``, without a graph, with the slopes attached to what the graph of ``problem`` comes from."""
-    linear = (problem.covariance * slopes.covariance).sum((-2, -1)) + (problem.mean * slopes.mean).sum(-1)
-    linear = linear + slopes.likelihood(problem)
+    Args:
+        value: without a graph.
+        problem: with its graph.
+        covariance: derivative in K ``(C, N, N)``; K being symmetric, only its symmetric part matters.
+        mean: derivative in the prior mean ``(C, N)``.
+        likelihood: ``(C,)``, a function of the likelihood's parameters that has the right derivatives in them.
+    """
+    linear = (problem.covariance * covariance).sum((-2, -1)) + (problem.mean * mean).sum(-1) + likelihood
     return value + (linear - linear.detach())
 
 

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.approximations import several_latents
-from torchgpmc.approximations.by_parts import value_and_grad_by_parts
 from torchgpmc.approximations.gaussian_form import (
-    EvidenceSlopes,
     GaussianApproximation,
     LatentProblem,
     dense_r,
@@ -120,32 +118,25 @@ class Laplace:
             near, far = (1e-4, _FAR) if self.tolerance is None else (self.tolerance, self.tolerance)
             return self._find_mode(problem, prior, near, far, start)
 
-    def value_and_grad(self, model: GPModel, theta: Tensor, targets: Targets) -> tuple[Tensor, Tensor] | None:
-        """Of :meth:`evidence`, part by part."""
-
-        def evidence(problem: LatentProblem, prior: LatentPrior) -> tuple[GaussianApproximation, EvidenceSlopes]:
-            found = self._converged(problem, prior)
-            return found, _slopes(problem, prior, found)
-
-        return value_and_grad_by_parts(model, theta, targets, evidence)
+    def value_and_grad(self, model: GPModel, theta: Tensor, targets: Targets) -> None:
+        """By autograd, of :meth:`evidence`."""
+        return None
 
     def evidence(self, model: GPModel, prior: LatentPrior, targets: Targets | None = None) -> GaussianApproximation:
         """The approximation with a differentiable ``log_evidence`` (implicit differentiation of the mode)."""
         problem = problem_of(model, prior, targets)
         constant = without_graph(problem)
         with torch.no_grad():
-            found = self._converged(constant, prior)
+            # An error of the curvature is one of the evidence, where an error of the mode counts by its square.
+            near, far = (1e-14, 1e-18) if self.tolerance is None else (self.tolerance, self.tolerance)
+            least = (8 * torch.finfo(prior.mean.dtype).eps) ** 2  # single precision settles no closer
+            near, far = max(near, least), max(far, least)
+            found = self._find_mode(constant, prior, near, far, None)
         if not needs_gradient(problem):
             return found
-        with torch.no_grad():
-            slopes = _slopes(constant, prior, found)
-        return found._replace(log_evidence=with_gradient(found.log_evidence, problem, slopes))
-
-    def _converged(self, problem: LatentProblem, prior: LatentPrior) -> GaussianApproximation:
-        # An error of the curvature is one of the evidence, where an error of the mode counts by its square.
-        near, far = (1e-14, 1e-18) if self.tolerance is None else (self.tolerance, self.tolerance)
-        least = (8 * torch.finfo(prior.mean.dtype).eps) ** 2  # single precision settles no closer
-        return self._find_mode(problem, prior, max(near, least), max(far, least), None)
+        if model.num_latents > 1:
+            return found._replace(log_evidence=several_latents.differentiable(problem, prior.factor, found))
+        return found._replace(log_evidence=_differentiable(problem, constant, found))
 
     def _find_mode(
         self, problem: LatentProblem, prior: LatentPrior, tolerance: float, far: float, start: Tensor | None
@@ -325,22 +316,18 @@ def _respond(covariance: Tensor, second: Tensor, r: Tensor, pull: Tensor) -> Ten
     return pull - times_vector(r, times_vector(covariance, pull))
 
 
-def _slopes(problem: LatentProblem, prior: LatentPrior, found: GaussianApproximation) -> EvidenceSlopes:
-    """Of the log evidence (Rasmussen & Williams 2006, section 5.5.1); ``problem`` without graph."""
-    if problem.model.num_latents > 1:
-        return several_latents.slopes(problem, prior.factor, found)
-    root = found.precision.sqrt()
-    r = dense_r(found.factor, root)
-    variance = marginal_variances(problem.covariance, found.factor, root)
-    slopes = problem.derivatives(found.mean - problem.mean)
-    counted = (slopes.second < 0).to(variance) * variance
-    pull = 0.5 * counted * slopes.third  # of the evidence on the mode
-    moved = _respond(problem.covariance, slopes.second, r, pull)
-    response = times_vector(problem.covariance, moved)
-
-    def likelihood(with_graph: LatentProblem) -> Tensor:
-        at_mode = with_graph._replace(mean=problem.mean).derivatives(found.mean - problem.mean)
-        return (at_mode.value + 0.5 * counted * at_mode.second + response * at_mode.first).sum(-1)
-
-    covariance = torch.baddbmm(r, (0.5 * found.alpha + moved).unsqueeze(-1), found.alpha.unsqueeze(-2), beta=-0.5)
-    return EvidenceSlopes(covariance, found.alpha + moved, likelihood)
+def _differentiable(problem: LatentProblem, constant: LatentProblem, found: GaussianApproximation) -> Tensor:
+    """Attaches the gradient of the log evidence (Rasmussen & Williams 2006, section 5.5.1)."""
+    with torch.no_grad():
+        root = found.precision.sqrt()
+        r = dense_r(found.factor, root)
+        variance = marginal_variances(constant.covariance, found.factor, root)
+        slopes = constant.derivatives(found.mean - constant.mean)
+        counted = (slopes.second < 0).to(variance) * variance
+        pull = 0.5 * counted * slopes.third  # of the evidence on the mode
+        moved = _respond(constant.covariance, slopes.second, r, pull)
+        covariance = (0.5 * found.alpha + moved).unsqueeze(-1) * found.alpha.unsqueeze(-2) - 0.5 * r
+        response = times_vector(constant.covariance, moved)
+    with_graph = problem._replace(mean=constant.mean).derivatives(found.mean - constant.mean)
+    likelihood = (with_graph.value + 0.5 * counted * with_graph.second + response * with_graph.first).sum(-1)
+    return with_gradient(found.log_evidence, problem, covariance, found.alpha + moved, likelihood)

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from torchgpmc.approximations.gaussian_form import (
-    EvidenceSlopes,
     GaussianApproximation,
     LatentProblem,
     iterate,
+    needs_gradient,
+    with_gradient,
+    without_graph,
 )
 from torchgpmc.likelihoods.likelihood import Curvature
 from torchgpmc.linalg import cholesky, solve_lower, times_blocks
@@ -164,37 +166,40 @@ def _ascend(whitened: _Whitened, point: _Point, move: Tensor) -> _Point:
     return new
 
 
-def slopes(problem: LatentProblem, factor: Tensor, found: GaussianApproximation) -> EvidenceSlopes:
-    """Of the log evidence, by implicit differentiation of the mode (Rasmussen & Williams 2006, section 5.5.1).
+def differentiable(problem: LatentProblem, factor: Tensor, found: GaussianApproximation) -> Tensor:
+    """The log evidence with its gradient, implicit differentiation of the mode (Rasmussen & Williams 2006, section 5.5.1).
 
     As with one latent, Sigma = L H^-1 L' and R = W - W Sigma W in the places of their diagonals and factors.
 
     Args:
-        problem: without graph.
-        factor: L ``(C, N, N)``.
+        problem: with its graph.
+        factor: L ``(C, N, N)``, without.
         found: the mode, to machine precision.
     """
+    if not needs_gradient(problem):
+        return found.log_evidence
+    constant = without_graph(problem)
     count, size = found.mean.shape
     latents = problem.model.num_latents
-    blocks = torch.zeros(count, latents, factor.shape[-1], latents, factor.shape[-1]).to(factor)
-    for latent in range(latents):
-        blocks[:, latent, :, latent] = factor.mT
-    half = solve_lower(found.factor, blocks.view(count, size, size))  # half' half = Sigma
-    by_datum = half.view(count, size, latents, -1).permute(0, 3, 2, 1)  # (C, N, K, V)
-    marginal = by_datum @ by_datum.mT  # Sigma's K x K blocks
-    pull = _pull(problem, found.mean, marginal)
-    moved = pull - times_precision(found.precision, ((half @ pull.unsqueeze(-1)).mT @ half)).squeeze(1)
-    response = times_blocks(moved, problem.covariance).view(count, latents, -1).mT
-    beside = times_precision(found.precision, half).reshape(count, size * latents, -1)
-    r = torch.diag_embed(found.precision.diagonal(dim1=-2, dim2=-1).sum(-1)) - beside.mT @ beside  # of all latents together
-    alpha, direction = (part.view(count, latents, -1) for part in (found.alpha, moved))
-
-    def likelihood(with_graph: LatentProblem) -> Tensor:
-        at_mode = curvature(with_graph._replace(mean=problem.mean), found.mean)
-        terms = at_mode.value + 0.5 * (marginal * at_mode.second).sum((-2, -1)) + (response * at_mode.first).sum(-1)
-        return terms.sum(-1)
-
-    return EvidenceSlopes((0.5 * alpha + direction).mT @ alpha - 0.5 * r, (alpha + direction).sum(1), likelihood)
+    with torch.no_grad():
+        blocks = torch.zeros(count, latents, factor.shape[-1], latents, factor.shape[-1]).to(factor)
+        for latent in range(latents):
+            blocks[:, latent, :, latent] = factor.mT
+        half = solve_lower(found.factor, blocks.view(count, size, size))  # half' half = Sigma
+        by_datum = half.view(count, size, latents, -1).permute(0, 3, 2, 1)  # (C, N, K, V)
+        marginal = by_datum @ by_datum.mT  # Sigma's K x K blocks
+        pull = _pull(constant, found.mean, marginal)
+        moved = pull - times_precision(found.precision, ((half @ pull.unsqueeze(-1)).mT @ half)).squeeze(1)
+        response = times_blocks(moved, constant.covariance)
+        beside = times_precision(found.precision, half).reshape(count, size * latents, -1)
+        r = torch.diag_embed(found.precision.diagonal(dim1=-2, dim2=-1).sum(-1)) - beside.mT @ beside  # of all latents together
+        alpha, direction = (part.view(count, latents, -1) for part in (found.alpha, moved))
+        covariance = (0.5 * alpha + direction).mT @ alpha - 0.5 * r
+        mean = (alpha + direction).sum(1)
+    slopes = curvature(problem._replace(mean=constant.mean), found.mean)
+    response = response.view(count, latents, -1).mT
+    terms = slopes.value + 0.5 * (marginal * slopes.second).sum((-2, -1)) + (response * slopes.first).sum(-1)
+    return with_gradient(found.log_evidence, problem, covariance, mean, terms.sum(-1))
 
 
 def _pull(problem: LatentProblem, f: Tensor, marginal: Tensor) -> Tensor:
