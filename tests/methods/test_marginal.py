@@ -45,7 +45,6 @@ def test_every_factorised_likelihood_is_served(name, approximation):
         (tg.PseudoMarginal(target_accept_prob=1.5), "target_accept_prob"),
         (tg.PseudoMarginalSlice(max_steps_out=0), "max_steps_out"),
         (tg.NUTS(importance_weights=4), "importance_weights"),
-        (tg.NUTS(normal_scale=True), "normal_scale"),
         (tg.NUTS(marginal=tg.Laplace(), importance_weights=-1), "importance_weights"),
     ],
 )
@@ -102,11 +101,9 @@ def test_pseudo_marginal_draws_are_exact_and_say_so():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("normal_scale", [False, True])
-def test_importance_weights_are_estimate_over_approximation(normal_scale):
+def test_importance_weights_are_estimate_over_approximation():
     model = gp("probit")
-    method = tg.NUTS(max_tree_depth=3, marginal=tg.Laplace(), importance_weights=4000, normal_scale=normal_scale)
-    posterior = quiet(model, method, num_samples=5)
+    posterior = quiet(model, tg.NUTS(max_tree_depth=3, marginal=tg.Laplace(), importance_weights=4000), num_samples=5)
     theta = posterior.theta.flatten(0, 1)
     exact = tg.evidence.importance(model, tg.EP(), num_importance=20_000)(theta, torch.Generator().manual_seed(0)).value
     approximate = tg.approximations.laplace(model, theta).log_evidence

@@ -13,7 +13,6 @@ from torchgpmc.approximations import Variational
 from torchgpmc.evidence import gaussian_draws
 from torchgpmc.evidence.inducing_estimator import InducingDraws
 from torchgpmc.models.affine import AffineJointLogDensity
-from torchgpmc.parameters.normal_scale import NormalScale
 
 ENGINES = {
     "Laplace, 16": tg.PseudoMarginal(),
@@ -24,7 +23,7 @@ ENGINES = {
     "independent proposals": tg.PseudoMarginal(num_importance=4, independent_share=0.9),
     "latent moves": tg.PseudoMarginal(num_importance=4, latent_steps=1),
     "slice": tg.PseudoMarginalSlice(num_importance=2),
-    "NUTS on Laplace's marginal, weighted": tg.NUTS(marginal=tg.Laplace(), importance_weights=16, normal_scale=True),
+    "NUTS on Laplace's marginal, weighted": tg.NUTS(marginal=tg.Laplace(), importance_weights=16),
     "slice on [theta, v]": tg.Slice(),
     "NUTS, white under Laplace's sites": tg.NUTS(whitening=tg.Laplace()),
     "HMC, white under EP's sites": tg.HMC(num_steps=6, whitening=tg.EP()),
@@ -91,16 +90,6 @@ def run(name):
 @pytest.mark.parametrize("name", ENGINES)
 def test_engines_agree_with_nuts(name, reference):
     assert alarm(mean_and_error(run(name)), reference) < 1
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
-def test_weights_that_take_the_density_of_z_for_that_of_theta_do_not_agree(reference, monkeypatch):
-    right = NormalScale.theta  # chains themselves take slopes from elsewhere
-    monkeypatch.setattr(NormalScale, "theta", lambda self, z: (right(self, z)[0], 0 * z[:, 0]))
-    name = "NUTS on Laplace's marginal, weighted"
-    monkeypatch.setitem(DRAWS, name, 25)
-    assert alarm(mean_and_error(run(name)), reference) > 1
 
 
 def from_a_start(method):

@@ -10,7 +10,6 @@ from torchgpmc.approximations import Approximation, Conjugate
 from torchgpmc.approximations.gaussian_form import check_approximation
 from torchgpmc.checks import check_count
 from torchgpmc.models.gp_model import GPModel
-from torchgpmc.parameters.normal_scale import normal_scale
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.chain_targets import ChainTarget, joint_target, marginal_target
 from torchgpmc.runs.latent_moves import Move
@@ -55,7 +54,6 @@ class DensityOptions:
     marginal: Approximation | None = None
     importance_weights: int = 0
     from_mode: bool = False
-    normal_scale: bool = False
     needs_gradients: ClassVar[bool] = False
 
     def prepare(self, model: GPModel, settings: Settings) -> ChainRun:
@@ -70,7 +68,7 @@ class DensityOptions:
             ValueError: an option out of range, or one that has a meaning for models alone.
         """
         self.check_options()
-        for option in ("marginal", "whitening", "importance_weights", "from_mode", "normal_scale"):
+        for option in ("marginal", "whitening", "importance_weights", "from_mode"):
             if value := getattr(self, option, None):
                 raise ValueError(f"{option} is {value!r}, and a density has no latents to treat so. Expected a method without it.")
         return self.run_on(target, settings)
@@ -100,16 +98,7 @@ class DensityOptions:
         """Raises for options out of range, or that only a run of its own has."""
         self.check_options()
         refuse_in_a_sweep(
-            self,
-            moved,
-            {
-                "marginal": None,
-                "whitening": None,
-                "importance_weights": 0,
-                "from_mode": False,
-                "normal_scale": False,
-                "thinning": 1,
-            },
+            self, moved, {"marginal": None, "whitening": None, "importance_weights": 0, "from_mode": False, "thinning": 1}
         )
 
     def hyper_parts(self, parameterization: Parameterization, model: GPModel) -> tuple[Parameterization, ...]:
@@ -147,29 +136,20 @@ class DensityOptions:
         """
         if self.marginal is not None:
             check_approximation("marginal", self.marginal)
-            return self._marginal_target(model, settings, self.marginal)
+            return marginal_target(model, settings, self.marginal, self.importance_weights, self.from_mode)
         if self.importance_weights:
             raise ValueError(
                 f"importance_weights is {self.importance_weights} without a marginal: draws of [theta, v] are exact and need "
                 f"no weights. Expected 0, or marginal=torchgpmc.Laplace()."
             )
         if model.is_conjugate:
-            return self._marginal_target(model, settings, Conjugate())
+            return marginal_target(model, settings, Conjugate(), 0, self.from_mode)
         if self.from_mode:
             raise ValueError(
                 "from_mode=True looks for the mode of theta, and this samples [theta, v], whose joint mode is far from where "
                 "the posterior lies. Expected from_mode=False, a GPRegression, or marginal=torchgpmc.Laplace()."
             )
-        if self.normal_scale:
-            raise ValueError(
-                "normal_scale=True is of chains on theta alone, and this samples [theta, v]. Expected normal_scale=False, a "
-                "GPRegression, or marginal=torchgpmc.Laplace()."
-            )
         return self._joint_target(model, settings)
-
-    def _marginal_target(self, model: GPModel, settings: Settings, marginal: Approximation) -> ChainTarget:
-        scale = normal_scale(model.layout) if self.normal_scale else None
-        return marginal_target(model, settings, marginal, self.importance_weights, self.from_mode, scale)
 
     def _joint_target(self, model: GPModel, settings: Settings) -> ChainTarget:
         return joint_target(model, settings)

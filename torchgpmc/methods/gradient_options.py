@@ -35,8 +35,6 @@ class GradientOptions(DensityOptions):
         importance_weights: with ``marginal``, importance samples a draw for the weights that make the draws exact; 0 for none.
         from_mode: of methods on theta alone: start at draws from the normal approximation at the posterior mode, and keep its
             covariance for the mass matrix in place of learning one (paper E, section 4.3.1).
-        normal_scale: of methods on theta alone: move on the scale on which each prior is standard normal, as :class:`AMIS` does,
-            where hyperparameters that the data leave open have no long tails.
         whitening: :class:`Laplace` or :class:`EP` to sample [theta, w], w being white under the posterior of the latents that this
             approximation's sites give (see :mod:`torchgpmc.models.whitening`): the same posterior from far fewer gradients, each at
             one and a half to three times the cost (Murray & Adams 2010). For one latent function; of a SparseGP, Laplace alone.

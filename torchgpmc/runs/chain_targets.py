@@ -16,7 +16,6 @@ from torchgpmc.models.affine import AffineJointLogDensity, white_at_fixed_theta
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.models.whitening import GaussianSites
-from torchgpmc.parameters.normal_scale import NormalScale, OnNormalScale
 from torchgpmc.random import normal_like
 from torchgpmc.runs.blocks import KeptPrior, LatentsGivenTheta
 from torchgpmc.runs.run import Settings, chain_settings, in_chunks
@@ -114,16 +113,9 @@ def latent_target(model: GPModel, settings: Settings, *, with_prior: bool) -> Ch
 
 
 def marginal_target(
-    model: GPModel,
-    settings: Settings,
-    approximation: Approximation,
-    num_importance: int,
-    from_mode: bool,
-    scale: NormalScale | None = None,
+    model: GPModel, settings: Settings, approximation: Approximation, num_importance: int, from_mode: bool
 ) -> ChainTarget:
     """The approximate marginal posterior of theta; latents are drawn for kept thetas, weighted if ``num_importance`` is not 0.
-
-    With ``scale``, positions are z on that scale in place of theta.
 
     Raises:
         ValueError: nothing to sample, or a model that cannot be approximated so.
@@ -132,31 +124,26 @@ def marginal_target(
     check_has_hyperparameters(model, "marginal=" + type(approximation).__name__)
     check_one_data_set(model, from_mode)
     _, chains = chain_settings(settings)
-    marginal: Any = marginal_of(model, approximation)
-    density = marginal if scale is None else OnNormalScale(marginal, scale)
-    density = in_chunks(_shared(density, model), chains, settings.chain_chunk)
+    density = in_chunks(_shared(marginal_of(model, approximation), model), chains, settings.chain_chunk)
     estimator = estimator_for(model, approximation, max(1, num_importance), None, None)
 
     def read(state: Any, generator: torch.Generator) -> tuple[Draw, dict[str, Tensor]]:
-        theta, log_density = state.position, state.log_density
-        if scale is not None:
-            theta, log_slope = scale.theta(state.position)
-            log_density = log_density - log_slope
+        theta = state.position
         estimate = estimator.draw(theta, generator)
         log_prior = model.layout.log_prior(theta).detach()
         stats = {
             "lp": log_prior + estimate.log_likelihood + log_standard_normal(estimate.whitened),
-            "log_evidence": log_density - log_prior,
+            "log_evidence": state.log_density - log_prior,
             "log_evidence_variance": estimate.variance,
         }
         log_weight = None
         if num_importance:
-            log_weight = (estimate.value + log_prior - log_density)[:, None]
+            log_weight = (estimate.value + log_prior - state.log_density)[:, None]
         return Draw(theta[:, None], estimate.whitened[:, None], log_weight), stats
 
     def start(generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
-        found = start_at_mode(marginal, chains, generator, scale) if from_mode else None
-        return found or (starting_thetas(model, density, chains, generator, scale), None)
+        found = start_at_mode(marginal_of(model, approximation), chains, generator) if from_mode else None
+        return found or (starting_thetas(model, density, chains, generator), None)
 
     label = _EXACT
     if not (model.collapses or isinstance(approximation, Conjugate)):

@@ -61,22 +61,16 @@ def posterior_modes(
     return modes
 
 
-def start_at_mode(
-    marginal: Marginal, num_chains: int, generator: torch.Generator, scale: NormalScale | None = None
-) -> tuple[Tensor, Tensor] | None:
-    """Draws of theta ``(C, P)`` from the normal approximation at the best mode, and its covariance; ``None`` if there is none.
-
-    With ``scale``, draws of z.
-    """
-    modes = posterior_modes(marginal, _NUM_STARTS, generator, scale)
+def start_at_mode(marginal: Marginal, num_chains: int, generator: torch.Generator) -> tuple[Tensor, Tensor] | None:
+    """Draws of theta ``(C, P)`` from the normal approximation at the best mode, and its covariance; ``None`` if there is none."""
+    modes = posterior_modes(marginal, _NUM_STARTS, generator)
     if not modes:
         return None
     mode = modes[0]
     noise = normal_like(mode.position.new_empty(num_chains, len(mode.position)), generator)
-    position = mode.position + noise @ cholesky(mode.covariance).factor.mT
-    density: LogDensity = marginal if scale is None else OnNormalScale(marginal, scale)
-    possible = torch.isfinite(density(position)).unsqueeze(-1)
-    return torch.where(possible, position, mode.position), mode.covariance
+    theta = mode.position + noise @ cholesky(mode.covariance).factor.mT
+    possible = torch.isfinite(marginal(theta)).unsqueeze(-1)
+    return torch.where(possible, theta, mode.position), mode.covariance
 
 
 def check_one_data_set(model: GPModel, from_mode: bool) -> None:
@@ -145,29 +139,18 @@ def _joint_start(model: GPModel, num_chains: int, generator: torch.Generator) ->
     return torch.cat([theta, _LATENT_SPREAD * v], -1)
 
 
-def starting_thetas(
-    model: GPModel,
-    density: Callable[[Tensor], Tensor],
-    num_chains: int,
-    generator: torch.Generator,
-    scale: NormalScale | None = None,
-) -> Tensor:
-    """Draws of theta from the prior ``(C, P)`` at which ``density`` is not zero; with ``scale``, draws of z.
+def starting_thetas(model: GPModel, density: Callable[[Tensor], Tensor], num_chains: int, generator: torch.Generator) -> Tensor:
+    """Draws of theta from the prior ``(C, P)`` at which ``density`` is not zero.
 
     Raises:
         ValueError: some chain found none in many draws.
     """
-
-    def from_prior() -> Tensor:
-        theta = model.layout.starting_points(num_chains, generator)
-        return theta if scale is None else normal_like(theta, generator)
-
-    position = from_prior()
+    theta = model.layout.starting_points(num_chains, generator)
     for _ in range(_MAX_ATTEMPTS):
-        bad = torch.isinf(density(position))
+        bad = torch.isinf(density(theta))
         if not bool(bad.any()):
-            return position
-        position = torch.where(bad.unsqueeze(-1), from_prior(), position)
+            return theta
+        theta = torch.where(bad.unsqueeze(-1), model.layout.starting_points(num_chains, generator), theta)
     raise ValueError(
         f"the approximation failed for {int(bad.sum())} of {num_chains} chains in each of {_MAX_ATTEMPTS} draws of the "
         f"hyperparameters from their prior. Expected it to converge somewhere; try the other of Laplace() and EP(), raise "
