@@ -8,7 +8,7 @@ import numpy as np
 import scipy.stats
 import torch
 
-from torchgpmc.parameters.bijections import Interval
+from torchgpmc.parameters.layout import Layout
 
 FALSE_ALARMS = 1e-3
 MAX_STATISTICAL_TESTS = 260
@@ -44,6 +44,22 @@ def rank_excess(ranks, num_ranks):
 
 def without_jacobian(monkeypatch):
     """The planted error of densities of theta that leave out the Jacobian, in value and derivative alike."""
-    slopes = Interval.slopes
-    monkeypatch.setattr(Interval, "log_jacobian", lambda self, unconstrained: torch.zeros_like(unconstrained))
-    monkeypatch.setattr(Interval, "slopes", lambda self, *arguments: (slopes(self, *arguments)[0], torch.zeros_like(arguments[0])))
+    evaluate, values_and_log_prior = Layout.evaluate, Layout.raw_values_and_log_prior
+
+    def log_jacobian(layout, theta):
+        parts = zip(layout._blocks, theta.split([block.size for block in layout._blocks], -1), strict=True)
+        found = [(part, block.interval.log_jacobian(part), block.interval.jacobian_slope(part)) for block, part in parts]
+        return torch.cat([value for _, value, _ in found], -1).sum(-1), torch.cat(
+            [0 * part + slope for part, _, slope in found], -1
+        )
+
+    def planted_evaluate(layout, theta):
+        found, (value, slope) = evaluate(layout, theta), log_jacobian(layout, theta)
+        return found._replace(log_prior=found.log_prior - value, log_prior_slope=found.log_prior_slope - slope)
+
+    def planted_values_and_log_prior(layout, theta):
+        values, log_prior = values_and_log_prior(layout, theta)
+        return values, log_prior - log_jacobian(layout, theta)[0]
+
+    monkeypatch.setattr(Layout, "evaluate", planted_evaluate)
+    monkeypatch.setattr(Layout, "raw_values_and_log_prior", planted_values_and_log_prior)

@@ -43,7 +43,7 @@ def build(x=X, y=Y, k=None, likelihood=None, **options):
             lambda: build(k=ScaleKernel(RBFKernel()), mean=gpytorch.means.ConstantMean()),
             ValueError,
             r"(?s)3 parameters have no prior.*kernel.outputscale: .*GammaPrior\(2.0, 1.0\).*kernel.base_kernel.lengthscale: .*or "
-            r"model.kernel.base_kernel.raw_lengthscale.requires_grad_\(False\).*mean.constant: constant_prior=.*NormalPrior",
+            r"kernel.base_kernel.raw_lengthscale.requires_grad_\(False\).*mean.constant: constant_prior=.*NormalPrior",
         ),
         (
             lambda: build(y=Y + 2, likelihood=NOT_SMOOTH["robust_max"]()),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.ascent import ascend
 from torchgpmc.checks import check_count, warn
 from torchgpmc.models.gp_model import GPModel
@@ -184,13 +185,25 @@ def _search(
             rise = 0.0
         # A few steps may say little of many: near a saddle q gains next to nothing for a while.
         if (rise <= _END and num_steps == _FIRST_STEPS) or number == max_iterations:
-            break
+            fresh = _from_no_sites(model, positions, position)
+            if number == max_iterations or fresh is None or fresh.value <= value + _END:
+                break
+            value, sites = fresh.value, fresh.sites
         num_steps = _ROUND_STEPS if rise > _END else _FIRST_STEPS
         step = ascend(HeldSites(model, positions, sites), position, bound=_BOUND, max_iterations=_ROUND_MOVES, slope=_SLOPE)
         if step is None:  # the algebra failed where it had not a moment ago
             break
         position = step.position
     return _Found(position, sites, value, rise)
+
+
+def _from_no_sites(model: GPModel, positions: Positions, position: Tensor) -> _Found | None:
+    """q sought afresh where it may have several optima, of which a search that carries its sites along sees one; else nothing."""
+    if as_likelihood(model.likelihood).is_log_concave:
+        return None
+    with torch.no_grad():
+        best, found = VariationalMarginal(model, positions, _TOLERANCE, _FIRST_STEPS).evaluate(position[None])
+    return _Found(position, found.sites, float(best), 0.0)
 
 
 def _by_minibatches(model: GPModel, moves: bool, batch_size: int, max_iterations: int, seed: int, bar: tqdm) -> Start:
