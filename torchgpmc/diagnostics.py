@@ -257,18 +257,22 @@ def complaints(summary: Summary, stats: Mapping[str, Tensor], num_chains: int, l
                 f"decide it; draw more, use heavier tails, or NUTS."
             )
         found += _complaints_about_mixing(summary)  # of several chains, whose draws are weighted: weights do not make up for it
+        found += [] if found else _complaints_about_size(summary, num_chains)
         return found + _complaints_about_noise(stats, log_weights) + _complaints_about_failures(stats, MAX_FAILED_SHARE)
     found += _complaints_about_mixing(summary)
-    sizes = [(min(row.ess_bulk, row.ess_tail), row.name) for row in summary.rows if math.isfinite(row.ess_bulk)]
-    wanted = min(MIN_ESS_PER_CHAIN * num_chains, ENOUGH_ESS)
-    if sizes and min(sizes)[0] < wanted:
-        least, name = min(sizes)
-        found.append(
-            f"'{name}' has {least:.0f} effective draws (at least {wanted} for {num_chains} chains is reliable): "
-            f"increase num_samples."
-        )
+    found += _complaints_about_size(summary, num_chains)
     found += _complaints_about_temperature(stats) + _complaints_about_noise(stats, None) + _complaints_about_stays(stats)
     return found + _complaints_about_failures(stats, 0.0)
+
+
+def _complaints_about_size(summary: Summary, num_chains: int) -> list[str]:
+    """That there are too few effective draws of a quantity."""
+    sizes = [(min(row.ess_bulk, row.ess_tail), row.name) for row in summary.rows if math.isfinite(row.ess_bulk)]
+    least, name = min(sizes, default=(math.inf, ""))
+    wanted, chains = min(MIN_ESS_PER_CHAIN * num_chains, ENOUGH_ESS), "one chain" if num_chains == 1 else f"{num_chains} chains"
+    if least >= wanted:
+        return []
+    return [f"'{name}' has {least:.0f} effective draws (at least {wanted} for {chains} is reliable): increase num_samples."]
 
 
 def _complaints_about_mixing(summary: Summary) -> list[str]:

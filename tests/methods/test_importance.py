@@ -222,6 +222,14 @@ def test_a_posterior_without_a_mode_begins_from_the_prior_and_says_so(monkeypatc
     assert float(((mean - truth).abs() / error).max()) < 5
 
 
+@pytest.mark.parametrize(("count", "too_few"), [(90, True), (200, False)])
+def test_even_weights_of_few_draws_are_too_few_to_trust(count, too_few, generator):
+    values = torch.randn(1, count, dtype=torch.float64, generator=generator)
+    even = torch.zeros(1, count, dtype=torch.float64)
+    said = complaints(summarise({"theta": values}, even), {}, 1, even)
+    assert [("effective draws" in sentence) for sentence in said] == [True] * too_few
+
+
 def test_collapsed_weights_are_said_in_words():
     from torchgpmc.diagnostics import complaints, summarise
 
