@@ -10,6 +10,7 @@ import torchgpmc as tg
 from tests.approximations.reference import gaussian_evidence
 from tests.problems import fixed_kernel, gp, gp_regression, inputs, kernel, sparse_gp, targets
 from tests.speed import quick
+from torchgpmc.diagnostics import complaints, summarise
 from torchgpmc.parameters.normal_scale import NormalScale
 
 QUIET = {"seed": 1, "progress": False}
@@ -231,7 +232,6 @@ def test_even_weights_of_few_draws_are_too_few_to_trust(count, too_few, generato
 
 
 def test_collapsed_weights_are_said_in_words():
-    from torchgpmc.diagnostics import complaints, summarise
 
     heavy = -1.5 * torch.rand(1, 2000, generator=torch.Generator().manual_seed(0)).log()
     (said,) = complaints(summarise({}), {}, 1, heavy)

@@ -186,9 +186,9 @@ def _search(
         # A few steps may say little of many: near a saddle q gains next to nothing for a while.
         if (rise <= _END and num_steps == _FIRST_STEPS) or number == max_iterations:
             fresh = _from_no_sites(model, positions, position)
-            if number == max_iterations or fresh is None or fresh.value <= value + _END:
+            if number == max_iterations or fresh is None or fresh[0] <= value + _END:
                 break
-            value, sites = fresh.value, fresh.sites
+            value, sites = fresh
         num_steps = _ROUND_STEPS if rise > _END else _FIRST_STEPS
         step = ascend(HeldSites(model, positions, sites), position, bound=_BOUND, max_iterations=_ROUND_MOVES, slope=_SLOPE)
         if step is None:  # the algebra failed where it had not a moment ago
@@ -197,13 +197,13 @@ def _search(
     return _Found(position, sites, value, rise)
 
 
-def _from_no_sites(model: GPModel, positions: Positions, position: Tensor) -> _Found | None:
-    """q sought afresh where it may have several optima, of which a search that carries its sites along sees one; else nothing."""
+def _from_no_sites(model: GPModel, positions: Positions, position: Tensor) -> tuple[float, LatentSites] | None:
+    """Bound and sites of q sought afresh where it may have several optima, of which carrying its sites along sees one."""
     if as_likelihood(model.likelihood).is_log_concave:
         return None
     with torch.no_grad():
         best, found = VariationalMarginal(model, positions, _TOLERANCE, _FIRST_STEPS).evaluate(position[None])
-    return _Found(position, found.sites, float(best), 0.0)
+    return float(best), found.sites
 
 
 def _by_minibatches(model: GPModel, moves: bool, batch_size: int, max_iterations: int, seed: int, bar: tqdm) -> Start:
