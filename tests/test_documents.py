@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 # Where a document's programs are shortened: these texts by those, and nothing else.
 FEW = "num_samples=2, warmup_steps=2, progress=False"
 SHORTER = {
-    "README.md": {"num_samples=500, warmup_steps=300": "num_samples=5, warmup_steps=5, progress=False"},
+    "README.md": {"sample(model, seed=0)": "sample(model, seed=0, num_samples=40, progress=False)"},
     "docs/guide.md": {
         "tg.AMIS(), num_samples=4000": "tg.AMIS(), num_samples=40, progress=False",
         "num_importance=64), num_samples=2000": f"num_importance=2), {FEW}",

@@ -385,10 +385,10 @@ def test_quiet_when_all_is_well():
         warnings.simplefilter("error", tg.SamplingWarning)
         posterior = tg.sample(
             gp("probit", num_data=10),
-            tg.NUTS(target_accept_prob=0.95),  # at 0.8 one transition in some thousands diverges
-            num_samples=500,
-            warmup_steps=200,
-            num_chains=4,
+            tg.NUTS(whitening=tg.Laplace(), target_accept_prob=0.95),  # at 0.8 one transition in some thousands diverges
+            num_samples=400,  # of twelve chains, whose R-hat is 1.006 and less; of four and 500 it passes 1.01 with every third seed
+            warmup_steps=100,
+            num_chains=12,
             seed=2,
             progress=False,
         )
