@@ -89,7 +89,7 @@ def main():
     start = tg.initialize(model, optimize_inducing_points=False, seed=options.seed)
     posterior = tg.sample(
         start.model,
-        tg.NUTS(),
+        tg.NUTS(target_accept_prob=0.9),
         start=start,
         num_samples=options.num_samples,
         warmup_steps=options.warmup_steps,
