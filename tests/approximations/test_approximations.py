@@ -9,7 +9,7 @@ from gpytorch.priors import NormalPrior
 
 import torchgpmc as tg
 from tests.approximations.reference import evidence_by_quadrature, gaussian_evidence, plain_laplace
-from tests.problems import gp
+from tests.problems import gp, sparse_gp
 from tests.speed import quick
 from torchgpmc.approximations import laplace_mode
 from torchgpmc.approximations import marginal as marginal_module
@@ -216,6 +216,14 @@ def test_a_loss_trains_kernel_and_features_together(approximation):
         losses.append(float(loss.detach()))
     assert all(not torch.equal(a, b) for a, b in zip(before, parameters, strict=True))
     assert losses[-1] < losses[0] - 5
+
+
+def test_inputs_in_place_of_the_data_are_refused_where_latents_are_elsewhere():
+    model = sparse_gp("probit")
+    loss = tg.approximations.negative_log_evidence(model, tg.approximations.Variational())
+    assert bool(torch.isfinite(loss))
+    with pytest.raises(ValueError, match="SparseGP are at its inducing points"):
+        tg.approximations.negative_log_evidence(model, tg.approximations.Variational(), inputs=model.train_x)
 
 
 @pytest.mark.parametrize("method", FUNCTIONS)

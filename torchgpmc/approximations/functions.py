@@ -84,7 +84,8 @@ def negative_log_evidence(model: GPModel, approximation: Approximation | None = 
         A scalar tensor.
 
     Raises:
-        ValueError: a model that cannot be approximated so, or whose K cannot be factorised at these parameters.
+        ValueError: a model that cannot be approximated so, or whose K cannot be factorised at these parameters; inputs for a model
+            with inducing points.
 
     Example:
         >>> import torch, torchgpmc as tg
@@ -101,6 +102,11 @@ def negative_log_evidence(model: GPModel, approximation: Approximation | None = 
     """
     approximation = Laplace() if approximation is None else approximation
     check_model(model, type(approximation).__name__, approximation)
+    if inputs is not None and not model.has_latents_at_data:
+        raise ValueError(
+            f"inputs take the place of train_x, and the latents of {type(model).__name__} are at its inducing points. Expected a "
+            f"model of f at the data, such as GP; build this one with features as its train_x and inducing_points."
+        )
     prior = model.prior_at(model.layout.module_values(model), inputs)
     if not bool(prior.ok.all()):
         raise ValueError(
