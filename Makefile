@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 WORKERS ?= auto
 export PYTHONHASHSEED = 0
 
-.PHONY: demo test test-fast test-long test-oldest test-newest check format docs dist benchmarks clean
+.PHONY: demo examples test test-fast test-long test-oldest test-newest check format docs dist benchmarks clean
 
 $(VENV)/installed: setup.cfg constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -17,6 +17,16 @@ $(VENV)/installed: setup.cfg constraints.txt
 
 demo: $(VENV)/installed
 	$(BIN)/python examples/breast_cancer.py --output demo-output
+
+# Every other example, with few draws: whether they run, and figures to look at.
+examples: $(VENV)/installed
+	$(BIN)/python examples/cox_processes.py --output examples-output --samples 30 --warmup 30 --cells 8
+	$(BIN)/python examples/deep_kernel.py --output examples-output --steps 30
+	$(BIN)/python examples/image_segmentation.py --output examples-output --train 150 --points 10 --samples 30
+	$(BIN)/python examples/mnist.py --output examples-output --images 150 --points 15 --samples 10
+	$(BIN)/python examples/svgp_made_bayesian.py --output examples-output --count 60 --steps 100 --samples 30
+	$(BIN)/python examples/three_classes.py --output examples-output --count 60 --points 8 --samples 30
+	$(BIN)/python examples/transcription.py --output examples-output --num-points 19 --num-samples 20 --warmup-steps 20 --num-chains 2
 
 test: $(VENV)/installed
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not long"
