@@ -210,7 +210,7 @@ def _by_minibatches(model: GPModel, moves: bool, batch_size: int, max_iterations
     found = ascend_by_minibatches(model, inducing_positions(model, moves), batch_size, max_iterations, seed, bar)
     if not found.converged:
         warn(
-            f"the variational fit did not converge: after {max_iterations} passes over the data the bound still rose, by "
-            f"{found.rise:.2g} nats in the last of them. It can be used; raise max_iterations for a better one.",
+            f"the variational fit did not converge: the bound still rose, by {found.rise:.2g} nats a pass over the data, when "
+            f"steps had to shrink. It can be used; raise max_iterations (now {max_iterations} passes) for a better one.",
         )
     return fitted(found.model, found.latents, converged=found.converged)

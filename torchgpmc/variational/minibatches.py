@@ -19,6 +19,7 @@ _NATURAL_SHARE = 0.1  # of the way to the natural gradient's goal
 _PATIENCE = 3, 100  # passes and steps without a better bound, after which inducing points begin to move, and then all steps shrink
 _SHRINKAGE = 0.3
 _LAST = 0.02  # share of the first step size below which the search has ended
+_LATE = 2 / 3  # of the passes, after which steps shrink whatever the bound does, to that share by the last pass
 
 
 class MinibatchFit(NamedTuple):
@@ -26,8 +27,8 @@ class MinibatchFit(NamedTuple):
 
     model: GPModel  # at its theta and inducing points
     latents: GaussianLatents  # of one theta
-    converged: bool
-    rise: float  # of the bound's mean over a pass, from the last pass but one to the last
+    converged: bool  # the bound no longer rose before passes ran short
+    rise: float  # of the bound's mean over a pass, in the last pass before they did
 
 
 def ascend_by_minibatches(
@@ -38,7 +39,8 @@ def ascend_by_minibatches(
     A step takes q's natural parameters a tenth of the way to where the minibatch, counted N / batch_size fold, would have them,
     with negative precisions of sites cut off, so that q's precision is always above the prior's. When the bound, averaged over a
     pass, has not risen for a while, or after a third of the passes, inducing points begin to move; when it has not again, all step
-    sizes shrink.
+    sizes shrink, and in the last third of the passes they do so in any case. q knows the data of its last few steps alone, and its
+    bound is lower by about half its number of latents times N over the count of those data: only short steps see all of them.
 
     Args:
         model: a sparse model with a factorised likelihood and one data set.
@@ -55,7 +57,7 @@ def ascend_by_minibatches(
     adam = torch.optim.Adam([theta, zeta], lr=_LEARNING_RATE)
     natural = _Natural(torch.eye(size).to(theta).expand(1, latents, size, size), theta.new_zeros(1, latents, size))
     means: list[float] = []
-    shrinkage, num_worse, moves = 1.0, 0, False
+    shrinkage, num_worse, moves, settled = 1.0, 0, False, False
     patience = max(_PATIENCE[0], math.ceil(_PATIENCE[1] * batch_size / count))
     for number in range(max_passes):
         bounds = []
@@ -80,16 +82,20 @@ def ascend_by_minibatches(
             bar.set_postfix(bound=f"{bounds[-1]:.2f}", passes=number, refresh=False)
         means.append(sum(bounds) / len(bounds))
         num_worse = 0 if means[-1] == max(means) else num_worse + 1
-        if num_worse == patience:
-            shrinkage, num_worse, moves = shrinkage * (_SHRINKAGE if moves or not zeta.numel() else 1.0), 0, True
-            adam.param_groups[0]["lr"] = _LEARNING_RATE * shrinkage
+        if number + 1 >= _LATE * max_passes:
+            shrinkage *= _LAST ** (1 / ((1 - _LATE) * max_passes))
+        elif num_worse == patience:
+            settled = moves or not zeta.numel()
+            shrinkage, num_worse, moves = shrinkage * (_SHRINKAGE if settled else 1.0), 0, True
+        adam.param_groups[0]["lr"] = _LEARNING_RATE * shrinkage
         if shrinkage < _LAST:
             break
         moves = moves or number + 1 >= max_passes / 3
     with torch.no_grad():
         found = positions.model_at(model, zeta.detach()).with_theta(theta.detach()[0])
-    rise = means[-1] - means[-2] if len(means) > 1 else math.inf
-    return MinibatchFit(found, from_natural(*natural)[0], shrinkage < _LAST, rise)
+    end = min(len(means), math.ceil(_LATE * max_passes))
+    rise = means[end - 1] - means[end - 2] if end > 1 else math.inf
+    return MinibatchFit(found, from_natural(*natural)[0], settled, rise)
 
 
 class _Natural(NamedTuple):
