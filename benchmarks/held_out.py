@@ -66,24 +66,14 @@ def halves(count, train, seed):
     return order[:train], order[train:]
 
 
-def compare(model, test_x, test_y, draws, seed, *, move_points=False, weighted=False):
-    """Scores of the Gaussian fit of ``model`` and of the posterior at its inducing points.
-
-    With ``weighted`` by the default call, which goes on with weighted draws until they pass their own checks, and to chains where
-    they do not; else by NUTS, ``draws`` a chain after at most 200 of warm-up. Its latents are whitened at every theta by Laplace's
-    sites, which moves lengthscales far further than the fit's own coordinates do (docs/results/sparse_mcmc.md has the two).
-    """
+def compare(model, test_x, test_y, seed, draw, *, move_points=False):
+    """Scores of the Gaussian fit of ``model`` and of the posterior at its inducing points, which ``draw(start, seed)`` samples."""
     began = time.process_time()
     start = tg.initialize(model, optimize_inducing_points=move_points, progress=False)
     gaussian = float(start.predict(test_x).log_prob(test_y).mean())
     fitting = time.process_time() - began
     began = time.process_time()
-    settings = {"seed": seed, "progress": False}
-    if weighted:
-        posterior = tg.sample(start.model, **settings)
-    else:
-        chains = {"num_samples": draws, "warmup_steps": min(draws, 200), "num_chains": CHAINS}
-        posterior = tg.sample(start.model, tg.NUTS(whitening=tg.Laplace()), **chains, **settings)
+    posterior = draw(start, seed)
     sampling = time.process_time() - began
     sampled = float(
         posterior.predict(test_x, num_draws=min(2000, posterior.num_chains * posterior.num_draws)).log_prob(test_y).mean()
@@ -92,6 +82,21 @@ def compare(model, test_x, test_y, draws, seed, *, move_points=False, weighted=F
     khat = max(row.khat for row in posterior.summary().rows)
     fit = {name: value.flatten().tolist() for name, value in start.model.layout.constrain(start.theta[None]).items()}
     return Scores(gaussian, sampled, rhat, effective, fitting, sampling, fit, khat)
+
+
+def by_default(start, seed):
+    """The default call's draws: weighted ones until they pass their own checks, chains where they do not."""
+    return tg.sample(start.model, seed=seed, progress=False)
+
+
+def by_chains(draws, method, around_fit):
+    """Draws by ``draws`` transitions a chain after at most 200 of warm-up, in the fit's coordinates or the method's own."""
+
+    def draw(start, seed):
+        chains = {"num_samples": draws, "warmup_steps": min(draws, 200), "num_chains": CHAINS}
+        return tg.sample(start.model, method, start=start if around_fit else None, seed=seed, progress=False, **chains)
+
+    return draw
 
 
 def worst(posterior):
