@@ -9,9 +9,10 @@ from tests.problems import fixed_kernel, gp, gp_regression, inputs, sparse_gp, t
 from torchgpmc.recommend import as_typed, candidates
 
 
-def wide(num_columns):
+def wide(num_columns, **sparse):
     kernel = RBFKernel(ard_num_dims=num_columns, lengthscale_prior=GammaPrior(2.0, 1.0))
-    return tg.GP(inputs(6, num_columns), targets("probit", 6), kernel, tg.likelihoods.Bernoulli())
+    data = inputs(6, num_columns), targets("probit", 6), kernel, tg.likelihoods.Bernoulli()
+    return tg.SparseGP(*data, **sparse) if sparse else tg.GP(*data)
 
 
 CASES = {
@@ -53,6 +54,12 @@ def test_many_hyperparameters_of_a_likelihood_with_several_modes_are_for_chains(
     model = wide(9)
     heavy = tg.GP(model.train_x, targets("student_t", 6), model.kernel, gp("student_t").likelihood)
     assert [as_typed(candidate.method)[:14] for candidate in candidates(heavy)] == ["NUTS(whitening"]
+
+
+@pytest.mark.parametrize(("columns", "first"), [(16, "AMIS(num_importance=4)"), (17, "NUTS(")])
+def test_inducing_values_of_more_hyperparameters_are_for_chains(columns, first):
+    model = wide(columns, inducing_points=inputs(3, columns))
+    assert as_typed(candidates(model)[0].method).startswith(first)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -23,7 +23,7 @@ from torchgpmc.variational import Start, initialize
 
 WANTED = 400  # effective draws (Vehtari et al. 2021, section 4)
 # Importance weights collapse as hyperparameters multiply; `docs/results/theta_engines.md` has the table behind this limit.
-# Laplace's estimates make it worse: with EP's, or exact evidence, weights bear more of them.
+# Laplace's estimates make it worse: with EP's, the nearest normal density's, or exact evidence, weights bear more of them.
 MANY_HYPERPARAMETERS = 8
 MOST_HYPERPARAMETERS = 16
 MANY_WITH_EXACT_EVIDENCE = 12
@@ -158,7 +158,7 @@ def candidates(model: GPModel, wanted: int = WANTED) -> list[Candidate]:
     few = "the latents integrate out well and the hyperparameters are few: weighted draws, no warm-up."
     if not (model.has_latents_at_data and one_latent):
         together = _together(model, one_latent)
-        if size > MANY_HYPERPARAMETERS or not has_inducing_normal(model):
+        if size > MOST_HYPERPARAMETERS or not has_inducing_normal(model):
             return together
         return [_weighted(model, AMIS(num_importance=_FEW_DRAWS), few, wanted), *together]
     found = [_weighted(model, AMIS(), few, wanted)] if size <= MANY_HYPERPARAMETERS else []
