@@ -30,8 +30,8 @@ def build(x=X, y=Y, k=None, likelihood=None, **options):
         (lambda: build(x=None), TypeError, r"train_x is NoneType None.*Expected numbers"),
         (lambda: build(y=[0, 1]), ValueError, r"train_y has shape \(2,\) but train_x has 6 rows"),
         (lambda: build(y=["no", "yes"] * 3), TypeError, r"train_y is list.*Expected numbers.*OrdinalEncoder"),
-        (lambda: build(y=Y + 1), ValueError, r"train_y holds \[2.0\]. Expected labels 0 and 1 \(or -1 and \+1\)"),
-        (lambda: build(y=torch.tensor([-1.0, 0, 1, 1, 0, 1])), ValueError, r"train_y holds \[0.0\]. Expected labels -1 and \+1"),
+        (lambda: build(y=Y + 1), ValueError, r"the targets hold \[2.0\]. Expected labels 0 and 1 \(or -1 and \+1\)"),
+        (lambda: build(y=torch.tensor([-1.0, 0, 1, 1, 0, 1])), ValueError, r"the targets hold \[0.0\]. Expected labels -1 and \+1"),
         (lambda: build(y=Y - 3, likelihood=tg.likelihoods.Poisson()), ValueError, "Expected counts 0, 1, 2"),
         (lambda: build(y=Y + 0.5, likelihood=tg.likelihoods.Poisson()), ValueError, "Expected counts.*use Gaussian or StudentT"),
         (
@@ -48,12 +48,12 @@ def build(x=X, y=Y, k=None, likelihood=None, **options):
         (
             lambda: build(y=Y + 2, likelihood=NOT_SMOOTH["robust_max"]()),
             ValueError,
-            r"train_y holds \[3.0\]. Expected classes 0 to 2",
+            r"the targets hold \[3.0\]. Expected classes 0 to 2",
         ),
         (
             lambda: build(likelihood=tg.likelihoods.Beta()),
             ValueError,
-            r"train_y holds \[0.0, 1.0\]. Expected shares between 0 and 1, both excluded. Move shares of exactly 0 or 1",
+            r"the targets hold \[0.0, 1.0\]. Expected shares between 0 and 1, both excluded. Move shares of exactly 0 or 1",
         ),
         (lambda: build(k=kernel(5)), ValueError, "ard_num_dims=5 but its inputs have 2 columns"),
         (lambda: build(k="rbf"), TypeError, "Expected a gpytorch kernel"),
