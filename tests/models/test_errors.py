@@ -76,6 +76,8 @@ def build(x=X, y=Y, k=None, likelihood=None, **options):
         (lambda: build(jitter=-1e-6), ValueError, "jitter is -1e-06. Expected a variance of at least 0"),
         (lambda: build(jitter=True), ValueError, "jitter is True. Expected a variance of at least 0"),
         (lambda: build(dtype=torch.int64), ValueError, "Expected torch.float64"),
+        (lambda: build(dtype=torch.float16), ValueError, "dtype is torch.float16. Expected torch.float64"),
+        (lambda: build().bfloat16(), ValueError, "the model's dtype is torch.bfloat16. Expected torch.float64"),
         (lambda: tg.likelihoods.Bernoulli(link="cauchit"), ValueError, "Expected 'probit' or 'logit'"),
         (lambda: build(x=X.to("meta")), ValueError, "on different devices.*move them with .to"),
     ],

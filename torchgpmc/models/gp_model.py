@@ -22,7 +22,7 @@ from torchgpmc.checks import is_number
 from torchgpmc.likelihoods.likelihood import Factorised
 from torchgpmc.linalg import apply_factor, cholesky, factor_with_gradient, whiten
 from torchgpmc.models.targets import Targets
-from torchgpmc.models.validation import as_tensor, check_devices, check_inputs, check_targets, warn_of_scales
+from torchgpmc.models.validation import as_tensor, check_devices, check_dtype, check_inputs, check_targets, warn_of_scales
 from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.parameters.layout import Hyperparameters, Layout, build_layout
 
@@ -108,8 +108,7 @@ class GPModel(nn.Module):
             raise TypeError(f"kernel is {kernel!r}. Expected a gpytorch kernel, for instance ScaleKernel(RBFKernel()).")
         if mean is not None and not isinstance(mean, Mean):
             raise TypeError(f"mean is {mean!r}. Expected a gpytorch mean, for instance gpytorch.means.ConstantMean(), or None.")
-        if not dtype.is_floating_point:
-            raise ValueError(f"dtype is {dtype}. Expected torch.float64 (recommended) or torch.float32.")
+        check_dtype("dtype", dtype)
         if not (is_number(jitter) and 0 <= jitter < math.inf):
             raise ValueError(f"jitter is {jitter!r}. Expected a variance of at least 0, for instance 1e-6.")
         likelihood = convert_likelihood(likelihood)
@@ -136,6 +135,7 @@ class GPModel(nn.Module):
         :func:`torchgpmc.sample` does this first, so only those who call densities themselves need to.
         """
         x = self.train_x
+        check_dtype("the model's dtype", x.dtype)
         self.layout = build_layout({"kernel": self.kernel, "mean": self.mean, "likelihood": self.likelihood}, x.dtype, x.device)
         self.covariance = covariance_function(self.kernel, x)
         self.mean_function = MeanFunction(self.mean, x)

@@ -14,6 +14,12 @@ from torchgpmc.models.targets import Targets
 _SCALES = 1e3  # of columns, from which on one lengthscale, or one prior for several, hardly serves
 
 
+def check_dtype(name: str, dtype: torch.dtype) -> None:
+    """Raises a ``ValueError`` unless torch factorises matrices in ``dtype``."""
+    if dtype not in (torch.float64, torch.float32):
+        raise ValueError(f"{name} is {dtype}. Expected torch.float64 (recommended) or torch.float32.")
+
+
 def as_tensor(name: str, values: Any, device: torch.device | None = None) -> Tensor:
     """A tensor of numbers from what users have: a tensor as it is; a numpy array, a pandas frame or series, a list.
 
