@@ -60,6 +60,23 @@ def whole_run(method):
 
 
 @pytest.mark.parametrize("method", [*each(METHODS), *quick([], WEIGHTED)])
+def made_and_sampled():
+    model, method = gp("probit", num_data=6), tg.NUTS(max_tree_depth=2, whitening=tg.Laplace())
+    theta = tg.sample(model, method, **(OPTIONS | {"num_samples": 3, "warmup_steps": 3})).theta
+    start = tg.initialize(sparse_gp("probit"), max_iterations=2, progress=False)
+    density = tg.sample_density(
+        lambda x: -x.square().sum(-1), torch.ones(3, 2), tg.HMC(num_steps=2), **(OPTIONS | {"num_chains": None})
+    )
+    return theta, density.position, start.theta, tg.fit(model, max_iterations=3).kernel.raw_outputscale
+
+
+@pytest.mark.slow
+def test_inference_mode_around_everything_changes_no_number():
+    plain = made_and_sampled()
+    with torch.inference_mode():
+        assert all(torch.equal(a, b) for a, b in zip(plain, made_and_sampled(), strict=True))
+
+
 def test_the_same_seed_gives_the_same_draws_and_another_does_not(method):
     model, options = gp("probit"), options_of(method)
     other = tg.sample(model, method, **{**options, "seed": 5})

@@ -100,7 +100,7 @@ def sample(
         method = NUTS()  # where every chain has a posterior of its own, there is nothing to judge draws by
     if num_samples is None:
         num_samples = WANTED if method is None else _DRAWS
-    with one_torch_thread():
+    with one_torch_thread(), torch.inference_mode(False):
         model.refresh()
         settings = check_settings(num_samples, warmup_steps, num_chains, chain_chunk)
         order = Order(method, settings, checked_seed(seed), model.train_x.device, checkpoint, progress)

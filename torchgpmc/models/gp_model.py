@@ -111,23 +111,24 @@ class GPModel(nn.Module):
         check_dtype("dtype", dtype)
         if not (is_number(jitter) and 0 <= jitter < math.inf):
             raise ValueError(f"jitter is {jitter!r}. Expected a variance of at least 0, for instance 1e-6.")
-        likelihood = convert_likelihood(likelihood)
-        device = next((parameter.device for parameter in kernel.parameters()), None)
-        given = {"train_x": train_x, "train_y": train_y, **(extra_inputs or {})}
-        arrays = {name: as_tensor(name, value, device) for name, value in given.items()}
-        check_devices(**arrays, kernel=kernel, mean=mean, likelihood=likelihood)
-        x = check_inputs("train_x", arrays.pop("train_x"), dtype)
-        warn_of_scales(x)
-        self.jitter = float(jitter)
-        self.register_buffer("train_x", x)
-        self.register_buffer("train_y", check_targets(arrays.pop("train_y"), x, as_likelihood(likelihood), dtype).values)
-        for name, value in arrays.items():
-            self.register_buffer(name, check_inputs(name, value, dtype, x.shape[1]))
-        self.kernel = copy.deepcopy(kernel).to(dtype)
-        self.mean = (ZeroMean() if mean is None else copy.deepcopy(mean)).to(dtype)
-        self.likelihood = likelihood.to(dtype)
-        check_forward(self.likelihood, self.train_y)
-        self.refresh()
+        with torch.inference_mode(False):  # else autograd could follow no copy made here
+            likelihood = convert_likelihood(likelihood)
+            device = next((parameter.device for parameter in kernel.parameters()), None)
+            given = {"train_x": train_x, "train_y": train_y, **(extra_inputs or {})}
+            arrays = {name: as_tensor(name, value, device) for name, value in given.items()}
+            check_devices(**arrays, kernel=kernel, mean=mean, likelihood=likelihood)
+            x = check_inputs("train_x", arrays.pop("train_x"), dtype)
+            warn_of_scales(x)
+            self.jitter = float(jitter)
+            self.register_buffer("train_x", x)
+            self.register_buffer("train_y", check_targets(arrays.pop("train_y"), x, as_likelihood(likelihood), dtype).values)
+            for name, value in arrays.items():
+                self.register_buffer(name, check_inputs(name, value, dtype, x.shape[1]))
+            self.kernel = copy.deepcopy(kernel).to(dtype)
+            self.mean = (ZeroMean() if mean is None else copy.deepcopy(mean)).to(dtype)
+            self.likelihood = likelihood.to(dtype)
+            check_forward(self.likelihood, self.train_y)
+            self.refresh()
 
     def refresh(self) -> None:
         """Works out again what depends on the modules and data: after fixing a parameter or changing a prior in place.
