@@ -22,7 +22,7 @@ from torchgpmc.checks import is_number
 from torchgpmc.likelihoods.likelihood import Factorised
 from torchgpmc.linalg import apply_factor, cholesky, factor_with_gradient, whiten
 from torchgpmc.models.targets import Targets
-from torchgpmc.models.validation import as_tensor, check_devices, check_dtype, check_inputs, check_targets, warn_of_scales
+from torchgpmc.models.validation import as_tensor, check_devices, check_dtype, check_inputs, check_targets, names_of, warn_of_scales
 from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.parameters.layout import Hyperparameters, Layout, build_layout
 
@@ -108,7 +108,6 @@ class GPModel(nn.Module):
             raise TypeError(f"kernel is {kernel!r}. Expected a gpytorch kernel, for instance ScaleKernel(RBFKernel()).")
         if mean is not None and not isinstance(mean, Mean):
             raise TypeError(f"mean is {mean!r}. Expected a gpytorch mean, for instance gpytorch.means.ConstantMean(), or None.")
-        check_dtype("dtype", dtype)
         if not (is_number(jitter) and 0 <= jitter < math.inf):
             raise ValueError(f"jitter is {jitter!r}. Expected a variance of at least 0, for instance 1e-6.")
         with torch.inference_mode(False):  # else autograd could follow no copy made here
@@ -119,7 +118,7 @@ class GPModel(nn.Module):
             check_devices(**arrays, kernel=kernel, mean=mean, likelihood=likelihood)
             x = check_inputs("train_x", arrays.pop("train_x"), dtype)
             warn_of_scales(x)
-            self.jitter = float(jitter)
+            self.jitter, self.columns = float(jitter), names_of(train_x)
             self.register_buffer("train_x", x)
             self.register_buffer("train_y", check_targets(arrays.pop("train_y"), x, as_likelihood(likelihood), dtype).values)
             for name, value in arrays.items():
