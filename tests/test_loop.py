@@ -9,6 +9,7 @@ import textwrap
 import time
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
@@ -81,6 +82,15 @@ def test_the_same_seed_gives_the_same_draws_and_another_does_not(method):
     model, options = gp("probit"), options_of(method)
     other = tg.sample(model, method, **{**options, "seed": 5})
     assert same(whole_run(method), tg.sample(model, method, **options)) and not same(whole_run(method), other)
+
+
+def test_numpys_whole_numbers_are_whole_numbers(tmp_path):
+    model = gp("probit")
+    options = OPTIONS | {name: np.int64(OPTIONS[name]) for name in ("num_samples", "warmup_steps", "num_chains", "seed")}
+    posterior = tg.sample(model, tg.HMC(num_steps=np.int64(2)), **options)
+    assert same(posterior, tg.sample(model, tg.HMC(num_steps=2), **OPTIONS))
+    posterior.save(tmp_path / "run.pt")
+    assert same(posterior, tg.Posterior.load(tmp_path / "run.pt", model))
 
 
 def test_seed_none_records_the_seed_it_drew():
