@@ -9,6 +9,7 @@ import textwrap
 import time
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
@@ -60,10 +61,36 @@ def whole_run(method):
 
 
 @pytest.mark.parametrize("method", [*each(METHODS), *quick([], WEIGHTED)])
+def made_and_sampled():
+    model, method = gp("probit", num_data=6), tg.NUTS(max_tree_depth=2, whitening=tg.Laplace())
+    theta = tg.sample(model, method, **(OPTIONS | {"num_samples": 3, "warmup_steps": 3})).theta
+    start = tg.initialize(sparse_gp("probit"), max_iterations=2, progress=False)
+    density = tg.sample_density(
+        lambda x: -x.square().sum(-1), torch.ones(3, 2), tg.HMC(num_steps=2), **(OPTIONS | {"num_chains": None})
+    )
+    return theta, density.position, start.theta, tg.fit(model, max_iterations=3).kernel.raw_outputscale
+
+
+@pytest.mark.slow
+def test_inference_mode_around_everything_changes_no_number():
+    plain = made_and_sampled()
+    with torch.inference_mode():
+        assert all(torch.equal(a, b) for a, b in zip(plain, made_and_sampled(), strict=True))
+
+
 def test_the_same_seed_gives_the_same_draws_and_another_does_not(method):
     model, options = gp("probit"), options_of(method)
     other = tg.sample(model, method, **{**options, "seed": 5})
     assert same(whole_run(method), tg.sample(model, method, **options)) and not same(whole_run(method), other)
+
+
+def test_numpys_whole_numbers_are_whole_numbers(tmp_path):
+    model = gp("probit")
+    options = OPTIONS | {name: np.int64(OPTIONS[name]) for name in ("num_samples", "warmup_steps", "num_chains", "seed")}
+    posterior = tg.sample(model, tg.HMC(num_steps=np.int64(2)), **options)
+    assert same(posterior, tg.sample(model, tg.HMC(num_steps=2), **OPTIONS))
+    posterior.save(tmp_path / "run.pt")
+    assert same(posterior, tg.Posterior.load(tmp_path / "run.pt", model))
 
 
 def test_seed_none_records_the_seed_it_drew():

@@ -50,6 +50,11 @@ def test_many_hyperparameters_are_for_ep_and_more_of_them_for_chains(columns, en
     assert len(found) == len(engines) and all(typed.startswith(name) for typed, name in zip(found, engines, strict=True))
 
 
+def test_an_engine_of_weighted_draws_may_make_as_many_however_few_are_wanted():
+    few, usual, many = (candidates(wide(1), wanted)[0].most for wanted in (50, 400, 1000))
+    assert few == usual < many
+
+
 def test_many_hyperparameters_of_a_likelihood_with_several_modes_are_for_chains():
     model = wide(9)
     heavy = tg.GP(model.train_x, targets("student_t", 6), model.kernel, gp("student_t").likelihood)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ def warn(message: str, category: type[Warning] = SamplingWarning) -> None:
 
 def is_count(value: Any, least: int = 1) -> bool:
     """Whether ``value`` is a whole number of at least ``least``; ``True`` is no number."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
 
 
 def check_count(name: str, value: Any, least: int = 1, example: str = "") -> None:
@@ -42,7 +43,7 @@ def check_count(name: str, value: Any, least: int = 1, example: str = "") -> Non
 
 def is_number(value: Any) -> bool:
     """Whether ``value`` is a whole or real number; ``True`` is none."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def check_positive(name: str, value: Any, low: float = 0.0, high: float = float("inf")) -> None:

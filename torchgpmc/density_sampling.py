@@ -119,9 +119,9 @@ def sample_density(
             f"method is {method!r}. Expected one that needs no Gaussian process: torchgpmc.NUTS(), HMC(), ChEES(), AdaptiveMH() or "
             f"Slice()."
         )
-    start = _checked_start(start, num_chains)
-    settings = check_settings(num_samples, warmup_steps, len(start), None)
-    with one_torch_thread():
+    with one_torch_thread(), torch.inference_mode(False):
+        start = _checked_start(start, num_chains)
+        settings = check_settings(num_samples, warmup_steps, len(start), None)
         target: Any = density if hasattr(density, "value_and_grad") else AutogradDensity(density)
         _check_density(target, start, method.needs_gradients)
         order = Order(method, settings, checked_seed(seed), start.device, checkpoint, progress)

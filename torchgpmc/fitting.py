@@ -75,13 +75,13 @@ def fit(
     for name, value in (("num_starts", num_starts), ("max_iterations", max_iterations)):
         check_count(name, value)
     check_model(model, f"fit with {type(approximation).__name__}", approximation)
-    model.refresh()
-    if not model.layout.size:
-        return copy.deepcopy(model)
-    generator = make_generator(seed, model.train_x.device)
-    starts = torch.cat([model.layout.present(model), model.layout.starting_points(num_starts - 1, generator)])
-    density = _log_evidence(model, approximation, maximum_a_posteriori)
-    with one_torch_thread():
+    with one_torch_thread(), torch.inference_mode(False):
+        model.refresh()
+        if not model.layout.size:
+            return copy.deepcopy(model)
+        generator = make_generator(seed, model.train_x.device)
+        starts = torch.cat([model.layout.present(model), model.layout.starting_points(num_starts - 1, generator)])
+        density = _log_evidence(model, approximation, maximum_a_posteriori)
         found = [ascend(density, start, bound=_BOUND, max_iterations=max_iterations) for start in starts]
     best = max((ascent for ascent in found if ascent is not None), key=lambda ascent: ascent.log_density, default=None)
     if best is None:

@@ -100,7 +100,7 @@ def sample(
         method = NUTS()  # where every chain has a posterior of its own, there is nothing to judge draws by
     if num_samples is None:
         num_samples = WANTED if method is None else _DRAWS
-    with one_torch_thread():
+    with one_torch_thread(), torch.inference_mode(False):
         model.refresh()
         settings = check_settings(num_samples, warmup_steps, num_chains, chain_chunk)
         order = Order(method, settings, checked_seed(seed), model.train_x.device, checkpoint, progress)
@@ -142,13 +142,19 @@ def _sample_by_default(model: GPModel, order: Order) -> Posterior:
 def check_settings(num_samples: int, warmup_steps: int | None, num_chains: int | None, chain_chunk: int | None) -> Settings:
     """Raises a ``ValueError`` for a number out of range."""
     check_count("num_samples", num_samples)
-    if warmup_steps is not None:
-        check_count("warmup_steps", warmup_steps, 0)
-    if num_chains is not None:
-        check_count("num_chains", num_chains)
-    if chain_chunk is not None:
-        check_count("chain_chunk", chain_chunk)
-    return Settings(num_samples, warmup_steps, num_chains, chain_chunk)
+    return Settings(
+        int(num_samples),
+        _checked_count("warmup_steps", warmup_steps, 0),
+        _checked_count("num_chains", num_chains),
+        _checked_count("chain_chunk", chain_chunk),
+    )
+
+
+def _checked_count(name: str, count: int | None, least: int = 1) -> int | None:
+    if count is None:
+        return None
+    check_count(name, count, least)
+    return int(count)  # numpy's whole numbers are neither torch's nor a file's
 
 
 def checked_seed(seed: int | None) -> int:
@@ -156,7 +162,7 @@ def checked_seed(seed: int | None) -> int:
     if seed is None:
         seed = secrets.randbits(62)
     check_count("seed", seed, 0)
-    return seed
+    return int(seed)
 
 
 def _check_one_data_set_a_chain(model: GPModel, settings: Settings) -> None:

@@ -28,7 +28,7 @@ from torchgpmc.diagnostics import (
 from torchgpmc.fitted import Fitted
 from torchgpmc.likelihoods.counts import checked_exposure
 from torchgpmc.models.gp_model import GPModel, JointGaussian, likelihood_parameters
-from torchgpmc.models.validation import check_inputs
+from torchgpmc.models.validation import check_test_inputs
 from torchgpmc.prediction import Given, Jointly, Prediction
 from torchgpmc.random import make_generator
 from torchgpmc.storage.draws import Draws, check_draws
@@ -135,11 +135,10 @@ class Posterior:
             exposure: of counts at the test points, a number or ``(T,)``; by default that of the data, if it is one number.
 
         Raises:
-            ValueError: wrong shape, NaN or infinite values, ``num_draws`` or ``test_chunk`` below 1, or an exposure that is not
-                positive or of no use to the likelihood.
+            ValueError: wrong shape, NaN or infinite values, a frame of other columns than ``train_x`` was, ``num_draws`` or
+                ``test_chunk`` below 1, or an exposure that is not positive or of no use to the likelihood.
         """
-        width = self.model.train_x.shape[1]
-        x = check_inputs("x", x, self.model.train_x.dtype, width).to(self.model.train_x.device)
+        x = check_test_inputs(x, self.model.train_x, self.model.columns)
         if num_draws is not None:
             check_count("num_draws", num_draws, example=", or None for all draws")
         check_count("test_chunk", test_chunk, example=", for instance 2048")

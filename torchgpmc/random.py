@@ -13,7 +13,7 @@ _SOBOL_CELLS = 2**30  # torch's Sobol numbers have this many binary digits
 
 def make_generator(seed: int, device: torch.device | str = "cpu") -> torch.Generator:
     """A generator on ``device`` seeded with ``seed``."""
-    return torch.Generator(device=device).manual_seed(seed)
+    return torch.Generator(device=device).manual_seed(int(seed))
 
 
 def normal_like(tensor: Tensor, generator: torch.Generator) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -204,7 +205,10 @@ def _weighted(model: GPModel, method: AMIS, why: str, wanted: int) -> Candidate:
         estimator = estimator_for(model, approximation, method.num_importance, None, None)
         return estimator.draw(model.layout.starting_points(thetas, generator), generator)
 
-    most = _DRAWS_AN_EFFECTIVE_ONE * wanted
+    if wanted < WANTED:
+        # Few are found sooner. They are no reason to give up sooner: engines that come later are dearer.
+        method = replace(method, batch_size=max(wanted, 10 * model.layout.size))
+    most = _DRAWS_AN_EFFECTIVE_ONE * max(wanted, WANTED)
     return Candidate(method, why, None, None, 1, most, float("inf"), evaluate, _USUAL_DRAWS_AN_EFFECTIVE_ONE * wanted / thetas)
 
 

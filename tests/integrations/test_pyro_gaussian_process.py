@@ -135,6 +135,22 @@ def test_what_a_site_cannot_be_is_said(make, error, match):
         make()
 
 
+def test_sites_of_single_precision_are_worked_out_in_double():
+    """Twenty points under a long lengthscale: in single precision nothing factorises."""
+    x = torch.linspace(0, 1, 20)
+    values = {"f.kernel.lengthscale": torch.full((1, 1), 2.0), "f.v": numbers(20).float().requires_grad_(True)}
+    found = {}
+    for dtype in (torch.float32, F64):
+        site = GP("f", x.to(dtype), RBFKernel(lengthscale_prior=GammaPrior(2.0, 1.0)))
+        given = {name: value.to(dtype) for name, value in values.items()}
+        f = pyro.poutine.condition(site, data=given)()
+        (slope,) = torch.autograd.grad(f.sum(), values["f.v"])
+        elsewhere = site(x[:3].to(dtype) + 0.01)
+        assert f.dtype == elsewhere.scale_tril.dtype == dtype
+        found[dtype] = [part.detach().double() for part in (f, slope, elsewhere.mean, elsewhere.scale_tril)]
+    torch.testing.assert_close(found[torch.float32], found[F64], rtol=1e-4, atol=1e-5)
+
+
 def test_predictive_in_parallel_is_refused():
     x, _ = binary_data(5)
     model = gp_model(gp_of(x))

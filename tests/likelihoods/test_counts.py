@@ -56,7 +56,7 @@ def test_impossible_exposures_are_named(exposure, match):
 @pytest.mark.parametrize("kind", KINDS)
 def test_counts_that_are_not_whole_are_named(kind):
     name = type(KINDS[kind]()).__name__
-    with pytest.raises(ValueError, match=rf"train_y holds \[0.5\]. Expected counts 0, 1, 2, .... {name} models whole numbers"):
+    with pytest.raises(ValueError, match=rf"the targets hold \[0.5\]. Expected counts 0, 1, 2, .... {name} models whole numbers"):
         tg.GP(X, torch.tensor([0.0, 0.5, 1.0, 2.0]), kernel(), KINDS[kind]())
 
 

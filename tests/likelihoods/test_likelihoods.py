@@ -294,7 +294,7 @@ def test_a_setting_that_torch_refuses_has_density_zero_and_leaves_the_others_the
 
 def test_targets_that_a_gpytorch_likelihood_cannot_give_are_an_error():
     with pytest.raises(
-        ValueError, match=r"train_y holds \[-0.5\]. Expected .*lower_bound=0.0.*the support of Exponential's Exponential"
+        ValueError, match=r"the targets hold \[-0.5\]. Expected .*lower_bound=0.0.*the support of Exponential's Exponential"
     ):
         tg.GP(inputs(4), torch.tensor([0.2, 1.5, -0.5, 0.5]), kernel(), Exponential())
 

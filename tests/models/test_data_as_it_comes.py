@@ -26,6 +26,8 @@ def frame(x):
         (lambda: X.numpy().astype(">f8"), np.array(LABELS, dtype=object)),
         (lambda: frame(X), np.array(LABELS, dtype=np.uint8)[:, None]),
         (lambda: X, torch.tensor(LABELS)[:, None]),
+        (lambda: X.flip(0).numpy()[::-1], np.array(LABELS[::-1])[::-1]),
+        (lambda: X.to_sparse(), np.ma.masked_array(LABELS, mask=False)),
     ],
 )
 def test_all_kinds_of_numbers_give_the_same_model(make_x, y):
@@ -41,6 +43,26 @@ def test_inducing_points_come_from_all_kinds_of_numbers(make_x):
     x = torch.tensor([[0.0, 0.0], [1.0, 0.0], [8.0, 9.0], [9.0, 9.0]])
     points = tg.kmeans_inducing_points(make_x(x), 2)
     torch.testing.assert_close(points[points[:, 0].argsort()].double(), torch.tensor([[0.5, 0.0], [8.5, 9.0]]).double())
+
+
+def lacking_in_a_frame():
+    x = frame(X)
+    return x.convert_dtypes().mask(x == x.iloc[2, 1])
+
+
+@pytest.mark.parametrize("make", [lacking_in_a_frame, lambda: np.ma.masked_equal(X.numpy(), X[2, 1].item())])
+def test_what_an_array_lacks_is_not_taken_for_a_number(make):
+    with pytest.raises(ValueError, match="train_x has 1 NaN or infinite values, the first in row 2"):
+        tg.GP(make(), LABELS, kernel(), tg.likelihoods.Bernoulli())
+
+
+def test_columns_of_a_frame_keep_their_order():
+    model = tg.GP(frame(X), LABELS, kernel(), tg.likelihoods.Bernoulli())
+    theta, x = torch.zeros(1, model.layout.size, dtype=torch.float64), frame(X[:2])
+    for named_alike in (x, x.to_numpy(), x.set_axis([0, 1], axis=1)):
+        tg.approximations.predict(model, theta, tg.Laplace(), named_alike)
+    with pytest.raises(ValueError, match=r"x has columns \['b', 'a'\] and train_x had \['a', 'b'\]. Expected those, in that order"):
+        tg.approximations.predict(model, theta, tg.Laplace(), x[["b", "a"]])
 
 
 def test_a_frame_of_text_names_its_columns():

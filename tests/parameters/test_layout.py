@@ -9,7 +9,7 @@ import scipy.integrate
 import scipy.stats
 import torch
 from gpytorch.constraints import GreaterThan, Interval, LessThan, Positive
-from gpytorch.kernels import LinearKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import IndexKernel, LinearKernel, RBFKernel, RQKernel, ScaleKernel
 from gpytorch.priors import (
     GammaPrior,
     HalfCauchyPrior,
@@ -278,6 +278,16 @@ def test_a_parameter_with_neither_prior_nor_fixing_is_an_error_with_both_remedie
 def test_all_parameters_without_a_prior_are_named_at_once():
     with pytest.raises(ValueError, match=r"(?s)2 parameters have no prior.*kernel.outputscale: .*kernel.base_kernel.lengthscale: "):
         build_layout({"kernel": ScaleKernel(RBFKernel())}, torch.float64, torch.device("cpu"))
+
+
+def test_the_priors_that_the_error_suggests_are_lines_that_run():
+    rational = RQKernel(lengthscale_prior=GammaPrior(2.0, 1.0))  # which takes alpha_prior= and drops it
+    kernel = ScaleKernel(rational * IndexKernel(num_tasks=2), outputscale_prior=GammaPrior(2.0, 1.0))
+    with pytest.raises(ValueError, match="3 parameters have no prior") as caught:
+        build_layout({"kernel": kernel}, torch.float64, torch.device("cpu"))
+    for line in str(caught.value).splitlines()[1:]:
+        exec(line.split(": ")[1].split(", or ")[0])
+    assert len(build_layout({"kernel": kernel}, torch.float64, torch.device("cpu")).names) == 5
 
 
 def two_at_once():

@@ -16,7 +16,7 @@ from torchgpmc.approximations.gaussian_form import (
 from torchgpmc.approximations.laplace_mode import Laplace
 from torchgpmc.linalg import solve_lower
 from torchgpmc.models.gp_model import GPModel, LatentPrior, conditional_variance, likelihood_values
-from torchgpmc.models.validation import check_inputs
+from torchgpmc.models.validation import check_test_inputs
 from torchgpmc.prediction import Prediction
 
 
@@ -140,7 +140,7 @@ def predict(model: GPModel, theta: Tensor, approximation: Approximation, x: Tens
         tensor([False,  True])
     """
     check_model(model, f"predict with {type(approximation).__name__}")
-    x = check_inputs("x", x, model.train_x.dtype, model.train_x.shape[1]).to(model.train_x.device)
+    x = check_test_inputs(x, model.train_x, model.columns)
     with torch.no_grad():
         prior = model.prior(theta)
         found = approximation.evidence(model, prior)

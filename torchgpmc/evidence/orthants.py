@@ -23,7 +23,7 @@ from torchgpmc.likelihoods import Bernoulli
 from torchgpmc.linalg import cholesky
 from torchgpmc.models.gp_model import GPModel, LatentPrior
 from torchgpmc.models.targets import Targets
-from torchgpmc.models.validation import check_inputs
+from torchgpmc.models.validation import check_test_inputs
 from torchgpmc.orthant import SeparationOfVariables, Sequential
 from torchgpmc.orthant.problem import Problem
 from torchgpmc.orthant.truncated import truncated_draws
@@ -262,7 +262,7 @@ class OrthantClassifier:
     def probabilities(self, x: Tensor) -> Tensor:
         """P(y* = 1) ``(C, T)`` at test inputs ``(T, D)``: the soft count of eq. 62."""
         model, prior = self._model, self._prior
-        x = check_inputs("x", x, model.train_x.dtype, model.train_x.shape[1]).to(model.train_x.device)
+        x = check_test_inputs(x, model.train_x, model.columns)
         with torch.no_grad():
             cross = model.cross(prior, x)
             signed = cross.covariance * self._found.sign.unsqueeze(-1)

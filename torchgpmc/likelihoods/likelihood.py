@@ -317,4 +317,4 @@ def require_targets(ok: Tensor, targets: Tensor, expected: str, remedy: str) -> 
     """Raises a ``ValueError`` that shows the first few targets outside the set a likelihood describes."""
     if not bool(ok.all()):
         wrong = targets[~ok].unique()[:5].tolist()
-        raise ValueError(f"train_y holds {wrong}. Expected {expected}. {remedy}")
+        raise ValueError(f"the targets hold {wrong}. Expected {expected}. {remedy}")

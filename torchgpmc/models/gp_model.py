@@ -22,7 +22,7 @@ from torchgpmc.checks import is_number
 from torchgpmc.likelihoods.likelihood import Factorised
 from torchgpmc.linalg import apply_factor, cholesky, factor_with_gradient, whiten
 from torchgpmc.models.targets import Targets
-from torchgpmc.models.validation import as_tensor, check_devices, check_inputs, check_targets, warn_of_scales
+from torchgpmc.models.validation import as_tensor, check_devices, check_dtype, check_inputs, check_targets, names_of, warn_of_scales
 from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.parameters.layout import Hyperparameters, Layout, build_layout
 
@@ -108,27 +108,26 @@ class GPModel(nn.Module):
             raise TypeError(f"kernel is {kernel!r}. Expected a gpytorch kernel, for instance ScaleKernel(RBFKernel()).")
         if mean is not None and not isinstance(mean, Mean):
             raise TypeError(f"mean is {mean!r}. Expected a gpytorch mean, for instance gpytorch.means.ConstantMean(), or None.")
-        if not dtype.is_floating_point:
-            raise ValueError(f"dtype is {dtype}. Expected torch.float64 (recommended) or torch.float32.")
         if not (is_number(jitter) and 0 <= jitter < math.inf):
             raise ValueError(f"jitter is {jitter!r}. Expected a variance of at least 0, for instance 1e-6.")
-        likelihood = convert_likelihood(likelihood)
-        device = next((parameter.device for parameter in kernel.parameters()), None)
-        given = {"train_x": train_x, "train_y": train_y, **(extra_inputs or {})}
-        arrays = {name: as_tensor(name, value, device) for name, value in given.items()}
-        check_devices(**arrays, kernel=kernel, mean=mean, likelihood=likelihood)
-        x = check_inputs("train_x", arrays.pop("train_x"), dtype)
-        warn_of_scales(x)
-        self.jitter = float(jitter)
-        self.register_buffer("train_x", x)
-        self.register_buffer("train_y", check_targets(arrays.pop("train_y"), x, as_likelihood(likelihood), dtype).values)
-        for name, value in arrays.items():
-            self.register_buffer(name, check_inputs(name, value, dtype, x.shape[1]))
-        self.kernel = copy.deepcopy(kernel).to(dtype)
-        self.mean = (ZeroMean() if mean is None else copy.deepcopy(mean)).to(dtype)
-        self.likelihood = likelihood.to(dtype)
-        check_forward(self.likelihood, self.train_y)
-        self.refresh()
+        with torch.inference_mode(False):  # else autograd could follow no copy made here
+            likelihood = convert_likelihood(likelihood)
+            device = next((parameter.device for parameter in kernel.parameters()), None)
+            given = {"train_x": train_x, "train_y": train_y, **(extra_inputs or {})}
+            arrays = {name: as_tensor(name, value, device) for name, value in given.items()}
+            check_devices(**arrays, kernel=kernel, mean=mean, likelihood=likelihood)
+            x = check_inputs("train_x", arrays.pop("train_x"), dtype)
+            warn_of_scales(x)
+            self.jitter, self.columns = float(jitter), names_of(train_x)
+            self.register_buffer("train_x", x)
+            self.register_buffer("train_y", check_targets(arrays.pop("train_y"), x, as_likelihood(likelihood), dtype).values)
+            for name, value in arrays.items():
+                self.register_buffer(name, check_inputs(name, value, dtype, x.shape[1]))
+            self.kernel = copy.deepcopy(kernel).to(dtype)
+            self.mean = (ZeroMean() if mean is None else copy.deepcopy(mean)).to(dtype)
+            self.likelihood = likelihood.to(dtype)
+            check_forward(self.likelihood, self.train_y)
+            self.refresh()
 
     def refresh(self) -> None:
         """Works out again what depends on the modules and data: after fixing a parameter or changing a prior in place.
@@ -136,6 +135,7 @@ class GPModel(nn.Module):
         :func:`torchgpmc.sample` does this first, so only those who call densities themselves need to.
         """
         x = self.train_x
+        check_dtype("the model's dtype", x.dtype)
         self.layout = build_layout({"kernel": self.kernel, "mean": self.mean, "likelihood": self.likelihood}, x.dtype, x.device)
         self.covariance = covariance_function(self.kernel, x)
         self.mean_function = MeanFunction(self.mean, x)

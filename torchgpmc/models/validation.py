@@ -14,12 +14,18 @@ from torchgpmc.models.targets import Targets
 _SCALES = 1e3  # of columns, from which on one lengthscale, or one prior for several, hardly serves
 
 
+def check_dtype(name: str, dtype: torch.dtype) -> None:
+    """Raises a ``ValueError`` unless torch factorises matrices in ``dtype``."""
+    if dtype not in (torch.float64, torch.float32):
+        raise ValueError(f"{name} is {dtype}. Expected torch.float64 (recommended) or torch.float32.")
+
+
 def as_tensor(name: str, values: Any, device: torch.device | None = None) -> Tensor:
     """A tensor of numbers from what users have: a tensor as it is; a numpy array, a pandas frame or series, a list.
 
     Args:
         name: of the argument, for messages.
-        values: numbers or truth values.
+        values: numbers or truth values; what a masked array or a frame lacks becomes NaN.
         device: where it is to live; a tensor stays where it is.
 
     Raises:
@@ -31,13 +37,16 @@ def as_tensor(name: str, values: Any, device: torch.device | None = None) -> Ten
                 [1.0000, 0.0000]], dtype=torch.float64)
     """
     if isinstance(values, Tensor):
-        return values
+        return values.to_dense()
     if isinstance(values, list | tuple) and any(isinstance(value, Tensor) for value in values):
         return torch.stack([as_tensor(name, value, device) for value in values])
     try:
         array = np.asarray(values)
+        if np.ma.is_masked(values):
+            array = values.astype(float).filled(np.nan)
         if array.dtype == object and array.ndim:
-            array = array.astype(float)  # numbers of several kinds, or a frame of columns of several
+            # Numbers of several kinds, or a frame of columns of several, or with pandas' own sign for none.
+            array = values.to_numpy(float, na_value=np.nan) if hasattr(values, "select_dtypes") else array.astype(float)
     except (TypeError, ValueError):
         array = np.empty(0, dtype=object)
     if array.dtype.kind not in "biuf":
@@ -47,7 +56,8 @@ def as_tensor(name: str, values: Any, device: torch.device | None = None) -> Ten
         )
     if not array.dtype.isnative or array.dtype == np.float16 or array.dtype == np.longdouble:
         array = array.astype(float)
-    return torch.tensor(array.astype(np.int64) if array.dtype.kind == "u" else array, device=device)
+    array = np.array(array, np.int64 if array.dtype.kind == "u" else None, order="C")  # no view back to front, which torch refuses
+    return torch.tensor(array, device=device)
 
 
 def _described(values: Any) -> str:
@@ -63,8 +73,9 @@ def check_inputs(name: str, x: Any, dtype: torch.dtype, num_columns: int | None 
 
     Raises:
         TypeError: not numbers.
-        ValueError: wrong shape, no rows, NaN or infinite values, or not ``num_columns`` columns.
+        ValueError: wrong shape, no rows, NaN or infinite values, not ``num_columns`` columns, or half precision asked for.
     """
+    check_dtype("dtype", dtype)
     x = as_tensor(name, x)
     if x.dim() == 1:
         x = x.unsqueeze(-1)
@@ -78,6 +89,25 @@ def check_inputs(name: str, x: Any, dtype: torch.dtype, num_columns: int | None 
         )
     _check_finite(name, x)
     return x.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
+
+
+def names_of(x: Any) -> list[str] | None:
+    """Of a frame's columns; ``None`` where they have none."""
+    names = list(getattr(x, "columns", ()))
+    return names if names and all(isinstance(name, str) for name in names) else None
+
+
+def check_test_inputs(x: Any, train_x: Tensor, columns: list[str] | None) -> Tensor:
+    """Test inputs as a ``(T, D)`` copy that suits the training inputs, of a frame with ``columns`` if those have names.
+
+    Raises:
+        TypeError: not numbers.
+        ValueError: wrong shape, NaN or infinite values, or a frame with other columns, or in another order.
+    """
+    names = names_of(x)
+    if columns is not None and names is not None and names != columns:
+        raise ValueError(f"x has columns {names} and train_x had {columns}. Expected those, in that order: x[{columns}].")
+    return check_inputs("x", x, train_x.dtype, train_x.shape[1]).to(train_x.device)
 
 
 def warn_of_scales(x: Tensor) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -39,15 +41,33 @@ def suggested_prior(missing: Missing) -> str:
     return "GammaPrior(2.0, 1.0)" if math.isinf(upper) else f"UniformPrior({lower:g}, {upper:g})"
 
 
+def suggested_ways(missing: Missing) -> str:
+    r"""How to give that prior, where the parameter's module takes one, and how to fix the parameter, as Python text.
+
+    gpytorch's constructors ignore options that they do not know, so an option is named only where some constructor lists it.
+
+    Example:
+        >>> from gpytorch.kernels import RQKernel
+        >>> print(suggested_ways(Missing("kernel.alpha", "kernel.raw_alpha", RQKernel(), "raw_alpha")).replace(", or ", "\n"))
+        kernel.register_prior("alpha_prior", gpytorch.priors.GammaPrior(2.0, 1.0), "alpha")
+        kernel.raw_alpha.requires_grad_(False)
+    """
+    value, prior = missing.leaf.removeprefix("raw_"), f"gpytorch.priors.{suggested_prior(missing)}"
+    path = re.sub(r"\.(\d+)(?=\.)", r"[\1]", missing.raw_name)  # as Python indexes modules in a list
+    fixed = f"{path}.requires_grad_(False)"
+    constructors = (vars(cls)["__init__"] for cls in type(missing.owner).__mro__ if "__init__" in vars(cls))
+    if any(f"{value}_prior" in inspect.signature(constructor).parameters for constructor in constructors):
+        return f"{value}_prior={prior}, or {fixed}"
+    if hasattr(missing.owner, "register_prior"):
+        return f'{path.removesuffix(missing.leaf)}register_prior("{value}_prior", {prior}, "{value}"), or {fixed}'
+    return fixed
+
+
 def missing_priors_message(missing: Sequence[Missing]) -> str:
     """One sentence of what is expected, and a line a parameter."""
     count = len(missing)
     subject = f"parameter '{missing[0].name}' has no prior" if count == 1 else f"{count} parameters have no prior"
-    lines = [
-        f"  {entry.name}: {entry.leaf.removeprefix('raw_')}_prior=gpytorch.priors.{suggested_prior(entry)}, or "
-        f"{entry.raw_name}.requires_grad_(False)"
-        for entry in missing
-    ]
+    lines = [f"  {entry.name}: {suggested_ways(entry)}" for entry in missing]
     return (
         f"{subject}. Expected every parameter to be sampled or fixed: give it a gpytorch prior, in its module's constructor or by "
         f"`register_prior`, or fix it. For standardised data, for instance:\n" + "\n".join(lines)

@@ -222,7 +222,7 @@ def check_has_hyperparameters(model: GPModel, method: str) -> None:
     if not model.layout.size:
         raise ValueError(
             f"{method} samples hyperparameters, and all of this model's are fixed. Expected at least one with a prior; "
-            f"sample the latents alone with EllipticalSlice() or NUTS()."
+            f"sample the latents alone with EllipticalSlice() or AuxiliaryGradient()."
         )
 
 

@@ -90,10 +90,10 @@ def initialize(
             raise ValueError(
                 f"batch_size is {batch_size} and {type(model).__name__} has a latent for every datum. Expected None, or a SparseGP."
             )
-    model.refresh()
     moves = optimize_inducing_points and not model.has_latents_at_data
     bar = tqdm(disable=not progress, desc="variational fit", unit="step", dynamic_ncols=True)
-    with bar:
+    with bar, torch.inference_mode(False):
+        model.refresh()
         if not model.factorises:
             return start_at_joint_mode(model, max_iterations, seed, bar)
         if batch_size is not None and batch_size < len(model.train_x):

@@ -15,7 +15,7 @@ from torchgpmc.checks import warn
 from torchgpmc.models.affine import AffineMap
 from torchgpmc.models.gp_model import GPModel, likelihood_values
 from torchgpmc.models.sparse import SparseGP
-from torchgpmc.models.validation import check_inputs
+from torchgpmc.models.validation import check_test_inputs
 from torchgpmc.prediction import Prediction
 from torchgpmc.storage.fingerprint import differences, model_fingerprint
 from torchgpmc.variational.bound import VariationalMarginal
@@ -129,7 +129,7 @@ class Start:
             ValueError: inputs of the wrong shape, NaN or infinite values.
         """
         model = self.model
-        x = check_inputs("x", x, model.train_x.dtype, model.train_x.shape[1]).to(model.train_x.device)
+        x = check_test_inputs(x, model.train_x, model.columns)
         latents = self._latents()
         with torch.no_grad():
             prior = model.prior(self._on_device(self.theta)[None])

@@ -139,7 +139,7 @@ class GP:
 
     Args:
         name: of the site.
-        x: inputs ``(N, D)``, or ``(N,)``; constants, in whose dtype everything is.
+        x: inputs ``(N, D)``, or ``(N,)``; constants, in whose dtype all sites are. Covariances are factorised in float64.
         kernel: a gpytorch kernel with priors; parameters with ``requires_grad_(False)`` stay fixed. Copied.
         mean: a gpytorch mean, zero by default. Copied.
         jitter: variance added to the diagonal of every covariance of f.
@@ -195,9 +195,11 @@ class GP:
         parts = {"kernel": kernel, "mean": ZeroMean() if mean is None else mean}
         modules = {part: copy.deepcopy(module).to(dtype) for part, module in parts.items()}
         self._layout = build_layout(modules, dtype, self.x.device)
-        self._covariance = covariance_function(modules["kernel"], self.x)
-        self._mean = MeanFunction(modules["mean"], self.x)
-        self._own_covariance = self._covariance.bind(self.x, self.x)
+        # Pyro's float32 factorises no covariance of smooth functions, at any jitter that does not show.
+        modules, self._x = {part: copy.deepcopy(module).double() for part, module in modules.items()}, self.x.double()
+        self._covariance = covariance_function(modules["kernel"], self._x)
+        self._mean = MeanFunction(modules["mean"], self._x)
+        self._own_covariance = self._covariance.bind(self._x, self._x)
         self._drawn: _Drawn | None = None
 
     def __call__(self, x_new: Tensor | ArrayLike | None = None) -> Any:
@@ -223,7 +225,7 @@ class GP:
         if self._drawn is None:
             raise ValueError(f"GP '{self.name}' has drawn nothing yet. Expected site() before site(x_new), in the same model.")
         inputs = as_tensor("x_new", x_new, self.x.device)
-        inputs = check_inputs("x_new", inputs, self.x.dtype, self.x.shape[1])
+        inputs = check_inputs("x_new", inputs, self._x.dtype, self.x.shape[1])
 
         def moments(*chains: Tensor) -> tuple[Tensor, ...]:
             return self._moments_at(inputs, *chains)
@@ -239,7 +241,7 @@ class GP:
             parameters[prefix][raw] = value
         for fixed in self._layout.fixed:
             prefix, _, raw = fixed.raw_name.partition(".")
-            parameters[prefix][raw] = fixed.value().expand(count, *fixed.value().shape)
+            parameters[prefix][raw] = fixed.value().double().expand(count, *fixed.value().shape)
         covariance = self._jittered(self._own_covariance(parameters["kernel"]), count)
         factor, ok = cholesky(covariance.detach())
         return parameters, covariance, torch.where(ok[:, None, None], factor, torch.nan)
@@ -250,19 +252,20 @@ class GP:
 
     def _latents(self, *chains: Tensor) -> tuple[Tensor]:
         """f ``(C, N)`` from constrained values ``(C, *shape)`` and, last, v ``(C, N)``."""
-        *values, v = chains
+        *values, v = (chain.double() for chain in chains)
         parameters, covariance, factor = self._prior(tuple(values), len(v))
         deviation = apply_factor(covariance, factor, v.unsqueeze(1)).squeeze(1)
-        return (self._mean(parameters["mean"], self.x, len(v)) + deviation,)
+        return ((self._mean(parameters["mean"], self._x, len(v)) + deviation).to(self.x.dtype),)
 
     def _moments_at(self, inputs: Tensor, *chains: Tensor) -> tuple[Tensor, Tensor]:
         """Mean ``(C, T)`` and factor of the covariance ``(C, T, T)`` of f at ``inputs`` given f here."""
-        *values, v = chains
+        *values, v = (chain.double() for chain in chains)
         parameters, covariance, factor = self._prior(tuple(values), len(v))
-        cross = self._covariance.bind(self.x, inputs)(parameters["kernel"]).expand(len(v), -1, -1)
+        cross = self._covariance.bind(self._x, inputs)(parameters["kernel"]).expand(len(v), -1, -1)
         projection, _ = whiten(covariance, factor, cross)
         mean = self._mean(parameters["mean"], inputs, len(v)) + (v.unsqueeze(1) @ projection).squeeze(1)
         own = self._covariance.bind(inputs, inputs)(parameters["kernel"])
         left = self._jittered(own, len(v)) - projection.mT @ projection
         left_factor, ok = cholesky(left.detach())
-        return mean, factor_with_gradient(left, torch.where(ok[:, None, None], left_factor, torch.nan))
+        factor = factor_with_gradient(left, torch.where(ok[:, None, None], left_factor, torch.nan))
+        return mean.to(self.x.dtype), factor.to(self.x.dtype)
