@@ -209,9 +209,14 @@ def test_chains_on_request_and_one_data_set_a_chain():
 
 
 @functools.cache
+def even():
+    """Two hundred draws of weight one."""
+    return tg.sample(gp("probit"), tg.AMIS(), num_samples=400, **QUIET).resampled(200)
+
+
 def weighted(log_weight, noise=0.0):
-    """Two hundred draws of weight one, but for one of them, of which the evidence has the given relative variance."""
-    posterior = tg.sample(gp("probit"), tg.AMIS(), num_samples=400, **QUIET).resampled(200)
+    """Those, one of them of another weight, of which the evidence has the given relative variance."""
+    posterior = even()
     log_weights = torch.zeros(1, 200, dtype=torch.float64)
     log_weights[0, 7] = log_weight
     stats = {**posterior.stats, "log_evidence_variance": torch.full_like(log_weights, noise)}
@@ -249,12 +254,11 @@ def test_weights_that_have_collapsed_end_a_run_early_and_good_ones_do_not():
 
 
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
-def test_one_heavy_draw_does_not_end_a_run_unless_it_may_be_noise():
+def test_one_heavy_draw_does_not_end_a_run():
     # Of 5461 rows of kin8nm, ARD, a draw at the third batch brought the worst effective size from 305 to 16, and the fourth put it
-    # at 638: what it taught the proposal was all that was missing.
-    rule, lucky = Rule(400, 1, 400, math.inf), weighted(4.1)
+    # at 638: what it taught the proposal was all that was missing. So it was with haberman, rows twice, whose estimates are noisy.
+    rule, lucky = Rule(400, 1, 400, math.inf), weighted(4.1, noise=0.3)
     assert 3 * lucky.effective_size() < 0.5 * 400 and not rule(200, 0.0, lambda: lucky)
-    assert rule(200, 0.0, lambda: weighted(4.1, noise=0.1))
 
 
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")

@@ -50,15 +50,14 @@ class Rule(NamedTuple):
     def _is_hopeless(self, posterior: Posterior) -> bool:
         """Of weighted draws: more of them will hardly do.
 
-        A single draw far out may weigh as much as all others, and the next proposals reach there: it is cut, where the evidence is
-        exact. Else it is a lucky estimate as well as not, and noise is not learned away.
+        A single draw far out may weigh as much as all others, and the next proposals reach there: it is cut. Noise of estimates is
+        not learned away.
         """
         weights, share = posterior.log_weights, posterior.num_draws / self.most
         if weights is None or share < _HOPELESS_SHARE:
             return False
-        noise = estimate_noise(posterior.stats, weights)
-        size = posterior.effective_size() if noise else kish_effective_size(truncated_log_weights(weights))
-        return _HOPELESS * size < share * self.wanted or noise > MAX_ESTIMATE_VARIANCE
+        size = kish_effective_size(truncated_log_weights(weights))
+        return _HOPELESS * size < share * self.wanted or estimate_noise(posterior.stats, weights) > MAX_ESTIMATE_VARIANCE
 
 
 def is_good(posterior: Posterior, wanted: int) -> bool:

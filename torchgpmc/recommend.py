@@ -14,6 +14,7 @@ from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.approximations import EP, Conjugate, Laplace
 from torchgpmc.approximations.gaussian_form import has_inducing_normal
 from torchgpmc.density import SharedDensity
+from torchgpmc.evidence import Orthant, SmoothProbit, is_probit
 from torchgpmc.methods import AMIS, NUTS, AuxiliaryGradient, Method, Slice
 from torchgpmc.models import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
@@ -32,6 +33,8 @@ _USUAL_DRAWS_AN_EFFECTIVE_ONE = 3
 _DRAWS_AN_EFFECTIVE_ONE = 10  # weights worth less than a tenth of their number are not to be trusted
 # An estimate's; those of inducing values around their nearest normal density vary by some hundredths, and cost little else.
 _FEW_DRAWS = 4
+# Of an estimate by EP, whose sweeps cost as much as some hundreds of them.
+_MANY_DRAWS = 64
 # What chains may cost, in seconds of two idle cores of 2020s make; counted in evaluations, so that seeds reproduce.
 _BUDGET = 100.0
 _SECONDS_A_BATCH, _OPERATIONS_A_SECOND = 3e-3, 2e9
@@ -162,14 +165,28 @@ def candidates(model: GPModel, wanted: int = WANTED) -> list[Candidate]:
         if size > MOST_HYPERPARAMETERS or not has_inducing_normal(model):
             return together
         return [_weighted(model, AMIS(num_importance=_FEW_DRAWS), few, wanted), *together]
-    found = [_weighted(model, AMIS(), few, wanted)] if size <= MANY_HYPERPARAMETERS else []
-    # Where p(f | y, theta) may have several modes EP hardly settles, and takes each of its moments over all of them.
-    if as_likelihood(model.likelihood).is_log_concave and size <= MOST_HYPERPARAMETERS:
-        closer = "EP follows the latents more closely where Laplace's estimates are noisy: weighted draws, no warm-up."
-        found.append(_weighted(model, AMIS(approximation=EP()), closer, wanted))
+    found = _through_estimates(model, few, wanted)
     white = f"chains of {size} hyperparameters and the latents together, in white coordinates, need no evidence."
     found.append(_chains(model, NUTS(whitening=Laplace(), max_tree_depth=8), white, 150))
     return found
+
+
+def _through_estimates(model: GPModel, few: str, wanted: int) -> list[Candidate]:
+    """Of models whose latents are the values at the data, one a datum."""
+    if is_probit(model):
+        # Laplace's estimates may all miss what a short lengthscale and a large outputscale make of labels, and look even.
+        hardly = "orthant integrals hardly vary where importance samples of the latents do: weighted draws, no warm-up."
+        found = [
+            (MOST_HYPERPARAMETERS, AMIS(evidence=SmoothProbit(EP(), _MANY_DRAWS)), few),
+            (MANY_HYPERPARAMETERS, AMIS(evidence=Orthant()), hardly),
+        ]
+    else:
+        closer = "EP follows the latents more closely where Laplace's estimates are noisy: weighted draws, no warm-up."
+        found = [(MANY_HYPERPARAMETERS, AMIS(), few)]
+        # Where p(f | y, theta) may have several modes EP hardly settles, and takes each of its moments over all of them.
+        if as_likelihood(model.likelihood).is_log_concave:
+            found.append((MOST_HYPERPARAMETERS, AMIS(approximation=EP(), num_importance=_MANY_DRAWS), closer))
+    return [_weighted(model, method, why, wanted) for most, method, why in found if model.layout.size <= most]
 
 
 def _together(model: GPModel, one_latent: bool) -> list[Candidate]:
@@ -202,7 +219,7 @@ def _weighted(model: GPModel, method: AMIS, why: str, wanted: int) -> Candidate:
     def evaluate() -> Any:
         generator = make_generator(0, model.train_x.device)
         approximation = suited_approximation(model, method.approximation)
-        estimator = estimator_for(model, approximation, method.num_importance, None, None)
+        estimator = estimator_for(model, approximation, method.num_importance, None, method.evidence)
         return estimator.draw(model.layout.starting_points(thetas, generator), generator)
 
     if wanted < WANTED:

@@ -140,6 +140,30 @@ def test_a_lobe_that_the_first_proposal_misses_is_found_by_defence_alone(share):
         assert float(state.current.log_share.exp().sum()) == pytest.approx(1.0)
 
 
+def _with_a_ridge(x):
+    """Half of the mass about the first proposal's centre, half on a narrow ridge aside, where few broad draws come."""
+    near, ridge = -0.5 * x.square().sum(-1), -0.5 * ((x[:, 0] - 4) / 0.15).square() - 0.5 * x[:, 1].square()
+    return torch.logaddexp(near, ridge - math.log(0.15))
+
+
+@pytest.mark.parametrize("num_broad", [1, 2])
+def test_a_ridge_aside_takes_a_component_that_is_free_to_go_there(num_broad):
+    """As in the labels of haberman with rows twice, whose short lengthscales one component could not cover with the rest."""
+    generator = torch.Generator().manual_seed(0)
+    proposal = from_modes(FIRST[0], FIRST[1] / 3, FIRST[2], 5.0)
+    for _ in range(num_broad):  # the last of them stays
+        proposal = with_defence(proposal, *BROAD, 0.2)
+    state = start(proposal)
+    for count in (400, 480, 576, 691, 829, 995):
+        x = draw_from(state.current, count, generator)
+        state = adapt(add_draws(state, x, _with_a_ridge(x)), PLANS["defended"])
+    found = state.current
+    gap = min(
+        abs(float(mean[0]) - 4) + float(factor[0, 0]) for mean, factor in zip(found.mean[:-1], found.factor[:-1], strict=True)
+    )
+    assert gap < 1 if num_broad == 2 else gap > 3
+
+
 def test_the_error_of_even_weights_is_the_usual_one():
     """One proposal, whose mirrored draws have weights of two values: no skewness, and nothing to learn from other batches."""
     position = torch.tensor([[0.5, 0.0], [-0.5, 0.0]], dtype=torch.float64).repeat(50, 1)

@@ -62,6 +62,13 @@ def test_models_that_cannot_be_served_are_named(method):
         tg.sample(fixed, method, **OPTIONS)
 
 
+def test_weights_from_something_else_are_refused():
+    with pytest.raises(TypeError, match="evidence is 'many'"):
+        tg.sample(gp("probit"), tg.NUTS(marginal=tg.Laplace(), importance_weights="many"), **OPTIONS)
+    with pytest.raises(ValueError, match=r"importance_weights is Orthant"):
+        tg.sample(gp("probit"), tg.NUTS(importance_weights=tg.evidence.Orthant()), **OPTIONS)
+
+
 def test_a_likelihood_that_does_not_factorise_is_named():
     class Joint(tg.likelihoods.LogLikelihood, __import__("gpytorch").likelihoods.Likelihood):
         def forward(self, function_samples):
@@ -101,13 +108,15 @@ def test_pseudo_marginal_draws_are_exact_and_say_so():
 
 
 @pytest.mark.slow
-def test_importance_weights_are_estimate_over_approximation():
+@pytest.mark.parametrize("weights", [4000, tg.evidence.Orthant(4000)])
+def test_importance_weights_are_estimate_over_approximation(weights):
     model = gp("probit")
-    posterior = quiet(model, tg.NUTS(max_tree_depth=3, marginal=tg.Laplace(), importance_weights=4000), num_samples=5)
+    posterior = quiet(model, tg.NUTS(max_tree_depth=3, marginal=tg.Laplace(), importance_weights=weights), num_samples=5)
     theta = posterior.theta.flatten(0, 1)
     exact = tg.evidence.importance(model, tg.EP(), num_importance=20_000)(theta, torch.Generator().manual_seed(0)).value
     approximate = tg.approximations.laplace(model, theta).log_evidence
     torch.testing.assert_close(posterior.log_weights.flatten(), exact - approximate, atol=0.02, rtol=0)
+    assert float((exact - approximate).abs().max()) > 0.05
     assert "weighted" in posterior.info["target"]
 
 

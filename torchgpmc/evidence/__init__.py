@@ -6,7 +6,7 @@ from torchgpmc.evidence.estimators import importance
 from torchgpmc.evidence.importance_sampling import ImportanceEstimate, ImportanceEstimator
 from torchgpmc.evidence.inducing_estimator import InducingEstimator
 from torchgpmc.evidence.latent_estimates import Evidence, LatentEstimate, LatentEstimator
-from torchgpmc.evidence.orthants import Orthant, OrthantClassifier, OrthantEstimator, classify, exact_latents
+from torchgpmc.evidence.orthants import Orthant, OrthantClassifier, OrthantEstimator, classify, exact_latents, is_probit
 from torchgpmc.evidence.smooth_probit import SmoothProbit, SmoothProbitEstimator
 
 __all__ = [
@@ -27,4 +27,5 @@ __all__ = [
     "classify",
     "exact_latents",
     "importance",
+    "is_probit",
 ]

@@ -37,10 +37,15 @@ _CHUNK_ELEMENTS = 2**21
 _WORTH_A_THREAD = 4  # thetas
 
 
+def is_probit(model: GPModel) -> bool:
+    """Whether it is a full GP with the probit likelihood."""
+    return model.has_latents_at_data and isinstance(model.likelihood, Bernoulli) and model.likelihood.is_probit
+
+
 def check_probit(model: GPModel, method: str) -> None:
     """Raises a ``ValueError`` unless the model is a full GP with the probit likelihood."""
     check_model(model, method)
-    if not (isinstance(model.likelihood, Bernoulli) and model.likelihood.is_probit):
+    if not is_probit(model):
         raise ValueError(
             f"{method} is for probit classification, and this model has {type(model.likelihood).__name__}"
             f"{'(link=' + repr(model.likelihood.link) + ')' if isinstance(model.likelihood, Bernoulli) else ''}. "

@@ -11,6 +11,8 @@ from torch import Tensor
 from torchgpmc.importance.proposal import Proposal, log_density_of, with_defence
 from torchgpmc.linalg import cholesky
 
+_ROUNDS = 5  # of expectation maximisation a batch: a component that has far to go gets there in half the draws
+
 
 class AdaptiveState(NamedTuple):
     """All draws so far, the proposals they came from, and the proposal to draw from next."""
@@ -143,15 +145,21 @@ def adapt(state: AdaptiveState, plan: Adaptation) -> AdaptiveState:
         return state
     log_weight = truncated_log_weights(log_weight)
     log_weight = log_weight - torch.logsumexp(log_weight, 0)
-    shares = _responsibilities(state.current, position) + log_weight  # (components, S)
-    first, kept = state.first, 1 if plan.defensive_share else 0
+    proposal = state.current
+    for _ in range(_ROUNDS if len(proposal.mean) > 1 else 1):
+        proposal = _followed(proposal, state.first, position, log_weight, plan)
+    return state._replace(current=proposal)
+
+
+def _followed(proposal: Proposal, first: Proposal, position: Tensor, log_weight: Tensor, plan: Adaptation) -> Proposal:
+    """One round of expectation maximisation on weighted draws."""
+    shares = _responsibilities(proposal, position) + log_weight  # (components, S)
+    kept = 1 if plan.defensive_share else 0
     parts = [_moments(shares[index], position, first.mean[index], first.factor[index], plan) for index in range(len(shares) - kept)]
     mean, factor, weight = (torch.stack(columns) for columns in zip(*parts, strict=True))
     log_share = torch.log_softmax(weight.clamp_min(1e-3).log(), 0)
-    proposal = Proposal(log_share, mean, factor, state.current.degrees_of_freedom)
-    if kept:
-        proposal = with_defence(proposal, first.mean[-1], first.factor[-1], plan.defensive_share)
-    return state._replace(current=proposal)
+    moved = Proposal(log_share, mean, factor, proposal.degrees_of_freedom)
+    return with_defence(moved, first.mean[-1], first.factor[-1], plan.defensive_share) if kept else moved
 
 
 def _responsibilities(proposal: Proposal, position: Tensor) -> Tensor:

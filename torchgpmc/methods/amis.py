@@ -33,7 +33,8 @@ class AMIS(ImportanceOptions):
         prior_strength: draws that the first proposal counts for when the next is learned; by default two a hyperparameter.
         defensive_share: of the draws, from a component with the prior's moments that is kept throughout, so that no region of the
             prior is left to the tails of what was learned (on the normal scale it is the prior itself, all but its heavier tails,
-            and bounds the weights); 0 for none, as in paper E.
+            and bounds the weights). As large a share of the rest begins there too, and follows draws that the modes' components
+            do not reach. 0 for neither, as in paper E.
         num_starts: of the search for modes, the best of eight times as many draws from the prior.
         effective_size: stop once Kish's effective size reaches this; ``num_samples`` is then a limit.
         smooth: Pareto-smooth the weights (Vehtari et al. 2024): less variance, a little bias.

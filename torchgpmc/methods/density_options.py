@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 from torchgpmc.approximations import Approximation, Conjugate
 from torchgpmc.approximations.gaussian_form import check_approximation
 from torchgpmc.checks import check_count
+from torchgpmc.evidence import Evidence
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.chain_targets import ChainTarget, joint_target, marginal_target
@@ -52,7 +53,7 @@ class DensityOptions:
     mass_matrix: MassMatrix = MassMatrix.BLOCK
     thinning: int = 1
     marginal: Approximation | None = None
-    importance_weights: int = 0
+    importance_weights: int | Evidence = 0
     from_mode: bool = False
     needs_gradients: ClassVar[bool] = False
 
@@ -139,7 +140,7 @@ class DensityOptions:
             return marginal_target(model, settings, self.marginal, self.importance_weights, self.from_mode)
         if self.importance_weights:
             raise ValueError(
-                f"importance_weights is {self.importance_weights} without a marginal: draws of [theta, v] are exact and need "
+                f"importance_weights is {self.importance_weights!r} without a marginal: draws of [theta, v] are exact and need "
                 f"no weights. Expected 0, or marginal=torchgpmc.Laplace()."
             )
         if model.is_conjugate:

@@ -32,7 +32,8 @@ class GradientOptions(DensityOptions):
         thinning: keep one draw in this many.
         marginal: :class:`Laplace` or :class:`EP` to integrate out the latents approximately; ``None`` samples them. Exact for a
             :class:`SparseGP` with Gaussian noise, whichever it is.
-        importance_weights: with ``marginal``, importance samples a draw for the weights that make the draws exact; 0 for none.
+        importance_weights: with ``marginal``, importance samples a draw for the weights that make the draws exact; 0 for none. Or
+            another unbiased estimate to take them from: ``torchgpmc.evidence.SmoothProbit(EP())`` or ``Orthant()``.
         from_mode: of methods on theta alone: start at draws from the normal approximation at the posterior mode, and keep its
             covariance for the mass matrix in place of learning one (paper E, section 4.3.1).
         whitening: :class:`Laplace` or :class:`EP` to sample [theta, w], w being white under the posterior of the latents that this

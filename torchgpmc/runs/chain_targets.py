@@ -113,19 +113,21 @@ def latent_target(model: GPModel, settings: Settings, *, with_prior: bool) -> Ch
 
 
 def marginal_target(
-    model: GPModel, settings: Settings, approximation: Approximation, num_importance: int, from_mode: bool
+    model: GPModel, settings: Settings, approximation: Approximation, importance_weights: int | Evidence, from_mode: bool
 ) -> ChainTarget:
-    """The approximate marginal posterior of theta; latents are drawn for kept thetas, weighted if ``num_importance`` is not 0.
+    """The approximate marginal posterior of theta; latents are drawn for kept thetas, weighted if ``importance_weights`` is not 0.
 
     Raises:
         ValueError: nothing to sample, or a model that cannot be approximated so.
+        TypeError: weights from something that is neither a number nor an evidence.
     """
+    num_importance, evidence = (importance_weights, None) if isinstance(importance_weights, int) else (1, importance_weights)
     check_count("importance_weights", num_importance, 0)
     check_has_hyperparameters(model, "marginal=" + type(approximation).__name__)
     check_one_data_set(model, from_mode)
     _, chains = chain_settings(settings)
     density = in_chunks(_shared(marginal_of(model, approximation), model), chains, settings.chain_chunk)
-    estimator = estimator_for(model, approximation, max(1, num_importance), None, None)
+    estimator = estimator_for(model, approximation, max(1, num_importance), None, evidence)
 
     def read(state: Any, generator: torch.Generator) -> tuple[Draw, dict[str, Tensor]]:
         theta = state.position

@@ -84,9 +84,10 @@ class ImportanceRun(NamedTuple):
         return state.starts[torch.cdist(white, anchors).argmin(-1)]
 
     def _first_proposal(self, generator: torch.Generator) -> Proposal:
-        """The modes with their curvatures, shares by Laplace's integral, and the prior as the defensive component.
+        """The modes with their curvatures, shares by Laplace's integral, and the prior, twice: one learns, the other stays.
 
-        Where no mode is found the prior stands in for one.
+        The first goes where the modes' components do not reach, to a narrow lobe for instance that the search for modes missed; the
+        last is the defensive component. Where no mode is found the prior stands in for one.
         """
         modes = posterior_modes(self.marginal, self.num_starts, generator, self.scale)
         unit = torch.eye(self.scale.size).to(self.scale.coefficients)
@@ -97,7 +98,7 @@ class ImportanceRun(NamedTuple):
         if self.plan.diagonal:
             covariance = torch.diag_embed(covariance.diagonal(dim1=-2, dim2=-1))
         proposal = from_modes(mean, covariance, share, self.degrees_of_freedom)
-        if self.plan.defensive_share:
+        for _ in range(2 if self.plan.defensive_share else 0):
             proposal = with_defence(proposal, 0 * unit[0], unit, self.plan.defensive_share)
         return proposal
 
