@@ -22,6 +22,7 @@ SWEEPS = [
     tg.Gibbs(parameterization=tg.Surrogate(), latent_steps=2, thinning=2),
     tg.Gibbs(hyper=tg.HMC(num_steps=2), latent=tg.EllipticalSlice(), latent_steps=2, hyper_steps=2),
     tg.Gibbs(hyper=tg.NUTS(max_tree_depth=2), latent=tg.PCN(), parameterization=tg.Sufficient()),
+    tg.Gibbs(parameterization=tg.Interwoven(second=tg.Surrogate(whitening=tg.Laplace()))),
     tg.Gibbs(hyper=tg.PseudoMarginal(num_importance=2, independent_share=0.5), hyper_steps=2, latent_steps=2),
     tg.Gibbs(hyper=tg.AdaptiveMH(), latent=tg.HMC(num_steps=3), parameterization=tg.Ancillary(), latent_steps=1),
 ]
@@ -138,9 +139,30 @@ def test_the_surrogate_density_is_that_of_the_paper(generator):
     torch.testing.assert_close(length, held.white.square().sum(-1), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("parameterization", [tg.Sufficient(), tg.Surrogate()])
+WHITE = tg.Surrogate(whitening=tg.Laplace())
+
+
+@pytest.mark.parametrize("make", [gp, sparse_gp])
+def test_the_white_surrogate_density_is_that_of_theta_and_white_latents(make, generator):
+    """As :class:`JointLogDensity` has it, which NUTS samples in these coordinates."""
+    model = make("poisson")
+    (parameterization,) = WHITE.parts(model)
+    theta = 0.5 * torch.randn(4, model.layout.size, generator=generator, dtype=torch.float64)
+    v = torch.randn(4, model.latent_size, generator=generator, dtype=torch.float64)
+    with torch.no_grad():
+        at = model.at_data(model.layout.raw_values(theta[:1].expand(4, -1)))
+        held, _ = parameterization.hold(model, at, v, model.targets, generator)
+    value, moved = ThetaGiven(JointLogDensity(model), parameterization, held).draw(theta, generator)
+    white = JointLogDensity(model, sites=parameterization.sites)
+    position = torch.cat([theta, held.white], -1)
+    torch.testing.assert_close(value, white(position), rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(moved.v, white.whitened(position)[0], rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("parameterization", [tg.Sufficient(), tg.Surrogate(), WHITE])
 def test_coordinates_lead_back_to_where_the_chains_are(parameterization, generator):
     model = gp("student_t")
+    (parameterization,) = parameterization.parts(model)
     joint = JointLogDensity(model)
     position = torch.randn(3, model.layout.size + model.latent_size, generator=generator, dtype=torch.float64)
     theta, v = position.split([model.layout.size, model.latent_size], -1)
@@ -163,7 +185,7 @@ def test_coordinates_lead_back_to_where_the_chains_are(parameterization, generat
         (
             tg.Gibbs(hyper=tg.PseudoMarginal(), parameterization=tg.Surrogate()),
             ValueError,
-            r"^parameterization is Surrogate\(\) with hyper=PseudoMarginal\(\).*AdaptiveMH\(\)",
+            r"^parameterization is Surrogate\(whitening=None\) with hyper=PseudoMarginal\(\).*AdaptiveMH\(\)",
         ),
         (tg.Gibbs(hyper=tg.NUTS), TypeError, r"^hyper is <class.*Expected AdaptiveMH\(\)"),
         (tg.Gibbs(latent=tg.AdaptiveMH()), TypeError, r"^latent is AdaptiveMH.*Expected AuxiliaryGradient\(\)"),

@@ -126,7 +126,8 @@ def check_sweeps(counted, generator):
     assert float(info.blocks[1].info.n_steps.min()) >= 1
 
 
-PARAMETERIZATIONS = (tg.Ancillary(), tg.Sufficient(), tg.Surrogate(), tg.Interwoven())
+WHITE = tg.Surrogate(whitening=tg.Laplace())
+PARAMETERIZATIONS = (tg.Ancillary(), tg.Sufficient(), tg.Surrogate(), WHITE, tg.Interwoven())
 HYPER = (tg.AdaptiveMH(), tg.Slice(), tg.HMC(num_steps=2, random_length=False), tg.NUTS(max_tree_depth=3))
 
 
@@ -158,7 +159,8 @@ def test_white_moves_factorise_once_a_theta(counted):
 
 
 @pytest.mark.parametrize(
-    ("parameterization", "expected"), [(tg.Ancillary(), 1), (tg.Sufficient(), 1), (tg.Surrogate(), 3), (tg.Interwoven(), 2)]
+    ("parameterization", "expected"),
+    [(tg.Ancillary(), 1), (tg.Sufficient(), 1), (tg.Surrogate(), 3), (WHITE, 3), (tg.Interwoven(), 2)],
 )
 @pytest.mark.parametrize("latent_steps", [1, 7])
 def test_metropolis_factorises_once_a_theta_and_parameterization(parameterization, expected, latent_steps):

@@ -7,9 +7,10 @@ import torch
 from torch.distributions import MultivariateNormal
 
 import torchgpmc as tg
-from tests.problems import fixed_kernel, inputs, targets
+from tests.problems import fixed_kernel, inputs, kernel, targets
 from tests.statistical.test_closed_form import data, noisy_likelihood
 from torchgpmc.models.whitening import GaussianSites
+from torchgpmc.runs.run import Settings
 from torchgpmc.runs.white_moves import _DensityOfWhite, white_map
 
 SITES = GaussianSites(torch.tensor([0.5, 2.0, 30.0]).double(), torch.tensor([1.0, -1.0, 4.0]).double())
@@ -63,6 +64,31 @@ def test_every_proposal_is_taken_where_sites_are_the_likelihood(method):
         warnings.simplefilter("ignore")  # draws so few
         posterior = tg.sample(model, method(whitening=tg.Laplace()), num_samples=5, warmup_steps=5, num_chains=4, progress=False)
     torch.testing.assert_close(posterior.stats["acceptance_rate"], torch.ones(4, 5).double())
+
+
+WHITE = [tg.PCN(whitening=tg.Laplace()), tg.EllipticalSlice(whitening=tg.Laplace())]
+
+
+def few_events(kernel):
+    """Counts that put f about -4, where the prior's is about 0."""
+    likelihood = tg.likelihoods.Poisson(exposure=torch.full((5,), 100.0).double())
+    return tg.GP(inputs(5), torch.full((5,), 2.0).double(), kernel, likelihood)
+
+
+@pytest.mark.parametrize("method", WHITE)
+def test_chains_start_at_draws_from_the_posterior_of_the_sites(method):
+    """At w ~ N(0, I): from f of the prior, where N(w | 0, I) has next to no density, they would hardly move."""
+    state = method.prepare(few_events(fixed_kernel()), Settings(1, 1, 3, None)).init(torch.Generator().manual_seed(6))
+    w = torch.randn(3, 5, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+    torch.testing.assert_close(state.chain.inner.position, w)
+
+
+@pytest.mark.parametrize("latent", WHITE)
+def test_so_do_latents_beside_hyperparameters(latent):
+    model = few_events(kernel())
+    state = tg.Gibbs(latent=latent).prepare(model, Settings(1, 1, 3, None)).init(torch.Generator().manual_seed(6))
+    f = model.latents(state.chain.payload.at.prior, state.chain.position[:, model.layout.size :])
+    assert bool((f < -2).all())
 
 
 def test_what_cannot_be_approximated_is_refused():

@@ -229,7 +229,7 @@ def gibbs(parameterization, hyper=None):
 
         block = ThetaBlock(joint, of_theta, 1, len(like), None)
         latents = Block(range(size, total), JointWithPrior(joint).latents_likelihood, elliptical_slice)
-        return sweep(JointWithPrior(joint), [*(part.update(block) for part in parameterization.parts), latents])
+        return sweep(JointWithPrior(joint), [*(part.update(block) for part in parameterization.parts(model)), latents])
 
     return make
 

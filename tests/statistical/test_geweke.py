@@ -39,7 +39,7 @@ from torchgpmc.models.gp_model import likelihood_values
 from torchgpmc.models.whitening import GaussianSites, whiten_under_sites
 from torchgpmc.runs import white_moves
 from torchgpmc.runs.integrated_latents import ThroughEstimates
-from torchgpmc.runs.parameterizations import _single_site_precision
+from torchgpmc.runs.parameterizations import _single_site_precision, _WhiteUnderSites
 from torchgpmc.samplers import hmc
 from torchgpmc.samplers.metropolis import accept
 
@@ -201,6 +201,26 @@ def test_gradients_that_leave_out_how_the_noise_changes_with_theta_are_exact(mon
     assert geweke(MODELS["probit"](), "surrogate", seed=20) < 1
 
 
+def white_surrogate(kind=_WhiteUnderSites):
+    """With sites of no data in particular, which a Geweke test changes."""
+    return kind(GaussianSites(torch.tensor([0.5, 2.0, 0.1]).double(), torch.tensor([1.0, -1.0, 0.2]).double()))
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+def test_theta_moved_given_latents_white_under_sites_is_exact(monkeypatch):
+    monkeypatch.setitem(SAMPLERS, "surrogate", Row("sweep", gibbs(white_surrogate())))
+    assert geweke(MODELS["probit"](), "surrogate", seed=23) < 1
+
+
+class NoWhiteVolume(_WhiteUnderSites):
+    """Planted error: the density of [theta, w] without log |dv / dw|."""
+
+    def latents(self, model, at, held, targets):
+        v, log_volume = super().latents(model, at, held, targets)
+        return v, 0 * log_volume
+
+
 class NoDeterminant(tg.Sufficient):
     """Planted error: the density of [theta, f] without log |dv / df|."""
 
@@ -225,7 +245,7 @@ class LatentsStayBehind(tg.Sufficient):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parameterization", [NoDeterminant(), NoNoise(), LatentsStayBehind()])
+@pytest.mark.parametrize("parameterization", [NoDeterminant(), NoNoise(), LatentsStayBehind(), white_surrogate(NoWhiteVolume)])
 def test_errors_in_parameterizations_are_caught(parameterization, monkeypatch):
     monkeypatch.setitem(SAMPLERS, "planted", Row("sweep", gibbs(parameterization)))
     assert geweke(MODELS["probit"](), "planted", seed=21, rounds=10) > 1

@@ -104,7 +104,7 @@ class DensityOptions:
 
     def hyper_parts(self, parameterization: Parameterization, model: GPModel) -> tuple[Parameterization, ...]:
         """What theta is moved given, in a sweep's parts: as the parameterisation has it."""
-        return parameterization.parts
+        return parameterization.parts(model)
 
     def _kernel(self, density: Any, tuning: Any) -> Sampler:
         """The sampler of a density."""

@@ -7,15 +7,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+
 from torchgpmc.checks import check_count
 from torchgpmc.methods.adaptive_metropolis import AdaptiveMH
 from torchgpmc.methods.gradient_moves import AuxiliaryGradient
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.joint_density import JointLogDensity, joint_log_density
-from torchgpmc.runs.blocks import JointWithPrior
+from torchgpmc.runs.blocks import JointWithPrior, LatentsGivenTheta
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.chain_targets import check_has_hyperparameters, joint_target
-from torchgpmc.runs.latent_moves import LatentMove
+from torchgpmc.runs.latent_moves import LatentMove, Move, started_by
 from torchgpmc.runs.likelihood_parts import Parts, PartsUpdate, PartsWarmUp, parts_of
 from torchgpmc.runs.parameterizations import Interwoven, Parameterization, ThetaBlock
 from torchgpmc.runs.run import Settings, chain_settings, in_chunks
@@ -46,7 +49,7 @@ class Gibbs:
         latent: the move of the latents: :class:`AuxiliaryGradient`, :class:`EllipticalSlice`, :class:`PCN`, or :class:`HMC` and its
             kin, on v.
         parameterization: what theta is moved given: the latents (:class:`Sufficient`), the whitened latents (:class:`Ancillary`),
-            both in turn (:class:`Interwoven`), or noisy latents (:class:`Surrogate`).
+            both in turn (:class:`Interwoven`), or noisy latents (:class:`Surrogate`, by far the fastest with ``whitening=``).
         hyper_steps: of ``hyper``, a sweep.
         latent_steps: of ``latent``, a sweep.
         thinning: keep one draw in this many.
@@ -87,13 +90,17 @@ class Gibbs:
         block = partial(ThetaBlock, joint, num_columns=num_columns, num_chains=chains, chain_chunk=settings.chain_chunk)
         pieces = self._of_theta(block, range(num_columns), model, warmup)
         pieces += [] if parts is None else [self._of_parts(joint, parts, warmup)]
-        pieces.append(self._of_latents(joint, range(target.num_hyperparameters, target.dimension), warmup))
+        latent = self.latent.move(model, warmup)
+        pieces.append(self._of_latents(latent, joint, range(target.num_hyperparameters, target.dimension)))
+
+        def given(position: Tensor, generator: torch.Generator) -> LatentsGivenTheta:
+            return LatentsGivenTheta(joint, density.draw(position, generator)[1])
 
         def kernel(tunings: tuple[Any, ...]) -> Sampler:
             return sweep(density, [piece.update(tuning) for piece, tuning in zip(pieces, tunings, strict=True)])
 
         warm_up = SweepWarmUp([piece.columns for piece in pieces], [piece.warm_up for piece in pieces])
-        return ChainRun(target, kernel, warm_up, warmup, settings.num_samples, self.thinning)
+        return ChainRun(started_by(latent, target, given), kernel, warm_up, warmup, settings.num_samples, self.thinning)
 
     def _of_theta(self, block: Callable[..., ThetaBlock], columns: range, model: GPModel, warmup: int) -> list[_Piece]:
         if not columns:
@@ -117,8 +124,8 @@ class Gibbs:
 
         return _Piece(parts.columns, PartsWarmUp(move.warm_up, parts), update)
 
-    def _of_latents(self, joint: JointLogDensity, columns: range, warmup: int) -> _Piece:
-        move, density = self.latent.move(joint.model, warmup), JointWithPrior(joint)
+    def _of_latents(self, move: Move, joint: JointLogDensity, columns: range) -> _Piece:
+        density = JointWithPrior(joint)
         conditional = density.latents if move.needs_prior_density else density.latents_likelihood
 
         def update(tuning: Any) -> Update:

@@ -10,10 +10,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+import torch
+from torch import Tensor
+
 from torchgpmc.checks import check_count
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.runs.chain import ChainRun
-from torchgpmc.runs.chain_targets import latent_target
+from torchgpmc.runs.chain_targets import ChainTarget, latent_target
 from torchgpmc.runs.run import Settings, chain_settings
 from torchgpmc.types import Sampler, WarmUp
 
@@ -31,6 +34,7 @@ class Move(NamedTuple):
     warm_up: WarmUp
     needs_prior_density: bool = False  # whether the density is to hold log N(v | 0, I), or is the likelihood alone
     num_factorizations: int = 0  # that ``init`` makes
+    start: Callable[[Any, Tensor], Tensor] | None = None  # v where chains start, from the density and standard normals ``(C, V)``
 
 
 class LatentMove(Protocol):
@@ -47,6 +51,26 @@ class LatentMove(Protocol):
     def move(self, model: GPModel, warmup_steps: int) -> Move:
         """The kernel, tuned in ``warmup_steps`` iterations."""
         ...
+
+
+def started_by(move: Move, target: ChainTarget, given: Callable[[Tensor, torch.Generator], Any]) -> ChainTarget:
+    """``target``, with latents at the start where the move has them.
+
+    Args:
+        move: of the latents.
+        target: of [theta, v], with v small or normal at the start; of v alone if it has no hyperparameters.
+        given: the density that the move gets, of v at the theta of each position.
+    """
+    of_normals = move.start
+    if of_normals is None:
+        return target
+
+    def start(generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
+        position, covariance = target.start(generator)
+        theta, normals = position.tensor_split([target.num_hyperparameters], -1)
+        return torch.cat([theta, of_normals(given(position, generator), normals)], -1), covariance
+
+    return target._replace(start=start)
 
 
 def latent_run(method: LatentMove, model: GPModel, settings: Settings, thinning: int) -> ChainRun:
@@ -66,4 +90,5 @@ def latent_run(method: LatentMove, model: GPModel, settings: Settings, thinning:
     warmup, _ = chain_settings(settings)
     move = method.move(model, warmup)
     target = latent_target(model, settings, with_prior=move.needs_prior_density)
+    target = started_by(move, target, lambda position, generator: target.density)
     return ChainRun(target, partial(move.kernel, target.density), move.warm_up, warmup, settings.num_samples, thinning)

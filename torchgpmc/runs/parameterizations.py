@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchgpmc.approximations import Approximation
 from torchgpmc.density import AutogradDensity
 from torchgpmc.linalg import factor_with_gradient
 from torchgpmc.models.gp_model import GPModel, LatentsAt, likelihood_values
@@ -26,6 +27,7 @@ from torchgpmc.models.whitening import GaussianSites, undo_whitening, whiten_und
 from torchgpmc.random import normal_like
 from torchgpmc.runs.blocks import JointWithPrior, KeptPrior
 from torchgpmc.runs.run import in_chunks
+from torchgpmc.runs.sites import posterior_sites
 from torchgpmc.samplers.sweep import Block, BlockStep, SweepState, Update, given_the_rest
 from torchgpmc.special import log_standard_normal
 from torchgpmc.trees import take
@@ -55,8 +57,7 @@ class ThetaBlock(NamedTuple):
 class Parameterization:
     """Base of the options; see the module's docstring."""
 
-    @property
-    def parts(self) -> tuple[Parameterization, ...]:
+    def parts(self, model: GPModel) -> tuple[Parameterization, ...]:
         """The parameterisations that a sweep goes through, each with a tuning of its own."""
         return (self,)
 
@@ -153,14 +154,26 @@ class Surrogate(_Recoordinated):
     Two factorisations for each theta that is tried, where paper A counts three, as f is never needed but through v; and one a
     sweep. For likelihoods of one latent function that factorise over data.
 
+    With ``whitening`` g and S are not drawn and matched but those of an approximation's sites, and stay: eta is then nearly
+    independent of theta, which may go nearly as far in a sweep as its posterior does.
+
+    Args:
+        whitening: :class:`Laplace` or :class:`EP`, whose sites at the mode of theta are g and S; as of ``NUTS(whitening=)``.
+
     Example:
         >>> import torchgpmc as tg
         >>> tg.Gibbs(parameterization=tg.Surrogate()).parameterization
-        Surrogate()
+        Surrogate(whitening=None)
     """
+
+    whitening: Approximation | None = None
 
     work = 2
     first_work = 1
+
+    def parts(self, model: GPModel) -> tuple[Parameterization, ...]:
+        """This, or what holds latents that are white under the sites."""
+        return (self,) if self.whitening is None else (_WhiteUnderSites(posterior_sites(model, self.whitening)),)
 
     def check(self, model: GPModel) -> None:
         """As the class's docstring says."""
@@ -185,6 +198,32 @@ class Surrogate(_Recoordinated):
         sites = GaussianSites(precision, precision * held.noisy)
         v, log_volume = undo_whitening(at.projection.mT, at.mean, sites, held.white)
         return v, log_volume + _log_noise(held.noisy - model.marginals(at, v).mean.squeeze(1), precision)
+
+
+class _White(NamedTuple):
+    """What is held in coordinates that are white under sites."""
+
+    sites: GaussianSites  # of each chain, (C, N)
+    white: Tensor  # w, (C, V)
+
+
+@dataclass(frozen=True)
+class _WhiteUnderSites(_Recoordinated):
+    """Theta given latents that are white under the posterior which fixed Gaussian sites give (c = w)."""
+
+    sites: GaussianSites
+    work = 2
+    first_work = 1
+
+    def hold(self, model: GPModel, at: LatentsAt, v: Tensor, targets: Targets, generator: torch.Generator) -> tuple[_White, Tensor]:
+        """w."""
+        sites = GaussianSites(*(part.expand(len(v), -1) for part in self.sites))
+        white, log_volume = whiten_under_sites(at.projection.mT, at.mean, sites, v)
+        return _White(sites, white), log_volume
+
+    def latents(self, model: GPModel, at: LatentsAt, held: _White, targets: Targets) -> tuple[Tensor, Tensor]:
+        """v, and log |dv / dw|."""
+        return undo_whitening(at.projection.mT, at.mean, held.sites, held.white)
 
 
 def _log_noise(noise: Tensor, precision: Tensor) -> Tensor:
@@ -220,15 +259,14 @@ class Interwoven(Parameterization):
     first: Parameterization = Ancillary()
     second: Parameterization = Sufficient()
 
-    @property
-    def parts(self) -> tuple[Parameterization, ...]:
+    def parts(self, model: GPModel) -> tuple[Parameterization, ...]:
         """Both."""
-        return (*self.first.parts, *self.second.parts)
+        return (*self.first.parts(model), *self.second.parts(model))
 
     def check(self, model: GPModel) -> None:
         """Where both serve."""
-        for part in self.parts:
-            part.check(model)
+        self.first.check(model)
+        self.second.check(model)
 
 
 class _Moved(NamedTuple):

@@ -142,7 +142,8 @@ def in_white_coordinates(log_likelihood: Any, sites: GaussianSites, kernel: Call
 def white_move(model: GPModel, whitening: Approximation | None, kernel: Callable[[Density, Any], Sampler], warm_up: WarmUp) -> Move:
     """A move by a kernel for N(0, I) priors, in coordinates that are white under the prior or an approximation's sites.
 
-    The sites are those at the mode of theta, as of ``NUTS(whitening=)``.
+    The sites are those at the mode of theta, as of ``NUTS(whitening=)``. Chains start around the mean of the posterior that the
+    sites give: in the tails of a normal density, where the posterior's ratio to it is large, such kernels hardly move.
 
     Raises:
         ValueError: a model that cannot be approximated so.
@@ -155,4 +156,8 @@ def white_move(model: GPModel, whitening: Approximation | None, kernel: Callable
     def white(density: Any, tuning: Any) -> Sampler:
         return in_white_coordinates(density, sites, lambda of_white: kernel(of_white, tuning))
 
-    return Move(white, warm_up, num_factorizations=1)
+    def start(density: Any, normals: Tensor) -> Tensor:
+        at = density.kept.at
+        return white_map(at.projection.mT, at.mean, sites).latents(normals)
+
+    return Move(white, warm_up, num_factorizations=1, start=start)
