@@ -123,3 +123,13 @@ def _approximate_prior(kind, likelihood, num_data, num_inducing, num_columns, de
         **options,
     )
     return model.to(device)
+
+
+def some_fit(model, steepness=0.4):
+    """A Gaussian fit of no quality, in which latents follow theta."""
+    (num_latents, size), num_theta = model.latent_shape, model.layout.size
+    like = model.train_x
+    scale = torch.eye(size).to(like).expand(num_latents, -1, -1)
+    slope = steepness * torch.cos(torch.arange(model.latent_size * num_theta)).view(model.latent_size, num_theta).to(like)
+    covariance = (torch.eye(num_theta) + 0.3).to(like)
+    return tg.Start(model, like.new_zeros(num_theta), like.new_zeros(num_latents, size), scale, covariance, slope, 0.0, True)

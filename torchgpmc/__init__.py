@@ -56,6 +56,7 @@ from torchgpmc.posterior import Posterior
 from torchgpmc.prediction import Prediction
 from torchgpmc.recommend import explain, recommend
 from torchgpmc.runs.parameterizations import Ancillary, Interwoven, Sufficient, Surrogate
+from torchgpmc.runs.regressed import Regressed
 from torchgpmc.samplers import MassMatrix
 from torchgpmc.storage.checkpoint import Checkpoint
 from torchgpmc.tuning import tune_hmc
@@ -97,6 +98,7 @@ __all__ = [
     "ProjectedProcess",
     "PseudoMarginal",
     "PseudoMarginalSlice",
+    "Regressed",
     "SamplingWarning",
     "Slice",
     "SparseGP",

@@ -178,7 +178,7 @@ def _check_start(start: Any, model: GPModel, method: Method) -> None:
         raise TypeError(f"start is {type(start).__name__}. Expected what torchgpmc.initialize(model) returns, or None.")
     if not getattr(method, "takes_start", False):
         raise ValueError(
-            f"{type(method).__name__} cannot begin at a start. Expected torchgpmc.NUTS(), HMC() or ChEES(), or start=None."
+            f"{type(method).__name__} cannot begin at a start. Expected torchgpmc.NUTS(), HMC(), ChEES() or Gibbs(), or start=None."
         )
     start.check(model)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import torchgpmc as tg
-from tests.problems import LIKELIHOODS, fixed_kernel, gp, gp_regression, inputs, sparse_gp, targets
+from tests.problems import LIKELIHOODS, fixed_kernel, gp, gp_regression, inputs, some_fit, sparse_gp, targets
 from tests.speed import quick
 from tests.statistical.kernels import SAMPLERS
 from torchgpmc.approximations import ApproximateMarginal, Conjugate
@@ -30,7 +30,7 @@ def counted(monkeypatch):
 
     def counting(original):
         def factorised(matrix, **options):
-            sizes.append(matrix[..., 0, 0].numel())
+            sizes.append(matrix.shape[:-2].numel())
             return original(matrix, **options)
 
         return factorised
@@ -126,8 +126,8 @@ def check_sweeps(counted, generator):
     assert float(info.blocks[1].info.n_steps.min()) >= 1
 
 
-WHITE = tg.Surrogate(whitening=tg.Laplace())
-PARAMETERIZATIONS = (tg.Ancillary(), tg.Sufficient(), tg.Surrogate(), WHITE, tg.Interwoven())
+WHITE, REGRESSED = tg.Surrogate(whitening=tg.Laplace()), tg.Regressed(some_fit(gp("probit")))
+PARAMETERIZATIONS = (tg.Ancillary(), tg.Sufficient(), tg.Surrogate(), WHITE, tg.Interwoven(), REGRESSED)
 HYPER = (tg.AdaptiveMH(), tg.Slice(), tg.HMC(num_steps=2, random_length=False), tg.NUTS(max_tree_depth=3))
 
 
@@ -160,7 +160,8 @@ def test_white_moves_factorise_once_a_theta(counted):
 
 @pytest.mark.parametrize(
     ("parameterization", "expected"),
-    [(tg.Ancillary(), 1), (tg.Sufficient(), 1), (tg.Surrogate(), 3), (WHITE, 3), (tg.Interwoven(), 2)],
+    [(tg.Ancillary(), 1), (tg.Sufficient(), 1), (tg.Surrogate(), 3), (WHITE, 3), (tg.Interwoven(), 2), (REGRESSED, 1)],
+    ids=lambda value: type(value).__name__,
 )
 @pytest.mark.parametrize("latent_steps", [1, 7])
 def test_metropolis_factorises_once_a_theta_and_parameterization(parameterization, expected, latent_steps):

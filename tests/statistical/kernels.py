@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 import torchgpmc as tg
+from tests.problems import some_fit
 from torchgpmc.approximations import Laplace
 from torchgpmc.evidence import importance
 from torchgpmc.models import JointLogDensity
@@ -234,6 +235,11 @@ def gibbs(parameterization, hyper=None):
     return make
 
 
+def regressed(model, density, like, parameterization=tg.Regressed):
+    """Theta moved along the slope of a fit, the latents following it by about as much as they vary."""
+    return gibbs(parameterization(some_fit(model, steepness=1.0)))(model, density, like)
+
+
 class _Failing(tg.Laplace):
     """Comes out unusable, so that the prior stands in: estimates are poor, and what is done with their draws shows."""
 
@@ -298,6 +304,7 @@ SAMPLERS = {
     "sweep": Row("sweep", _sweep),
     "interwoven": Row("sweep", gibbs(tg.Interwoven())),
     "surrogate": Row("sweep", gibbs(tg.Surrogate())),
+    "regressed": Row("sweep", regressed),
     "latents integrated out": Row("sweep", latents_out),
 }
 EXACT = [name for name, row in SAMPLERS.items() if not row.is_biased]

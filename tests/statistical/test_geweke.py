@@ -13,7 +13,7 @@ where a chain forgets its start, so that 15,000 chains of NUTS see as much as 20
 
 import sys
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -32,6 +32,7 @@ from tests.statistical.kernels import (
     gibbs,
     latents_out,
     position_of,
+    regressed,
 )
 from torchgpmc.evidence import ImportanceEstimator
 from torchgpmc.models import JointLogDensity
@@ -161,7 +162,7 @@ def test_a_missing_jacobian_is_caught(sampler, monkeypatch):
 
 
 # Kernels that keep the prior of v are soon as wrong as they come to be, by little: chains show it, further rounds do not.
-LITTLE = {"elliptical slice", "pcn", WHITE_PCN, "gibbs like", "sweep", "interwoven", "surrogate"}
+LITTLE = {"elliptical slice", "pcn", WHITE_PCN, "gibbs like", "sweep", "interwoven", "surrogate", "regressed"}
 LITTLE |= {name for name in EXACT if name.startswith(("auxiliary gradient", "local regions", "control variables"))}
 DEAR_PLANTS = ("surrogate", "latents integrated out", WHITE_PCN)
 
@@ -249,6 +250,29 @@ class LatentsStayBehind(tg.Sufficient):
 def test_errors_in_parameterizations_are_caught(parameterization, monkeypatch):
     monkeypatch.setitem(SAMPLERS, "planted", Row("sweep", gibbs(parameterization)))
     assert geweke(MODELS["probit"](), "planted", seed=21, rounds=10) > 1
+
+
+class _Afterwards(NamedTuple):
+    density: Any
+    v: torch.Tensor
+
+    def draw(self, theta, generator):
+        moved = self.density.draw(theta, generator)[1]
+        return self.density.joint(torch.cat([theta, self.v], -1)), moved
+
+
+class FollowAfterwards(tg.Regressed):
+    """Planted error: theta is accepted with the latents where they were, which follow it only then."""
+
+    def given(self, joint, theta, at, v, generator):
+        density, excess = super().given(joint, theta, at, v, generator)
+        return _Afterwards(density, v), excess
+
+
+@pytest.mark.slow
+def test_latents_that_follow_theta_unasked_are_caught(monkeypatch):
+    monkeypatch.setitem(SAMPLERS, "planted", Row("sweep", partial(regressed, parameterization=FollowAfterwards)))
+    assert geweke(MODELS["probit"](), "planted", seed=25, chains=6000) > 1
 
 
 class AllFresh(NamedTuple):

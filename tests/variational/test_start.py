@@ -138,9 +138,7 @@ def test_a_fit_that_runs_out_of_passes_has_seen_all_data_alike():
 @pytest.mark.slow
 def test_minibatches_move_inducing_points_and_depend_on_the_seed_alone():
     model = wavy(40)
-    with pytest.warns(
-        tg.SamplingWarning, match=r"still rose, by .* nats a pass over the data, when .* \(now 12 passes\)"
-    ):
+    with pytest.warns(tg.SamplingWarning, match=r"still rose, by .* nats a pass over the data, when .* \(now 12 passes\)"):
         start, again, other = (tg.initialize(model, batch_size=10, max_iterations=12, seed=seed, **QUIET) for seed in (0, 0, 1))
     assert start.digest() == again.digest() != other.digest()
     assert not torch.equal(start.model.inducing_points, model.inducing_points)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.joint_density import JointLogDensity, joint_log_density
 from torchgpmc.runs.blocks import JointWithPrior, LatentsGivenTheta
 from torchgpmc.runs.chain import ChainRun
-from torchgpmc.runs.chain_targets import check_has_hyperparameters, joint_target
+from torchgpmc.runs.chain_targets import check_has_hyperparameters, original_target
 from torchgpmc.runs.latent_moves import LatentMove, Move, started_by
 from torchgpmc.runs.likelihood_parts import Parts, PartsUpdate, PartsWarmUp, parts_of
 from torchgpmc.runs.parameterizations import Interwoven, Parameterization, ThetaBlock
@@ -49,7 +49,8 @@ class Gibbs:
         latent: the move of the latents: :class:`AuxiliaryGradient`, :class:`EllipticalSlice`, :class:`PCN`, or :class:`HMC` and its
             kin, on v.
         parameterization: what theta is moved given: the latents (:class:`Sufficient`), the whitened latents (:class:`Ancillary`),
-            both in turn (:class:`Interwoven`), or noisy latents (:class:`Surrogate`, by far the fastest with ``whitening=``).
+            both in turn (:class:`Interwoven`), noisy latents (:class:`Surrogate`, by far the fastest with ``whitening=``), or what
+            a fit leaves open of whitened latents (:class:`Regressed`).
         hyper_steps: of ``hyper``, a sweep.
         latent_steps: of ``latent``, a sweep.
         thinning: keep one draw in this many.
@@ -65,6 +66,8 @@ class Gibbs:
         >>> posterior.samples["kernel.lengthscale"].shape, posterior.latents.shape
         (torch.Size([16, 300, 1, 1]), torch.Size([16, 300, 4]))
     """
+
+    takes_start: ClassVar[bool] = True
 
     hyper: Any = AdaptiveMH()  # noqa: RUF009  (frozen, so it may be shared)
     latent: LatentMove = AuxiliaryGradient()  # noqa: RUF009
@@ -82,10 +85,10 @@ class Gibbs:
         """
         self._check(model)
         warmup, chains = chain_settings(settings)
-        target = joint_target(model, settings)
+        target = original_target(model, settings)
         joint = joint_log_density(model)
         density = in_chunks(JointWithPrior(joint), chains, settings.chain_chunk)
-        parts = parts_of(model)
+        parts = None if self.parameterization.moves_everything else parts_of(model)
         num_columns = target.num_hyperparameters if parts is None else parts.columns.start
         block = partial(ThetaBlock, joint, num_columns=num_columns, num_chains=chains, chain_chunk=settings.chain_chunk)
         pieces = self._of_theta(block, range(num_columns), model, warmup)
@@ -100,7 +103,8 @@ class Gibbs:
             return sweep(density, [piece.update(tuning) for piece, tuning in zip(pieces, tunings, strict=True)])
 
         warm_up = SweepWarmUp([piece.columns for piece in pieces], [piece.warm_up for piece in pieces])
-        return ChainRun(started_by(latent, target, given), kernel, warm_up, warmup, settings.num_samples, self.thinning)
+        target = target if settings.start is not None else started_by(latent, target, given)
+        return ChainRun(target, kernel, warm_up, warmup, settings.num_samples, self.thinning)
 
     def _of_theta(self, block: Callable[..., ThetaBlock], columns: range, model: GPModel, warmup: int) -> list[_Piece]:
         if not columns:
@@ -112,7 +116,7 @@ class Gibbs:
                 made: Update = given.update(block(kernel=partial(_at, move.kernel, tuning), steps=self.hyper_steps))
                 return made
 
-            return _Piece(columns, move.warm_up, update)
+            return _Piece(columns, given.warm_up(move.warm_up), update)
 
         return [piece(given) for given in self.hyper.hyper_parts(self.parameterization, model)]
 
@@ -145,7 +149,8 @@ class Gibbs:
             )
         if not isinstance(self.parameterization, Parameterization):
             raise TypeError(
-                f"parameterization is {self.parameterization!r}. Expected Sufficient(), Ancillary(), Surrogate() or Interwoven()."
+                f"parameterization is {self.parameterization!r}. Expected Sufficient(), Ancillary(), Surrogate(), Interwoven() or "
+                f"Regressed(start)."
             )
         check_has_hyperparameters(model, "Gibbs")
         self.latent.check(model)

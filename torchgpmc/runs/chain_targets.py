@@ -79,6 +79,20 @@ def joint_target(model: GPModel, settings: Settings, sites: GaussianSites | None
     return ChainTarget(density, size, size + model.latent_size, start, read, _EXACT, is_guess=fit is not None)
 
 
+def original_target(model: GPModel, settings: Settings) -> ChainTarget:
+    """The exact posterior of [theta, v] in v itself, for sweeps; with ``settings.start``, from the same positions around it."""
+    target, fit = joint_target(model, settings._replace(start=None)), settings.start
+    if fit is None:
+        return target
+    white = joint_target(model, settings)
+
+    def start(generator: torch.Generator) -> tuple[Tensor, None]:
+        theta, w = white.start(generator)[0].tensor_split([model.layout.size], -1)
+        return torch.cat([theta, fit.white_coordinates().latents(theta, w)], -1), None
+
+    return target._replace(start=start)
+
+
 def latent_target(model: GPModel, settings: Settings, *, with_prior: bool) -> ChainTarget:
     """v at fixed hyperparameters; p(f) is factorised once for all chains.
 

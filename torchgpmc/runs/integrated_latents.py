@@ -23,6 +23,7 @@ from torchgpmc.evidence import ImportanceEstimator
 from torchgpmc.runs.anchors import MarginalDensity, no_anchors
 from torchgpmc.runs.parameterizations import ThetaBlock
 from torchgpmc.samplers.sweep import Block, BlockStep, Conditional, SweepState
+from torchgpmc.types import WarmUp
 
 
 class ThroughEstimates(NamedTuple):
@@ -33,6 +34,10 @@ class ThroughEstimates(NamedTuple):
     """
 
     estimator: ImportanceEstimator
+
+    def warm_up(self, own: WarmUp) -> WarmUp:
+        """The sampler's own."""
+        return own
 
     def update(self, block: ThetaBlock) -> _EstimatedUpdate:
         """The part, whose kernel is one for a :class:`torchgpmc.types.NoisyDensity`."""

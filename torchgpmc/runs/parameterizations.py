@@ -1,4 +1,4 @@
-r"""What hyperparameters are sampled given: the latents f, the whitened latents v, or noisy latents g and what they leave open.
+r"""What hyperparameters are sampled given: the latents f, the whitened latents v, what a fit leaves open of v, or noisy latents g.
 
 A parameterisation is a coordinate c in place of v, and [theta, c] has the density of [theta, v] times the volume,
 
@@ -31,7 +31,7 @@ from torchgpmc.runs.sites import posterior_sites
 from torchgpmc.samplers.sweep import Block, BlockStep, SweepState, Update, given_the_rest
 from torchgpmc.special import log_standard_normal
 from torchgpmc.trees import take
-from torchgpmc.types import Sampler
+from torchgpmc.types import Sampler, WarmUp
 
 # A site's precision in units of the prior's, 1 / K_nn.
 _LEAST_PRECISION, _MOST_PRECISION = 1e-6, 1e8
@@ -57,6 +57,11 @@ class ThetaBlock(NamedTuple):
 class Parameterization:
     """Base of the options; see the module's docstring."""
 
+    @property
+    def moves_everything(self) -> bool:
+        """Whether the parameters of a likelihood's parts, which a sweep would move given f, are moved with the rest of theta."""
+        return False
+
     def parts(self, model: GPModel) -> tuple[Parameterization, ...]:
         """The parameterisations that a sweep goes through, each with a tuning of its own."""
         return (self,)
@@ -67,6 +72,10 @@ class Parameterization:
         Raises:
             ValueError: it cannot.
         """
+
+    def warm_up(self, own: WarmUp) -> WarmUp:
+        """How the sampler of theta is tuned, beginning from its ``own`` warm-up."""
+        return own
 
     def update(self, block: ThetaBlock) -> Update:
         """The part of a sweep that moves theta, c held."""
@@ -92,11 +101,34 @@ class Ancillary(Parameterization):
 
 
 @dataclass(frozen=True)
-class _Recoordinated(Parameterization):
+class Recoordinated(Parameterization):
     """Parameterisations in which v changes with theta."""
 
     work = 1  # factorisations for each theta that is tried
     first_work = 0  # and for the coordinates of where the chains are
+
+    def given(
+        self, joint: JointLogDensity, theta: Tensor, at: LatentsAt, v: Tensor, generator: torch.Generator
+    ) -> tuple[Any, Tensor]:
+        """log p(theta, c, y) as a function of theta, with :class:`Moved` as payload; and what is in it beside that of [theta, v].
+
+        Both are of the c ``(C, ...)`` that goes with ``theta`` and ``v``.
+        """
+        raise NotImplementedError
+
+    def update(self, block: ThetaBlock) -> Update:
+        return _ThetaUpdate(self, block)
+
+
+@dataclass(frozen=True)
+class _Held(Recoordinated):
+    """Those whose coordinate is worked out from f."""
+
+    def given(
+        self, joint: JointLogDensity, theta: Tensor, at: LatentsAt, v: Tensor, generator: torch.Generator
+    ) -> tuple[Any, Tensor]:
+        held, log_volume = self.hold(joint.model, at, v, joint.targets, generator)
+        return ThetaGiven(joint, self, held), log_volume
 
     def hold(self, model: GPModel, at: LatentsAt, v: Tensor, targets: Targets, generator: torch.Generator) -> tuple[Any, Tensor]:
         """c, tensors ``(C, ...)``, from v ``(C, V)``; and what :meth:`latents` would give along with v there."""
@@ -106,12 +138,9 @@ class _Recoordinated(Parameterization):
         """v ``(C, V)`` at other thetas, and log |dv / dc| ``(C,)`` with the density of what was drawn for c; differentiable."""
         raise NotImplementedError
 
-    def update(self, block: ThetaBlock) -> Update:
-        return _ThetaUpdate(self, block)
-
 
 @dataclass(frozen=True)
-class Sufficient(_Recoordinated):
+class Sufficient(_Held):
     """Theta given the latents f, "SA": for data that pin f down, so that they say nothing more of theta (c = f).
 
     Of a SparseGP, given the inducing values. One factorisation for each theta that is tried.
@@ -144,7 +173,7 @@ class _Noisy(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Surrogate(_Recoordinated):
+class Surrogate(_Held):
     r"""Theta given noisy latents g ~ N(f, S) and the rest of f, "SURR" (Murray & Adams 2010, section 3; paper A, section 3.2).
 
     g is drawn anew in every sweep, and eta is white under p(f | g, theta): theta may go as far as g, which knows of f about what
@@ -263,13 +292,18 @@ class Interwoven(Parameterization):
         """Both."""
         return (*self.first.parts(model), *self.second.parts(model))
 
+    @property
+    def moves_everything(self) -> bool:
+        """If one of them does, both do."""
+        return self.first.moves_everything or self.second.moves_everything
+
     def check(self, model: GPModel) -> None:
         """Where both serve."""
         self.first.check(model)
         self.second.check(model)
 
 
-class _Moved(NamedTuple):
+class Moved(NamedTuple):
     """What the density of theta given c hands out."""
 
     kept: KeptPrior
@@ -280,22 +314,22 @@ class _Moved(NamedTuple):
 class ThetaGiven(AutogradDensity):
     """log p(theta, c, y) as a function of theta ``(C, P)``, with v and p(f | theta) as payload."""
 
-    def __init__(self, joint: JointLogDensity, parameterization: _Recoordinated, held: Any):
+    def __init__(self, joint: JointLogDensity, parameterization: _Held, held: Any):
         self.joint = joint
         self.parameterization = parameterization
         self.held = held
         super().__init__(lambda theta: self._value_and_moved(theta)[0])
 
-    def _value_and_moved(self, theta: Tensor) -> tuple[Tensor, _Moved]:
+    def _value_and_moved(self, theta: Tensor) -> tuple[Tensor, Moved]:
         model, targets = self.joint.model, self.joint.targets
         hyperparameters, log_prior = model.layout.raw_values_and_log_prior(theta)
         at = model.at_data(hyperparameters)
         kept = KeptPrior(torch.where(at.prior.ok, log_prior, torch.nan), at)
         v, log_volume = self.parameterization.latents(model, at, self.held, targets)
         log_density = kept.log_prior + log_standard_normal(v) + model.log_likelihood(at, v, targets)
-        return log_density + log_volume, _Moved(kept, v, log_density)
+        return log_density + log_volume, Moved(kept, v, log_density)
 
-    def draw(self, theta: Tensor, generator: torch.Generator) -> tuple[Tensor, _Moved]:
+    def draw(self, theta: Tensor, generator: torch.Generator) -> tuple[Tensor, Moved]:
         with torch.no_grad():
             value, moved = self._value_and_moved(theta)
         return torch.where(torch.isfinite(value), value, -torch.inf), moved
@@ -307,18 +341,18 @@ class ThetaGiven(AutogradDensity):
 class _ThetaUpdate(NamedTuple):
     """The part of a sweep that moves theta, and v with it."""
 
-    parameterization: _Recoordinated
+    parameterization: Recoordinated
     block: ThetaBlock
 
     def update(self, density: Any, state: SweepState, generator: torch.Generator) -> tuple[SweepState, BlockStep]:
         """The kernel's steps on theta, c being drawn or worked out where the chains are."""
         options, (joint, kernel, steps, num_chains, chain_chunk, _) = self.parameterization, self.block
-        model, targets, (kept, columns) = joint.model, joint.targets, (state.payload, self.block.columns)
+        model, kept, columns = joint.model, state.payload, self.block.columns
         theta, v = state.position.split([model.layout.size, model.latent_size], -1)
         with torch.no_grad():
-            held, log_volume = options.hold(model, kept.at, v, targets, generator)
-        given = in_chunks(ThetaGiven(joint, options, held), num_chains, chain_chunk)
-        of_columns = given_the_rest(given, columns)(theta, _Moved(kept, v, state.log_density))
+            given, log_volume = options.given(joint, theta, kept.at, v, generator)
+        given = in_chunks(given, num_chains, chain_chunk)
+        of_columns = given_the_rest(given, columns)(theta, Moved(kept, v, state.log_density))
         conditional = of_columns._replace(log_density=state.log_density + log_volume)
         inner = Block(columns, lambda *_: conditional, kernel, steps, work=options.work, first_work=options.first_work)
         step, moved = inner.moved(conditional, theta[:, : columns.stop], state.log_density, generator)
