@@ -1,0 +1,173 @@
+"""What transcription.py found, in words, tables and a figure."""
+
+import itertools
+import platform
+
+import torch
+
+from torchgpmc.chain_statistics import ess
+from torchgpmc.diagnostics import effective_sizes
+
+DATA_SETS, CHAINS = 20, 8
+PAPERS_SWEEPS, PAPERS_SECONDS = 5.5e5, 4 * 3600
+MOST_RHAT = 1.02  # of chains whose Monte Carlo errors are to be believed
+EVERY = 10  # points of the grid at which log concentrations are compared
+LAST_TIME = {"p53": 12, "LexA": 60}  # hours, minutes
+
+
+def compared(draws):
+    """Decay rates and log concentrations at some points of the grid, ``(C, S, Q)``."""
+    latents = draws["latents"]
+    latents = latents.unsqueeze(-1) if latents.dim() == 3 else latents
+    return torch.cat([draws["samples"]["likelihood.decay"], latents[:, :, EVERY::EVERY].flatten(2)], -1)
+
+
+def gaps(first, second):
+    """Differences of two samplers' draws ``(C, S)`` of a number, in Monte Carlo errors: of means, and of shares below band edges.
+
+    The edges of the 95 % band are those of both samplers' draws together.
+    """
+    edges = torch.quantile(torch.cat([first.flatten(), second.flatten()]), torch.tensor([0.025, 0.975]).double())
+    found = []
+    for of_draw in (lambda x: x, *(lambda x, edge=edge: (x < edge).double() for edge in edges)):
+        sides = [of_draw(side) for side in (first, second)]
+        errors = [side.var() / ess(side.numpy(), "mean") for side in sides]
+        found.append(float((sides[0].mean() - sides[1].mean()).abs() / sum(errors) ** 0.5))
+    return found
+
+
+def text_of_simulated(found):
+    lines = [
+        f"{DATA_SETS} data sets, {found['warm_up']} warm-up sweeps and {found['draws']} draws of {CHAINS} chains each, which begin "
+        f"at the truth: it is a draw from the posterior, so that no burn-in is owed; {found['seconds']:.0f} s. Passed over: "
+        f"{found['without_fit']}, for which no mode was found; that depends on the data alone, given which ranks are uniform.",
+        "",
+        "| | within 95 % bands | least effective size of a data set | ranks of the truth among nine draws, 0 to 9 "
+        "| t of mean rank, of distance from the middle |",
+        "|---|---|---|---|---|",
+    ]
+    for name in ("decay rates", "log concentrations"):
+        row = found[name]
+        lines.append(
+            f"| {name} | {row['covered']:.3f} | {row['size']:.0f} | {' '.join(map(str, row['ranks']))} "
+            f"| {row['place']:.1f}, {row['spread']:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def text_of_speed(found):
+    rows = [f"| {name} | {rate:.0f} | {rate * PAPERS_SECONDS / PAPERS_SWEEPS:.1f} |" for name, rate in found["sweeps"].items()]
+    return "\n".join(["| latents by | chain-sweeps a s | over the paper's 38 |", "|---|---|---|", *rows])
+
+
+def quantities(draws):
+    """Decay rates, log concentrations at some points, and the lengthscale, each ``(C, S, Q)``."""
+    rates, both = draws["samples"]["likelihood.decay"], compared(draws)
+    scale = draws["samples"]["kernel.lengthscale"].flatten(2)
+    return {"decay rates": rates, "log concentrations": both[..., rates.shape[-1] :], "lengthscale": scale}
+
+
+def text_of_experiment(found, pieces, experiment):
+    lines = [
+        "| sampler | warm-up + draws (thinned by) | share of the paper's 5.5e5 sweeps | s | acceptance "
+        "| least effective size, a second, R-hat: decay rates | log concentrations | lengthscale |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    drawn, unmixed = {}, []
+    for name, row in found.items():
+        draws = drawn[name] = torch.load(pieces / f"{experiment}_{name.replace(' ', '_')}.pt")
+        cells = []
+        for values in quantities(draws).values():
+            sizes = [effective_sizes(values[..., q]) for q in range(values.shape[-1])]
+            size, rhat = min(found[0] for found in sizes), max(found[2] for found in sizes)
+            cells.append(f"{size:.0f}, {size / row['seconds']:.2g}, {rhat:.3f}")
+            unmixed += [name] if rhat > MOST_RHAT else []
+        kept = draws["latents"].shape[1]
+        share = "-" if name == "NUTS" else f"{CHAINS * (row['warm_up'] + kept * row['thinning']) / PAPERS_SWEEPS:.1%}"
+        lines.append(
+            f"| {name} | {row['warm_up']} + {kept} ({row['thinning']}) | {share} | {row['seconds']:.0f} "
+            f"| {row['acceptance']:.2f} | {' | '.join(cells)} |"
+        )
+    lines += ["", "Means of decay rates (Monte Carlo error):", ""]
+    for name, draws in drawn.items():
+        decay = draws["samples"]["likelihood.decay"]
+        each = [decay[..., gene] for gene in range(decay.shape[-1])]
+        shown = ", ".join(f"{float(x.mean()):.3f} ({float(x.std()) / ess(x.numpy(), 'mean') ** 0.5:.3f})" for x in each)
+        lines.append(f"- {name}: {shown}")
+    at_draws = [name for name, row in found.items() if row["at_draws_of_NUTS"]]
+    if at_draws:
+        lines += ["", f"Begun at draws of NUTS's that lie far apart: {', '.join(at_draws)}."]
+    if unmixed:
+        lines += ["", f"R-hat above {MOST_RHAT} somewhere: {', '.join(dict.fromkeys(unmixed))}."]
+    return "\n".join([*lines, "", agreement({name: compared(draws) for name, draws in drawn.items()})])
+
+
+def agreement(drawn):
+    """The largest differences of any two samplers."""
+    lines = [
+        "Largest differences between two samplers, in Monte Carlo errors, of any decay rate or log concentration on the grid: of "
+        "means, and of the shares below the edges of their 95 % bands.",
+        "",
+        "| samplers | means | lower edges | upper edges |",
+        "|---|---|---|---|",
+    ]
+    for first, second in itertools.combinations(drawn, 2):
+        found = torch.tensor([gaps(drawn[first][..., q], drawn[second][..., q]) for q in range(drawn[first].shape[-1])])
+        lines.append(f"| {first}, {second} | " + " | ".join(f"{float(worst):.1f}" for worst in found.amax(0)) + " |")
+    return "\n".join(lines)
+
+
+def draw_figure(pieces, path):
+    """Concentrations and decay rates, as figure 1.6 has them, from NUTS's draws."""
+    from matplotlib.figure import Figure
+
+    rows = {experiment: pieces / f"{experiment}_NUTS.pt" for experiment in LAST_TIME}
+    rows = {experiment: path_of_draws for experiment, path_of_draws in rows.items() if path_of_draws.exists()}
+    figure = Figure(figsize=(10, 3 * len(rows)), layout="constrained")
+    for (experiment, path_of_draws), axes in zip(rows.items(), figure.subplots(len(rows), 2, squeeze=False), strict=True):
+        draws = torch.load(path_of_draws)
+        latents = draws["latents"].flatten(0, 1)
+        concentration = (latents if latents.dim() == 2 else latents[..., 0]).exp()
+        levels = torch.tensor([0.025, 0.5, 0.975]).double()
+        low, middle, high = torch.quantile(concentration, levels, 0)
+        grid = torch.linspace(0, LAST_TIME[experiment], len(middle))
+        axes[0].fill_between(grid, low, high, alpha=0.3, linewidth=0)
+        axes[0].plot(grid, middle)
+        axes[0].set_title(f"{experiment}: concentration, median and 95 % band")
+        low, middle, high = torch.quantile(draws["samples"]["likelihood.decay"].flatten(0, 1), levels, 0)
+        places = torch.arange(len(middle))
+        axes[1].bar(places, middle, color="0.75")
+        axes[1].errorbar(places, middle, torch.stack([middle - low, high - middle]), fmt="none", ecolor="k", capsize=3)
+        axes[1].set_title("decay rates, gene by gene")
+    figure.savefig(path, dpi=100)
+
+
+def text_of(found, pieces, everything, samplers):
+    by_experiment = {
+        experiment: {name: found[f"{experiment} {name}"] for name in samplers if f"{experiment} {name}" in found}
+        for experiment in LAST_TIME
+    }
+    shown = {experiment: text_of_experiment(rows, pieces, experiment) for experiment, rows in by_experiment.items() if rows}
+    missing = [name for name in everything if name not in found]
+    return f"""# Gene transcription
+
+Command: `python benchmarks/transcription.py --data FOLDER --pieces POSTERIORS` (torch {torch.__version__},
+Python {platform.python_version()}, one thread, a machine with other work; seconds are processor time). Not run:
+{", ".join(missing) or "nothing"}.
+
+## Simulated from the prior
+
+{text_of_simulated(found["simulated"]) if "simulated" in found else "Not run."}
+
+## The paper's sweep on p53, {CHAINS} chains
+
+{text_of_speed(found["speed"]) if "speed" in found else "Not run."}
+
+## p53: 5 genes, 3 replicates, a grid of 121 points, {CHAINS} chains
+
+{shown.get("p53", "Not run.")}
+
+## LexA: 14 genes, a grid of 121 points, {CHAINS} chains
+
+{shown.get("LexA", "Not run.")}
+"""
