@@ -1,15 +1,17 @@
 """Latents at fixed hyperparameters: effective draws a CPU second of the worst latent, by every move of them.
 
-    python benchmarks/latent_samplers.py --data FOLDER [--cells 32] [--draws 2000] [--output docs/results/latent_samplers.md]
+    python benchmarks/latent_samplers.py --draws 300
+    python benchmarks/latent_samplers.py --data FOLDER --cells 32 --draws 300 --methods "AuxiliaryGradient()" "EllipticalSlice()"
 
-Probit, n = 200, d = 2; and the log Gaussian Cox process of ``lgcp64.npz`` (Christensen et al. 2005; Titsias & Papaspiliopoulos
-2018), whose 64 x 64 cells are summed to fewer where ``--cells`` says so. Four chains on one thread; what an approximation for white
-coordinates takes, and warm-up, are in the seconds. Rows of fewer than 40 effective draws say no more than "few".
+Probit, n = 200, d = 2; or, with ``--data``, the log Gaussian Cox process of ``lgcp64.npz`` (Christensen et al. 2005; Titsias &
+Papaspiliopoulos 2018), whose 64 x 64 cells are summed to fewer where ``--cells`` says so. Four chains on one thread, 300 steps of
+warm-up, draws five steps apart (of NUTS a tenth as many, of one step); what an approximation for white coordinates takes, and
+warm-up, are in the seconds. Rows of fewer than 40 effective draws say no more than "few". At the end, what a step of elliptical
+slices costs over its evaluations of the log likelihood, those of f given v included.
 """
 
 import argparse
 import math
-import platform
 import time
 import warnings
 from pathlib import Path
@@ -22,6 +24,7 @@ from problems import probit_model
 
 import torchgpmc as tg
 from torchgpmc.diagnostics import effective_sizes
+from torchgpmc.runs.run import Settings
 
 METHODS = {
     "AuxiliaryGradient()": tg.AuxiliaryGradient(thinning=5),
@@ -73,49 +76,39 @@ def measured(model, method, draws):
     return sizes[0], sizes[len(sizes) // 2], seconds, float(posterior.stats["acceptance_rate"].mean())
 
 
-def table(model, draws, skip):
-    lines = ["| method | worst of fifty | median | CPU s | worst a second | acceptance |", "|---|---|---|---|---|---|"]
-    for name, method in METHODS.items():
-        if name in skip:
-            continue
-        count = draws // 10 if "NUTS" in name else draws
-        worst, middle, seconds, acceptance = measured(model, method, count)
-        shown = f"{worst / seconds:.3g}" if worst >= 40 else f"few ({worst / seconds:.2g})"
-        lines.append(f"| `{name}` | {worst:.0f} | {middle:.0f} | {seconds:.1f} | {shown} | {acceptance:.2f} |")
-        print(lines[-1], flush=True)
-    return "\n".join(lines)
+def slice_overhead(model, steps=200):
+    """CPU seconds of elliptical slices of all chains, over those of as many evaluations of log p(y given v) in lock-step."""
+    run = tg.EllipticalSlice().prepare(model, Settings(steps, 0, CHAINS, None))
+    generator, density = torch.Generator().manual_seed(0), run.target.density
+    state, evaluations = run.init(generator), 0
+    began = time.process_time()
+    for _ in range(steps):
+        state, _, stats = run.advance(state, generator)
+        evaluations += int(stats["n_steps"].max())
+    middle = time.process_time()
+    for _ in range(evaluations):
+        density(state.chain.position)
+    return (middle - began) / (time.process_time() - middle)
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--data", required=True)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", help="folder of the Cox process; probit without")
     parser.add_argument("--cells", type=int, default=32)
     parser.add_argument("--draws", type=int, default=2000)
-    parser.add_argument("--output", type=Path)
-    parser.add_argument("--skip", nargs="*", default=[])
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    small = table(probit(), arguments.draws, arguments.skip)
-    cells = arguments.cells
-    large = table(cox_process(arguments.data, cells), arguments.draws, [*arguments.skip, "PCN(whitening=EP())"])
-    text = f"""# Moves of the latents at fixed hyperparameters
-
-Command: `python benchmarks/latent_samplers.py --data FOLDER --cells {cells} --draws {arguments.draws}` (torch {torch.__version__},
-Python {platform.python_version()}, one thread, a machine with other work). {CHAINS} chains, {WARM_UP} warm-up steps and
-{arguments.draws} draws of five steps each (NUTS a tenth, of one); CPU seconds hold approximation and warm-up. Left out:
-{", ".join(arguments.skip) or "nothing"}.
-
-## Probit, n = 200
-
-{small}
-
-## Log Gaussian Cox process, {cells} x {cells} of the 64 x 64 cells
-
-{large}
-"""
-    if arguments.output:
-        arguments.output.write_text(text)
+    model = cox_process(arguments.data, arguments.cells) if arguments.data else probit()
+    print("| method | draws | worst of fifty | median | CPU s | worst a second | acceptance |\n|---|---|---|---|---|---|---|")
+    for name in arguments.methods:
+        draws = arguments.draws // 10 if "NUTS" in name else arguments.draws
+        worst, middle, seconds, acceptance = measured(model, METHODS[name], draws)
+        shown = f"{worst / seconds:.3g}" if worst >= 40 else f"few ({worst / seconds:.2g})"
+        print(f"| `{name}` | {draws} | {worst:.0f} | {middle:.0f} | {seconds:.1f} | {shown} | {acceptance:.2f} |", flush=True)
+    if "EllipticalSlice()" in arguments.methods:
+        print(f"\nA step of elliptical slices: {slice_overhead(model):.2f} times its evaluations of the likelihood")
 
 
 if __name__ == "__main__":

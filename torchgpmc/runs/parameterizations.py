@@ -237,7 +237,7 @@ class _White(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _WhiteUnderSites(Recoordinated):
+class _WhiteUnderSites(_Held):
     """Theta given latents that are white under the posterior which fixed Gaussian sites give (c = w)."""
 
     sites: GaussianSites
