@@ -108,7 +108,7 @@ def explain(model: GPModel) -> str:
         >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
         >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
         >>> print(tg.explain(model))  # doctest: +ELLIPSIS
-        1. AMIS(): the latents integrate out well and the hyperparameters are few: weighted draws, no warm-up. About ... seconds.
+        1. AMIS(...): the latents integrate out well and the hyperparameters are few: weighted draws, no warm-up. About ... seconds.
         2. ...
         sample(model) takes the first whose draws pass their own checks.
     """
