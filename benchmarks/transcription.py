@@ -158,14 +158,15 @@ def together(judgements):
 
 def speed(data, scale):
     """Chain-sweeps a second of the paper's sweep after its warm-up, latents by each of their moves, in turns."""
-    model, found = p53_model(data), dict.fromkeys(LATENTS, 0.0)
+    start, found = tg.initialize(p53_model(data), progress=False), dict.fromkeys(LATENTS, 0.0)
     draws = int(150 * scale)
     for seed in range(3):
         for name, latent in LATENTS.items():
             method, taken = tg.Gibbs(latent=latent, parameterization=tg.Ancillary(), latent_steps=1), []
             for kept in (1, 1 + draws):
                 began = time.process_time()
-                tg.sample(model, method, num_samples=kept, warmup_steps=40, num_chains=CHAINS, seed=seed, progress=False)
+                run = {"num_samples": kept, "warmup_steps": 40, "num_chains": CHAINS, "seed": seed, "progress": False}
+                tg.sample(start.model, method, start=start, **run)
                 taken.append(time.process_time() - began)
             found[name] += taken[1] - taken[0]
     return {"sweeps": {name: 3 * CHAINS * draws / seconds for name, seconds in found.items()}}
