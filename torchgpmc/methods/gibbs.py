@@ -49,8 +49,8 @@ class Gibbs:
         latent: the move of the latents: :class:`AuxiliaryGradient`, :class:`EllipticalSlice`, :class:`PCN`, or :class:`HMC` and its
             kin, on v.
         parameterization: what theta is moved given: the latents (:class:`Sufficient`), the whitened latents (:class:`Ancillary`),
-            both in turn (:class:`Interwoven`), noisy latents (:class:`Surrogate`; with ``whitening=`` theta goes furthest), or what a
-            fit leaves open of whitened latents (:class:`Regressed`).
+            both in turn (:class:`Interwoven`), noisy latents (:class:`Surrogate`; with ``whitening=`` theta goes furthest), or
+            what a fit leaves open of whitened latents (:class:`Regressed`).
         hyper_steps: of ``hyper``, a sweep.
         latent_steps: of ``latent``, a sweep.
         thinning: keep one draw in this many.
