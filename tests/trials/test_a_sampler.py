@@ -87,7 +87,7 @@ class Langevin:
         if self.marginal is None:
             target = joint_target(model, settings)
         else:
-            target = marginal_target(model, settings, self.marginal, num_importance=0, from_mode=False)
+            target = marginal_target(model, settings, self.marginal, 0, from_mode=False)
         warmup, _ = chain_settings(settings)
         warm_up = adaptation(warmup, search_on=target.density)
         kernel = lambda tuning: tuned(target.density, tuning)  # noqa: E731
