@@ -58,7 +58,8 @@ def initialize(
     Args:
         model: a :class:`SparseGP`, or a :class:`GP`; not changed.
         optimize_inducing_points: whether a :class:`SparseGP`'s inducing points move too.
-        max_iterations: rounds of each of the two searches, at most; with ``batch_size`` passes over the data.
+        max_iterations: rounds of each of the two searches, at most; with ``batch_size`` passes over the data, in the last
+            third of which steps shrink.
         batch_size: data a step, where N is too large for all at once.
         seed: of the draws from the prior and of the minibatches.
         progress: whether to show a bar with the bound.
