@@ -50,7 +50,7 @@ def fit(model, path, passes, batch_size):
     if path.exists():
         return torch.load(path, weights_only=False)
     began = time.perf_counter()
-    start = tg.initialize(model, batch_size=batch_size, max_iterations=passes)
+    start = tg.initialize(model, optimize_inducing_points=True, batch_size=batch_size, max_iterations=passes)
     found = start, time.perf_counter() - began
     torch.save(found, path)
     return found

@@ -49,11 +49,14 @@ class Row(NamedTuple):
 
 
 class Summary:
-    """A table of posterior summaries: ``print`` it, read ``rows``, or take one row by its name, ``summary["lp"]``.
+    """A table of posterior summaries: ``print`` it, go through its rows, or take one row by its name, ``summary["lp"]``.
 
     Attributes:
         rows: one a scalar quantity.
         verdict: whether to trust the draws, in a line above the table; ``None`` for none.
+
+    Raises:
+        KeyError: by ``summary[name]``, if no row has this name.
     """
 
     def __init__(self, rows: list[Row], verdict: str | None = None):
@@ -61,7 +64,13 @@ class Summary:
         self.verdict = verdict
 
     def __getitem__(self, name: str) -> Row:
-        return next(row for row in self.rows if row.name == name)
+        for row in self.rows:
+            if row.name == name:
+                return row
+        raise KeyError(f"no row is called {name!r}; there are {', '.join(row.name for row in self.rows)}")
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
 
     def __str__(self) -> str:
         width = max([len(row.name) for row in self.rows] + [4])
