@@ -265,7 +265,7 @@ def test_summary_is_a_table_by_name():
     assert row.mean == pytest.approx(float(values.mean()))
     assert row.sd == pytest.approx(float(values.std(correction=0)))
     assert list(summary) == summary.rows
-    with pytest.raises(KeyError, match="no row is called 'lengthscale'; there are .*kernel.outputscale"):
+    with pytest.raises(KeyError, match="no row is called 'lengthscale'; there are kernel"):
         summary["lengthscale"]
     assert "ess_bulk" in str(summary) and "kernel.outputscale" in str(summary)
 

@@ -31,7 +31,7 @@ from torchgpmc.models.gp_model import GPModel, JointGaussian, likelihood_paramet
 from torchgpmc.models.validation import check_test_inputs
 from torchgpmc.prediction import Given, Jointly, Prediction
 from torchgpmc.random import make_generator
-from torchgpmc.storage.draws import Draws, check_draws
+from torchgpmc.storage.draws import Draw, Draws, check_draws
 from torchgpmc.storage.files import read_tensors, write_atomically
 from torchgpmc.storage.fingerprint import differences, model_fingerprint
 
@@ -74,6 +74,7 @@ class Posterior:
         self.theta = draws.theta
         self.whitened = draws.whitened
         self.log_weights = draws.log_weights
+        self._others = draws.others
         self.stats = stats
         self.info = info
         chains, count, size = draws.theta.shape
@@ -143,12 +144,15 @@ class Posterior:
             check_count("num_draws", num_draws, example=", or None for all draws")
         check_count("test_chunk", test_chunk, example=", for instance 2048")
         theta, v = self._flat(num_draws)
+        v = self._several(v, num_draws)
+        several = v.shape[1]
         with torch.no_grad():
             values = likelihood_parameters(self.model.layout.raw_values(theta).by_module["likelihood"])
-        log_weights = torch.log_softmax(self._log_weights()[self._subset(num_draws)].to(x), 0)
+        values = {name: value.repeat_interleave(several, 0) for name, value in values.items()}
+        log_weights = torch.log_softmax(self._log_weights()[self._subset(num_draws)].to(x).repeat_interleave(several), 0)
         chunk = min(test_chunk, len(x))
         # Hyperparameters that are all fixed are factorised once for all draws.
-        draws_at_once = self._draws_at_once(chunk) if theta.shape[1] else max(1, _CHUNK_ELEMENTS // chunk)
+        draws_at_once = several * (self._draws_at_once(chunk) if theta.shape[1] else max(1, _CHUNK_ELEMENTS // chunk))
         return Prediction(
             self.model,
             self._given(x, theta, v),
@@ -170,13 +174,21 @@ class Posterior:
         as_likelihood(self.model.likelihood).at_test_points(found)  # says so where there is no use for one
         return found
 
+    def _several(self, v: Tensor, num_draws: int | None) -> Tensor:
+        """The latent vectors of each theta, of which ``v`` ``(S, V)`` are the first: ``(S, J, V)``."""
+        if self._others is None:
+            return v.unsqueeze(1)
+        others = self._others.flatten(0, 1)[self._subset(num_draws)]
+        return torch.cat([v.unsqueeze(1), others.to(v)], 1)
+
     def _jointly(self, x: Tensor, theta: Tensor, v: Tensor) -> Jointly:
-        """Some of S draws to f at all test points together."""
+        """Some of S J latent vectors to f at all test points together."""
+        several = v.shape[1]
 
         def jointly(rows: Tensor) -> JointGaussian:
             with torch.no_grad():
-                prior = self.model.prior(theta[rows] if theta.shape[1] else theta[:1])
-                return self.model.predict_jointly(prior, v[rows], x)
+                prior = self.model.prior(theta[rows // several] if theta.shape[1] else theta[:1])
+                return self.model.predict_jointly(prior, v.flatten(0, 1)[rows], x)
 
         return jointly
 
@@ -204,18 +216,22 @@ class Posterior:
         return Fitted(joined.reshape(self.num_chains, self.num_draws, *joined.shape[1:]), self._log_weights())
 
     def _given(self, x: Tensor, theta: Tensor, v: Tensor) -> Given:
-        """Some of S draws, then some of the test points, to mean and variance of f ``(s, K, t)``."""
-        model = self.model
+        """Some of S J latent vectors, then some of the test points, to mean and variance of f ``(s, K, t)``."""
+        model, several = self.model, v.shape[1]
         with torch.no_grad():
             shared = None if theta.shape[1] else model.prior(theta[:1])
 
         def given(rows: slice) -> Callable[[slice], tuple[Tensor, Tensor]]:
+            draws = slice(rows.start // several, rows.stop // several)
             with torch.no_grad():
-                prior = model.prior(theta[rows]) if shared is None else shared
+                prior = model.prior(theta[draws]) if shared is None else shared
 
             def moments(points: slice) -> tuple[Tensor, Tensor]:
                 with torch.no_grad():
-                    return model.predict(prior, v[rows], x[points])
+                    at = model.at(prior, x[points])
+                    parts = [model.marginals(at, latents) for latents in v[draws].unbind(1)]
+                mean, variance = (torch.stack(part, 1).flatten(0, 1) for part in zip(*parts, strict=True))
+                return mean, variance
 
             return moments
 
@@ -268,7 +284,9 @@ class Posterior:
         check_count("num_draws", num_draws)
         weights = torch.softmax(self.log_weights.flatten(), 0)
         rows = torch.multinomial(weights, num_draws, replacement=True, generator=make_generator(seed))
-        draws = Draws(self.theta.flatten(0, 1)[rows][None], self.whitened.flatten(0, 1)[rows][None], None)
+        theta, whitened = (part.flatten(0, 1)[rows][None] for part in (self.theta, self.whitened))
+        others = None if self._others is None else self._others.flatten(0, 1)[rows][None]
+        draws = Draws(theta, whitened, None, others=others)
         stats = {name: value.flatten(0, 1)[rows][None] for name, value in self.stats.items()}
         label = f"{num_draws} draws by weight from {len(weights)}; {len(rows.unique())} of them differ"
         return Posterior(self.model, draws, stats, {**self.info, "resampled": label})
@@ -319,6 +337,7 @@ class Posterior:
             "theta": self.theta,
             "whitened": self.whitened,
             "log_weights": self.log_weights,
+            "others": self._others,
             "stats": self.stats,
             "info": self.info,
         }
@@ -338,6 +357,7 @@ class Posterior:
         different = differences(content["model"], model_fingerprint(model))
         if different:
             raise ValueError(f"{path} was made with another model: {different}. Expected the model it was sampled from.")
-        draws = Draws(content["theta"], content["whitened"], content["log_weights"])
-        check_draws(path, *draws[:3], content["stats"], model.layout.size, model.latent_size)
-        return Posterior(model, draws, content["stats"], content["info"])
+        others = content.get("others")
+        draw = Draw(content["theta"], content["whitened"], content["log_weights"], others)
+        check_draws(path, draw, content["stats"], model.layout.size, model.latent_size)
+        return Posterior(model, Draws(*draw[:3], others=others), content["stats"], content["info"])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.approximations.collapsed_marginal import CollapsedMarginal
-from torchgpmc.evidence.latent_estimates import LatentEstimate
+from torchgpmc.evidence.latent_estimates import LatentEstimate, stacked_latents
 from torchgpmc.random import normal_like
 
 
@@ -27,21 +27,26 @@ class CollapsedEstimator:
         """Standard normals a draw of v takes."""
         return self.marginal.model.latent_size
 
-    def draw(self, theta: Tensor, generator: torch.Generator, start: Tensor | None = None) -> LatentEstimate:
+    def draw(self, theta: Tensor, generator: torch.Generator, start: Tensor | None = None, num_latents: int = 1) -> LatentEstimate:
         """Values, with fresh draws of v; ``start`` is not needed."""
-        return self.evaluate(theta, normal_like(theta.new_empty(len(theta), self.auxiliary_size), generator))
+        return self.evaluate(theta, normal_like(theta.new_empty(len(theta), num_latents * self.auxiliary_size), generator))
 
     def evaluate(self, theta: Tensor, auxiliary: Tensor, start: Tensor | None = None) -> LatentEstimate:
-        """Values, with draws of v as a function of standard normals ``(C, auxiliary_size)``."""
+        """Values, with draws of v as a function of standard normals ``(C, J * auxiliary_size)``, ``auxiliary_size`` a draw."""
+        size = self.auxiliary_size
         with torch.no_grad():
             found = [part.posterior() for part in self.marginal.parts(theta, with_slopes=False)]
-            normals = auxiliary.split([len(part.mean) for part in found])
-            drawn = [part.draw(noise) for part, noise in zip(found, normals, strict=True)]
+            normals = auxiliary.view(len(theta), -1, size).split([len(part.mean) for part in found])
+            drawn = [[part.draw(each) for each in noise.unbind(1)] for part, noise in zip(found, normals, strict=True)]
         value = torch.cat([part.log_evidence for part in found])
-        v, log_likelihood = (torch.cat(part) for part in zip(*drawn, strict=True))
+        (v, log_likelihood), *others = (
+            [torch.cat(column) for column in zip(*parts, strict=True)] for parts in zip(*drawn, strict=True)
+        )
         ok = torch.isfinite(value)
         value = torch.where(ok, value, -torch.inf)
-        return LatentEstimate(value, torch.zeros_like(value), v, log_likelihood, torch.full_like(value, 2.0), torch.ones_like(ok))
+        more = stacked_latents([other for other, _ in others], value, size)
+        work = torch.full_like(value, 2.0)
+        return LatentEstimate(value, torch.zeros_like(value), v, more, log_likelihood, work, torch.ones_like(ok))
 
     def start_at(self, theta: Tensor) -> Tensor:
         """Nothing is iterated."""

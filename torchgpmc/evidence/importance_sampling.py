@@ -13,6 +13,7 @@ from torch import Tensor
 from torchgpmc.approximations import Approximation, GaussianApproximation
 from torchgpmc.approximations.gaussian_form import LatentProblem, matrix_size, problem_of, without_graph
 from torchgpmc.evidence.gaussian_draws import WeightedDraws, draws_around, log_likelihoods, or_prior, quadratic, stacked_mean
+from torchgpmc.evidence.latent_estimates import spread_levels, stacked_latents
 from torchgpmc.linalg import apply_factor, times_blocks
 from torchgpmc.models.gp_model import GPModel, LatentPrior, likelihood_values
 from torchgpmc.models.targets import Targets
@@ -36,6 +37,7 @@ class ImportanceEstimate(NamedTuple):
     value: Tensor  # (C,), log of the unbiased estimate of p(y | theta); -inf where K could not be factorised
     variance: Tensor  # (C,), relative variance of the estimate; NaN where it rests on a single weight
     whitened: Tensor  # (C, V), the kept draw
+    others: Tensor  # (C, J - 1, V), chosen as the kept one was, of J that were asked for
     log_likelihood: Tensor  # (C,), log p(y | f) of the kept draw
     log_rest: Tensor  # (C,), log of the sum of the weights that do not change when the kept draw moves
     alpha: Tensor  # (C, V), of the importance density
@@ -88,16 +90,18 @@ class ImportanceEstimator:
         linear = self._linearised(theta, auxiliary)
         return LogEstimate(found.value + (linear - linear.detach()), found.variance)
 
-    def draw(self, theta: Tensor, generator: torch.Generator, start: Tensor | None = None) -> ImportanceEstimate:
+    def draw(
+        self, theta: Tensor, generator: torch.Generator, start: Tensor | None = None, num_latents: int = 1
+    ) -> ImportanceEstimate:
         """Estimates from fresh random numbers; ``start``, of an approximation at a nearby theta, saves iterations."""
-        return self.evaluate(theta, self._normals(theta, generator), start)
+        return self.evaluate(theta, self._normals(theta, generator), start, num_latents)
 
-    def evaluate(self, theta: Tensor, auxiliary: Tensor, start: Tensor | None = None) -> ImportanceEstimate:
+    def evaluate(self, theta: Tensor, auxiliary: Tensor, start: Tensor | None = None, num_latents: int = 1) -> ImportanceEstimate:
         """Estimates as a function of standard normals ``(C, auxiliary_size)``."""
 
         def estimate(rows: slice) -> ImportanceEstimate:
             begun = None if start is None else start[rows]
-            return self._at(rows)._evaluate(theta[rows], auxiliary[rows], begun)[0]
+            return self._at(rows)._evaluate(theta[rows], auxiliary[rows], begun, num_latents)[0]
 
         with torch.no_grad():
             return _joined(side_by_side(estimate, self.chunks(theta), theta.device))
@@ -144,21 +148,26 @@ class ImportanceEstimator:
         """Numbers in the largest tensor that one theta takes."""
         return matrix_size(self.model)
 
-    def _evaluate(self, theta: Tensor, auxiliary: Tensor, start: Tensor | None) -> tuple[ImportanceEstimate, Tensor]:
-        return self.at_prior(self.model.prior(theta), auxiliary, start)
+    def _evaluate(
+        self, theta: Tensor, auxiliary: Tensor, start: Tensor | None, num_latents: int = 1
+    ) -> tuple[ImportanceEstimate, Tensor]:
+        return self.at_prior(self.model.prior(theta), auxiliary, start, num_latents)
 
-    def at_prior(self, prior: LatentPrior, auxiliary: Tensor, start: Tensor | None) -> tuple[ImportanceEstimate, Tensor]:
+    def at_prior(
+        self, prior: LatentPrior, auxiliary: Tensor, start: Tensor | None, num_latents: int = 1
+    ) -> tuple[ImportanceEstimate, Tensor]:
         """Estimates of the integral of p(y | f) under C priors of f, and the log weights ``(C, draws)``."""
         spread = self._draws(prior, auxiliary, start)
         log_weight, log_likelihood = spread.weigh(self.antithetic)
         value, variance = self._average(log_weight)
         value = torch.where(prior.ok, value, -torch.inf)
-        chosen = _choose(log_weight, torch.special.ndtr(auxiliary[:, -1]))
+        chosen, *others = _choose(log_weight, torch.special.ndtr(auxiliary[:, -1]), num_latents).unbind(-1)
         column = chosen.unsqueeze(-1)
         estimate = ImportanceEstimate(
             value,
             variance,
             spread.whitened_at(chosen),
+            stacked_latents([spread.whitened_at(other) for other in others], auxiliary, self.model.latent_size),
             log_likelihood.gather(-1, column).squeeze(-1),
             self._log_rest(log_weight, chosen),
             spread.found.alpha,
@@ -286,9 +295,10 @@ def _joined(parts: Sequence[ImportanceEstimate]) -> ImportanceEstimate:
     return ImportanceEstimate(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
 
-def _choose(log_weight: Tensor, uniform: Tensor) -> Tensor:
-    """An index ``(C,)`` drawn with probabilities proportional to the weights, by inversion of ``uniform``."""
+def _choose(log_weight: Tensor, uniform: Tensor, count: int) -> Tensor:
+    """Indices ``(C, count)``, each drawn with probabilities proportional to the weights, by inversion of :func:`spread_levels`."""
     cumulative = torch.softmax(torch.nan_to_num(log_weight, neginf=-1e300), -1).cumsum(-1)
     # A uniform of one, or a sum that rounds to less, must not point beyond the last draw, nor to one of weight zero.
-    level = (uniform * cumulative[:, -1]).clamp_max(cumulative[:, -1] * (1 - 1e-12))
-    return torch.searchsorted(cumulative, level.unsqueeze(-1), right=True).squeeze(-1).clamp_max(log_weight.shape[-1] - 1)
+    total = cumulative[:, -1:]
+    level = torch.minimum(spread_levels(uniform, count) * total, total * (1 - 1e-12))
+    return torch.searchsorted(cumulative, level, right=True).clamp_max(log_weight.shape[-1] - 1)

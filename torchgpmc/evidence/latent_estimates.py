@@ -10,13 +10,16 @@ from torch import Tensor
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.targets import Targets
 
+LATENTS_KEPT = 4  # latent vectors of a theta that a run keeps: given theta they vary far more than their mean does with theta
+
 
 class LatentEstimate(NamedTuple):
     """Estimates at C thetas, with one of the latent vectors each was made from, chosen by its weight."""
 
     value: Tensor  # (C,), log of the unbiased estimate of p(y | theta); -inf where K could not be factorised
     variance: Tensor  # (C,), relative variance of the estimate
-    whitened: Tensor  # (C, N), the kept draw
+    whitened: Tensor  # (C, V), the kept draw
+    others: Tensor  # (C, J - 1, V), chosen as the kept one was, of J that were asked for
     log_likelihood: Tensor  # (C,), log p(y | f) of the kept draw
     num_factorizations: Tensor  # (C,)
     converged: Tensor  # (C,), whether the density it was drawn from is as good as it can be
@@ -30,8 +33,8 @@ class LatentEstimator(Protocol):
         """Standard normals an estimate."""
         ...
 
-    def draw(self, theta: Tensor, generator: torch.Generator, start: Tensor | None = None) -> Any:
-        """Estimates at ``theta`` ``(C, P)`` from fresh random numbers; ``start`` may save work."""
+    def draw(self, theta: Tensor, generator: torch.Generator, start: Tensor | None = None, num_latents: int = 1) -> Any:
+        """Estimates at ``theta`` ``(C, P)`` from fresh random numbers, with J latent vectors each; ``start`` may save work."""
         ...
 
     def evaluate(self, theta: Tensor, auxiliary: Tensor, start: Tensor | None = None) -> Any:
@@ -61,3 +64,21 @@ class Evidence(Protocol):
             ValueError: a model that cannot be served.
         """
         ...
+
+
+def spread_levels(uniform: Tensor, count: int) -> Tensor:
+    """Numbers between 0 and 1 ``(C, count)``, evenly spaced from ``uniform`` ``(C,)`` on and each uniform, to choose draws by.
+
+    Systematic resampling (Carpenter, Clifford & Fearnhead 1999): of draws in mirrored pairs whose weights hardly differ, two levels
+    that are a half apart choose the two of a pair.
+
+    Example:
+        >>> spread_levels(torch.tensor([0.75]), 2)
+        tensor([[0.7500, 0.2500]])
+    """
+    return (uniform.unsqueeze(-1) + torch.arange(count).to(uniform) / count) % 1.0
+
+
+def stacked_latents(parts: list[Tensor], like: Tensor, latent_size: int) -> Tensor:
+    """Latent vectors ``(C, V)`` as ``(C, J, V)``, J possibly 0; ``like`` ``(C, ...)`` gives C, dtype and device."""
+    return torch.stack(parts, 1) if parts else like.new_zeros(len(like), 0, latent_size)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from torchgpmc.approximations.gaussian_form import check_model
 from torchgpmc.checks import check_count
-from torchgpmc.evidence.latent_estimates import LatentEstimate
+from torchgpmc.evidence.latent_estimates import LatentEstimate, spread_levels, stacked_latents
 from torchgpmc.likelihoods import Bernoulli
 from torchgpmc.linalg import cholesky
 from torchgpmc.models.gp_model import GPModel, LatentPrior
@@ -139,12 +139,13 @@ class OrthantEstimator:
         """Standard normals an estimate: a shift of the net, a number to choose the draw, and f given t."""
         return 3 * self.model.latent_size + 1
 
-    def draw(self, theta: Tensor, generator: torch.Generator, start: Tensor | None = None) -> LatentEstimate:
+    def draw(self, theta: Tensor, generator: torch.Generator, start: Tensor | None = None, num_latents: int = 1) -> LatentEstimate:
         """Estimates from fresh random numbers."""
-        return self.evaluate(theta, normal_like(theta.new_empty(len(theta), self.auxiliary_size), generator))
+        size = self.auxiliary_size + 2 * (num_latents - 1) * self.model.latent_size
+        return self.evaluate(theta, normal_like(theta.new_empty(len(theta), size), generator))
 
     def evaluate(self, theta: Tensor, auxiliary: Tensor, start: Tensor | None = None) -> LatentEstimate:
-        """Estimates as a function of standard normals ``(C, auxiliary_size)``."""
+        """Estimates as a function of standard normals ``(C, auxiliary_size)``, two vectors more for each further latent draw."""
         at_once = max(1, _CHUNK_ELEMENTS // (self.model.latent_size * self.num_points))
         slices = even_slices(len(theta), at_once, theta.device, _WORTH_A_THREAD)
         with torch.no_grad():
@@ -172,14 +173,19 @@ class OrthantEstimator:
         relative = (log_weight - value.unsqueeze(-1)).exp()
         # Had the points been independent; the net's are better.
         variance = relative.var(-1) / self.num_points
+        normals = auxiliary[:, size + 1 :].view(len(theta), -1, 2, size)
         cumulative = relative.cumsum(-1)
-        level = ndtr(auxiliary[:, size : size + 1]) * cumulative[:, -1:]
+        level = spread_levels(ndtr(auxiliary[:, size]), normals.shape[1]) * cumulative[:, -1:]
         chosen = torch.searchsorted(cumulative, level).clamp_max(self.num_points - 1)
-        kept = t.gather(1, chosen.unsqueeze(-1).expand(-1, 1, size)).squeeze(1)
-        whitened = _latents_given(prior, found, kept, *auxiliary[:, size + 1 :].split(size, -1))
+        kept = t.gather(1, chosen.unsqueeze(-1).expand(-1, -1, size))
+        whitened, *others = (
+            _latents_given(prior, found, point, *noise.unbind(1))
+            for point, noise in zip(kept.unbind(1), normals.unbind(1), strict=True)
+        )
         log_likelihood = self.model.log_likelihood(self.model.at(prior), whitened, self.targets)
         value = torch.where(found.ok, value, -torch.inf)
-        return LatentEstimate(value, variance, whitened, log_likelihood, torch.full_like(value, 3.0), found.ok)
+        more = stacked_latents(others, value, size)
+        return LatentEstimate(value, variance, whitened, more, log_likelihood, torch.full_like(value, 3.0), found.ok)
 
 
 def _net(num_points: int, dimension: int, like: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torchgpmc.approximations import Approximation, Laplace
 from torchgpmc.evidence.estimators import importance
 from torchgpmc.evidence.importance_sampling import ImportanceEstimator
-from torchgpmc.evidence.latent_estimates import LatentEstimate
+from torchgpmc.evidence.latent_estimates import LatentEstimate, stacked_latents
 from torchgpmc.evidence.orthants import check_probit
 from torchgpmc.linalg import cholesky, solve_lower, times_blocks, times_vector
 from torchgpmc.models.gp_model import GPModel, LatentPrior
@@ -85,12 +85,13 @@ class SmoothProbitEstimator:
         """Standard normals an estimate: those of importance sampling, and two vectors for what was integrated out."""
         return self.inner.auxiliary_size + 2 * self.inner.model.latent_size
 
-    def draw(self, theta: Tensor, generator: torch.Generator, start: Tensor | None = None) -> LatentEstimate:
+    def draw(self, theta: Tensor, generator: torch.Generator, start: Tensor | None = None, num_latents: int = 1) -> LatentEstimate:
         """Estimates from fresh random numbers."""
-        return self.evaluate(theta, normal_like(theta.new_empty(len(theta), self.auxiliary_size), generator), start)
+        size = self.auxiliary_size + 2 * (num_latents - 1) * self.inner.model.latent_size
+        return self.evaluate(theta, normal_like(theta.new_empty(len(theta), size), generator), start)
 
     def evaluate(self, theta: Tensor, auxiliary: Tensor, start: Tensor | None = None) -> LatentEstimate:
-        """Estimates as a function of standard normals ``(C, auxiliary_size)``."""
+        """Estimates as a function of standard normals ``(C, auxiliary_size)``, two vectors more for each further latent draw."""
 
         def estimate(rows: slice) -> LatentEstimate:
             return self.select(rows)._evaluate(theta[rows], auxiliary[rows], None if start is None else start[rows])
@@ -123,14 +124,19 @@ class SmoothProbitEstimator:
         targets = self.inner.targets
         prior = model.prior(theta)
         of_h = smoothed(prior)
-        found, _ = self.inner.at_prior(of_h.prior, auxiliary[:, : -2 * size], start)
-        whitened, log_likelihood = found.whitened, found.log_likelihood
+        of_inner, rest = auxiliary.tensor_split([self.inner.auxiliary_size], -1)
+        normals = rest.view(len(theta), -1, 2, size).unbind(1)
+        found, _ = self.inner.at_prior(of_h.prior, of_inner, start, len(normals))
+        (whitened, *others), log_likelihood = (found.whitened, *found.others.unbind(1)), found.log_likelihood
         if bool((of_h.noise > 0).any()):
-            first, second = auxiliary[:, -2 * size :].split(size, -1)
-            whitened = _latents_given(prior, of_h, whitened, 2 * targets.values - 1, first, second)
+            sign = 2 * targets.values - 1
+            whitened, *others = (
+                _latents_given(prior, of_h, v, sign, *noise.unbind(1))
+                for v, noise in zip((whitened, *others), normals, strict=True)
+            )
             log_likelihood = model.log_likelihood(model.at(prior), whitened, targets)
-        value = torch.where(prior.ok, found.value, -torch.inf)
-        return LatentEstimate(value, found.variance, whitened, log_likelihood, found.num_factorizations, found.converged)
+        value, more = torch.where(prior.ok, found.value, -torch.inf), stacked_latents(others, theta, size)
+        return LatentEstimate(value, found.variance, whitened, more, log_likelihood, found.num_factorizations, found.converged)
 
 
 def smoothed(prior: LatentPrior) -> Smoothed:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchgpmc.approximations import ApproximateMarginal, Approximation, CollapsedMarginal, Conjugate, Variational, marginal_of
 from torchgpmc.checks import check_count
 from torchgpmc.density import SharedDensity
-from torchgpmc.evidence import CollapsedEstimator, Evidence, LatentEstimate, LatentEstimator, importance
+from torchgpmc.evidence import LATENTS_KEPT, CollapsedEstimator, Evidence, LatentEstimate, LatentEstimator, importance
 from torchgpmc.models.affine import AffineJointLogDensity, white_at_fixed_theta
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
@@ -145,7 +145,7 @@ def marginal_target(
 
     def read(state: Any, generator: torch.Generator) -> tuple[Draw, dict[str, Tensor]]:
         theta = state.position
-        estimate = estimator.draw(theta, generator)
+        estimate = estimator.draw(theta, generator, num_latents=LATENTS_KEPT)
         log_prior = model.layout.log_prior(theta).detach()
         stats = {
             "lp": log_prior + estimate.log_likelihood + log_standard_normal(estimate.whitened),
@@ -155,7 +155,7 @@ def marginal_target(
         log_weight = None
         if num_importance:
             log_weight = (estimate.value + log_prior - state.log_density)[:, None]
-        return Draw(theta[:, None], estimate.whitened[:, None], log_weight), stats
+        return Draw(theta[:, None], estimate.whitened[:, None], log_weight, estimate.others[:, None]), stats
 
     def start(generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
         found = start_at_mode(marginal_of(model, approximation), chains, generator) if from_mode else None

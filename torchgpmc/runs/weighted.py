@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.checks import warn
-from torchgpmc.evidence import LatentEstimator
+from torchgpmc.evidence import LATENTS_KEPT, LatentEstimator
 from torchgpmc.importance import (
     Adaptation,
     AdaptiveState,
@@ -115,7 +115,7 @@ class ImportanceRun(NamedTuple):
         count = self.schedule[state.iteration]
         z = draw_from(state.draws.current, count, generator)
         theta, log_slope = self.scale.theta(z)
-        estimate = self.estimator.draw(theta, generator, self._nearest_start(state, z))
+        estimate = self.estimator.draw(theta, generator, self._nearest_start(state, z), LATENTS_KEPT)
         log_prior = self.model.layout.log_prior(theta).detach()
         log_target = log_prior + log_slope + estimate.value
         log_target = torch.nan_to_num(log_target, nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
@@ -137,7 +137,8 @@ class ImportanceRun(NamedTuple):
             anchors = z[torch.isfinite(log_target)][: min(_MAX_ANCHORS, count // 4)]
             anchors = torch.cat([state.anchors, anchors])
             starts = self._starts_at(anchors)
-        return ImportanceState(state.iteration + 1, draws, anchors, starts), Draw(theta[None], estimate.whitened[None]), stats
+        drawn = Draw(theta[None], estimate.whitened[None], others=estimate.others[None])
+        return ImportanceState(state.iteration + 1, draws, anchors, starts), drawn, stats
 
     def finish(self, state: ImportanceState, draw: Draw) -> Draws:
         weights = log_weights(state.draws)
@@ -155,4 +156,5 @@ class ImportanceRun(NamedTuple):
         known = {"log_evidence": float(value) - mass.value, "log_evidence_error": math.hypot(float(error), mass.error)}
         # Ctrl-C may have come between a batch's being kept and its being weighed.
         weighed = len(weights)
-        return Draws(draw.theta[:, :weighed], draw.whitened[:, :weighed], weights.cpu()[None], known)
+        others = None if draw.others is None else draw.others[:, :weighed]
+        return Draws(draw.theta[:, :weighed], draw.whitened[:, :weighed], weights.cpu()[None], known, others)

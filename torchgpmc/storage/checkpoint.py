@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from torchgpmc.checks import warn
-from torchgpmc.storage.draws import DrawStore, check_draws
+from torchgpmc.storage.draws import DrawStore, check_draws, draws_of
 from torchgpmc.storage.files import read_tensors, write_atomically
 from torchgpmc.storage.fingerprint import Fingerprint, differences
 from torchgpmc.trees import pack
@@ -102,7 +102,7 @@ class CheckpointFile:
         for index in range(content["segments"]):
             path = self._segment_path(index)
             piece = read_tensors(path, _SEGMENT_FORMAT, ["theta", "whitened", "log_weight", "stats"])
-            check_draws(path, piece["theta"], piece["whitened"], piece["log_weight"], piece["stats"], *self._widths)
+            check_draws(path, draws_of(piece), piece["stats"], *self._widths)
             store.restore(piece)
         self._segments, self._pieces_saved = content["segments"], store.num_pieces
         return Saved(content["state"], content["generator"], content["num_done"], content["info"], store)

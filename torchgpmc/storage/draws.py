@@ -17,6 +17,7 @@ class Draw(NamedTuple):
     theta: Tensor  # (C, B, P), unconstrained
     whitened: Tensor  # (C, B, V)
     log_weight: Tensor | None = None  # (C, B), unnormalised, where draws do not weigh the same
+    others: Tensor | None = None  # (C, B, J - 1, V), where each theta has J latent vectors
 
 
 class Draws(NamedTuple):
@@ -26,24 +27,17 @@ class Draws(NamedTuple):
     whitened: Tensor  # (C, S, V)
     log_weights: Tensor | None  # (C, S), unnormalised; None for Markov chains
     info: Mapping[str, float | str] = MappingProxyType({})  # about the whole run, for ``Posterior.info``
+    others: Tensor | None = None  # (C, S, J - 1, V), further latent vectors of the same thetas, for predictions
 
 
 def check_draws(
-    path: str | os.PathLike[str],
-    theta: Any,
-    whitened: Any,
-    log_weights: Any,
-    stats: Mapping[str, Any],
-    num_hyperparameters: int,
-    num_latents: int,
+    path: str | os.PathLike[str], draws: Draw, stats: Mapping[str, Any], num_hyperparameters: int, num_latents: int
 ) -> None:
-    """Checks what a file gave back: theta ``(C, S, P)``, whitened ``(C, S, V)``, log weights and each statistic ``(C, S)``.
+    """Checks what a file gave back: draws and statistics, ``(C, S)`` each.
 
     Args:
         path: of the file, for the message.
-        theta: unconstrained hyperparameters.
-        whitened: whitened latents.
-        log_weights: ``None`` where draws weigh the same.
+        draws: all of them.
         stats: by name.
         num_hyperparameters: P.
         num_latents: V.
@@ -51,11 +45,16 @@ def check_draws(
     Raises:
         ValueError: another shape.
     """
-    shape = list(getattr(theta, "shape", ())[:2])
-    expected = {"theta": (theta, [*shape, num_hyperparameters]), "whitened": (whitened, [*shape, num_latents])}
+    shape = list(getattr(draws.theta, "shape", ())[:2])
+    expected: dict[str, tuple[Any, list[int]]] = {
+        "theta": (draws.theta, [*shape, num_hyperparameters]),
+        "whitened": (draws.whitened, [*shape, num_latents]),
+    }
     expected |= {name: (value, shape) for name, value in stats.items()}
-    if log_weights is not None:
-        expected["log_weights"] = log_weights, shape
+    if draws.log_weight is not None:
+        expected["log_weights"] = draws.log_weight, shape
+    if draws.others is not None:
+        expected["further latents"] = draws.others, [*shape, *getattr(draws.others, "shape", ())[2:3], num_latents]
     for name, (value, wanted) in expected.items():
         found = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
         if found != wanted:
@@ -74,8 +73,8 @@ class DrawStore:
 
     def append(self, draw: Draw, stats: dict[str, Tensor]) -> None:
         """Keeps one advance's draws, with statistics ``(C,)`` or ``(C, B)`` each."""
-        log_weight = None if draw.log_weight is None else draw.log_weight.to("cpu")
-        self._draws.append(Draw(draw.theta.to("cpu"), draw.whitened.to("cpu"), log_weight))
+        weight, others = (None if part is None else part.to("cpu") for part in draw[2:])
+        self._draws.append(Draw(draw.theta.to("cpu"), draw.whitened.to("cpu"), weight, others))
         self._stats.append({name: value.to("cpu").view(len(draw.theta), -1) for name, value in stats.items()})
 
     def __len__(self) -> int:
@@ -85,11 +84,8 @@ class DrawStore:
     def piece(self, start: int) -> dict[str, Any]:
         """The advances from number ``start`` on, joined, as tensors alone."""
         draws = self._draws[start:]
-        weights = [draw.log_weight for draw in draws if draw.log_weight is not None]
         return {
-            "theta": torch.cat([draw.theta for draw in draws], 1),
-            "whitened": torch.cat([draw.whitened for draw in draws], 1),
-            "log_weight": torch.cat(weights, 1) if weights else None,
+            **{name: _joined([getattr(draw, name) for draw in draws]) for name in Draw._fields},
             "stats": {name: torch.cat([s[name] for s in self._stats[start:]], 1) for name in self._stats[start]},
         }
 
@@ -100,10 +96,21 @@ class DrawStore:
 
     def restore(self, piece: dict) -> None:
         """Puts back what :meth:`piece` gave."""
-        self._draws.append(Draw(piece["theta"], piece["whitened"], piece["log_weight"]))
+        self._draws.append(draws_of(piece))
         self._stats.append(dict(piece["stats"]))
 
     def joined(self) -> tuple[Draw, dict[str, Tensor]]:
         """All draws ``(C, S, ...)`` and statistics ``(C, S)``."""
         piece = self.piece(0)
-        return Draw(piece["theta"], piece["whitened"], piece["log_weight"]), piece["stats"]
+        return draws_of(piece), piece["stats"]
+
+
+def draws_of(piece: Mapping[str, Any]) -> Draw:
+    """The draws in a piece of a :class:`DrawStore`, from a file perhaps, and then perhaps of other shapes than they should be."""
+    return Draw(piece["theta"], piece["whitened"], piece["log_weight"], piece.get("others"))
+
+
+def _joined(parts: list[Tensor | None]) -> Tensor | None:
+    """Parts of one field of successive draws, all there or none."""
+    found = [part for part in parts if part is not None]
+    return torch.cat(found, 1) if found else None
