@@ -47,8 +47,8 @@ class Posterior:
     Attributes:
         model: a copy of the model as it was sampled, which predicts and is saved whatever becomes of the original.
         samples: name -> constrained draws ``(chains, draws, *shape)``, under gpytorch's own names.
-        whitened: latents v ``(chains, draws, V)``, standard normal a priori; of weighted draws the first of several a theta, all of
-            which predictions average over.
+        whitened: latents v ``(chains, draws, V)``, standard normal a priori; of weighted draws the first of four a theta, all of
+            which predictions average over where the likelihood ``predicts_quickly``.
         log_weights: ``(chains, draws)``, unnormalised; ``None`` for Markov chains, whose draws weigh the same.
         stats: per-draw statistics ``(chains, draws)``: ``lp``, ``acceptance_rate``, ``n_steps``, ``diverging``, ...
         info: what was run: method, seed, steps, seconds, gradient evaluations; plain numbers and strings.
@@ -176,8 +176,8 @@ class Posterior:
         return found
 
     def _several(self, v: Tensor, num_draws: int | None) -> Tensor:
-        """The latent vectors of each theta, of which ``v`` ``(S, V)`` are the first: ``(S, J, V)``."""
-        if self._others is None:
+        """Latent vectors of each theta ``(S, J, V)``, ``v`` ``(S, V)`` being the first, and the only one where more are dear."""
+        if self._others is None or not getattr(self.model.likelihood, "predicts_quickly", False):
             return v.unsqueeze(1)
         others = self._others.flatten(0, 1)[self._subset(num_draws)]
         return torch.cat([v.unsqueeze(1), others.to(v)], 1)

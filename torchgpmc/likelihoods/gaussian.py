@@ -24,6 +24,7 @@ class GaussianFormulas(Factorised):
 
     is_log_concave = True
     has_normal_sites = True
+    predicts_quickly = True
     noise: Tensor
 
     def forward(self, function_samples: Tensor) -> Normal:  # type: ignore[override]  # gpytorch's has unused extra arguments

@@ -133,9 +133,12 @@ class Factorised(LogLikelihood):
     """Mixin for p(y | f) = prod_n p(y_n | f_n); see the module's docstring.
 
     ``is_classification``: whether the mean response is a class probability. ``is_ordered``: whether responses have quantiles.
+    ``predicts_quickly``: whether predictive densities and moments are formulas, or short rules, so that a prediction can afford to
+    average over all latent vectors that are kept of a theta.
     """
 
     is_classification = False
+    predicts_quickly = False
     is_ordered = True
 
     def forward(self, function_samples: Tensor) -> Distribution:
