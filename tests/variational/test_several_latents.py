@@ -7,9 +7,11 @@ from gpytorch.priors import GammaPrior
 
 import torchgpmc as tg
 from tests.problems import sparse_gp
-from torchgpmc.variational import normal_latents
+from torchgpmc.approximations import nearest_normal as search
+from torchgpmc.approximations import normal_latents
+from torchgpmc.approximations.nearest_normal import nearest_normal
+from torchgpmc.approximations.normal_latents import GaussianLatents, expected_log_likelihood, lower_bound
 from torchgpmc.variational.bound import HeldSites, VariationalMarginal, inducing_positions
-from torchgpmc.variational.normal_latents import GaussianLatents, expected_log_likelihood, optimal_latents
 
 QUIET = {"progress": False}
 
@@ -32,12 +34,12 @@ def at_zero(model):
 def test_with_the_curvature_between_functions_steps_arrive_and_without_they_do_not(monkeypatch):
     model = three_classes(90, 8)
     at = at_zero(model)
-    together = optimal_latents(model, at, model.targets, max_iterations=60, tolerance=1e-8)
+    together = nearest_normal(model, at, model.targets, max_iterations=60, tolerance=1e-8)
     monkeypatch.setattr(normal_latents, "_MOST_COUPLED", 0)
-    apart, longer = (optimal_latents(model, at, model.targets, max_iterations=steps, tolerance=1e-8) for steps in (60, 120))
+    apart, longer = (nearest_normal(model, at, model.targets, max_iterations=steps, tolerance=1e-8) for steps in (60, 120))
     assert bool(together.converged) and not bool(apart.converged)
-    assert float(together.bound) > float(apart.bound) + 0.1
-    assert float(together.bound) > float(longer.bound) - 1e-3
+    assert float(together.log_evidence) > float(apart.log_evidence) + 0.1
+    assert float(together.log_evidence) > float(longer.log_evidence) - 1e-3
 
 
 @pytest.mark.parametrize("name", ["softmax", "robust max"])
@@ -57,7 +59,7 @@ def test_curvature_between_functions_is_that_of_the_expectation(name):
         with torch.enable_grad():
             return torch.autograd.grad(expected(leaf).sum(), leaf)[0]
 
-    found = normal_latents._coupling(slope, mean, slope(mean.clone()), variance)
+    found = search._coupling(slope, mean, slope(mean.clone()), variance)
     for pair, (j, k) in enumerate(((0, 1), (0, 2), (1, 2))):
         total = torch.zeros(1, 7, dtype=torch.float64)
         for first, second in ((1, 1), (1, -1), (-1, 1), (-1, -1)):
@@ -96,8 +98,7 @@ def test_a_fit_by_robust_max_converges_where_a_plain_ascent_of_the_same_bound_en
         hyperparameters, log_prior = start.model.layout.raw_values_and_log_prior(theta)
         at = start.model.at_data(hyperparameters)
         q = GaussianLatents(mean, root.tril(-1) + torch.diag_embed(root.diagonal(dim1=-2, dim2=-1).abs()))
-        expected = expected_log_likelihood(start.model, at, *q.marginals(at), model.targets).sum()
-        loss = q.divergence().sum() - expected - log_prior.sum()
+        loss = -(lower_bound(start.model, at, q, model.targets) + log_prior).sum()
         rival.zero_grad()
         loss.backward()
         rival.step()

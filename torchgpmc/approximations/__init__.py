@@ -5,9 +5,9 @@ from torchgpmc.approximations.conjugate import Conjugate
 from torchgpmc.approximations.ep import EP
 from torchgpmc.approximations.functions import expectation_propagation, laplace, negative_log_evidence, predict
 from torchgpmc.approximations.gaussian_form import Approximation, GaussianApproximation, covariance_factor
-from torchgpmc.approximations.inducing_normal import Variational
 from torchgpmc.approximations.laplace_mode import Laplace
 from torchgpmc.approximations.marginal import ApproximateMarginal
+from torchgpmc.approximations.nearest_normal import Variational
 
 __all__ = [
     "EP",

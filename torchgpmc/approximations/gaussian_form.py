@@ -49,7 +49,7 @@ class Approximation(Protocol):
     def importance_density(
         self, model: GPModel, prior: LatentPrior, targets: Targets | None = None, start: Tensor | None = None
     ) -> Any:
-        """A :class:`GaussianApproximation`, or an ``InducingNormal``, good enough to draw from, without derivatives."""
+        """A :class:`GaussianApproximation`, or a ``NearestNormal``, good enough to draw from, without derivatives."""
         ...
 
     def evidence(self, model: GPModel, prior: LatentPrior, targets: Targets | None = None) -> Any:

@@ -6,11 +6,13 @@ import torch
 from torch import Tensor
 
 from torchgpmc.approximations.gaussian_form import LatentProblem
-from torchgpmc.approximations.inducing_normal import InducingNormal, Variational
+from torchgpmc.approximations.nearest_normal import NearestNormal, Variational
+from torchgpmc.approximations.normal_latents import GaussianLatents, LatentSites
 from torchgpmc.evidence.importance_sampling import ImportanceEstimate, ImportanceEstimator
 from torchgpmc.linalg import times_matrix
 from torchgpmc.models.gp_model import GPModel, LatentPrior, LatentsAt, likelihood_values
 from torchgpmc.models.targets import Targets
+from torchgpmc.trees import where
 
 _NODES = 65  # of an expectation at most
 
@@ -82,16 +84,17 @@ class InducingDraws:
         directions: e ``(C, draws, M)``.
     """
 
-    def __init__(self, model: GPModel, at: LatentsAt, targets: Targets, found: InducingNormal, directions: Tensor):
+    def __init__(self, model: GPModel, at: LatentsAt, targets: Targets, found: NearestNormal, directions: Tensor):
         self.model, self.at, self.targets = model, at, targets
         self.found = found
-        self.delta = directions @ found.scale.mT
-        self.log_constant = found.scale.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        self.mean, scale = (part.squeeze(1) for part in found.latents)
+        self.delta = directions @ scale.mT
+        self.log_constant = scale.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         self.half_square = 0.5 * directions.square().sum(-1)
 
     def weigh(self, antithetic: bool) -> tuple[Tensor, Tensor]:
         """Log weights and log likelihoods ``(C, draws)``; with twins, those of mean - S e come second."""
-        center = (self.at.mean + times_matrix(self.found.mean, self.at.projection)).unsqueeze(1)
+        center = (self.at.mean + times_matrix(self.mean, self.at.projection)).unsqueeze(1)
         shift = self.delta @ self.at.projection
         common = self.log_constant.unsqueeze(-1) + self.half_square
         f = torch.cat([center + shift, center - shift], 1) if antithetic else center + shift
@@ -102,7 +105,7 @@ class InducingDraws:
 
     def whitened(self, antithetic: bool) -> Tensor:
         """Every draw ``(C, draws, M)``."""
-        mean = self.found.mean.unsqueeze(1)
+        mean = self.mean.unsqueeze(1)
         return torch.cat([mean + self.delta, mean - self.delta], 1) if antithetic else mean + self.delta
 
     def whitened_at(self, chosen: Tensor) -> Tensor:
@@ -121,13 +124,13 @@ def expectations(model: GPModel, at: LatentsAt, f: Tensor, targets: Targets) -> 
     return expected.sum(-1)
 
 
-def _or_prior(found: InducingNormal) -> InducingNormal:
+def _or_prior(found: NearestNormal) -> NearestNormal:
     """The approximation, or the prior itself where it came out unusable: any density leaves the estimate unbiased."""
-    sound = torch.isfinite(found.mean.sum(-1) + found.scale.sum((-2, -1)) + found.precision.sum(-1))
-    row = sound.unsqueeze(-1)
+    (mean, scale), sites = found.latents, found.sites
+    sound = torch.isfinite(mean.sum((-2, -1)) + scale.sum((-3, -2, -1)) + sites.precision.sum((-2, -1)))
+    prior = GaussianLatents(torch.zeros_like(mean), torch.eye(scale.shape[-1]).to(scale).expand_as(scale))
     return found._replace(
-        mean=torch.where(row, found.mean, 0.0),
-        scale=torch.where(row.unsqueeze(-1), found.scale, torch.eye(found.scale.shape[-1]).to(found.scale)),
-        precision=torch.where(row, found.precision, 0.0),
+        latents=where(sound, found.latents, prior),
+        sites=where(sound, sites, LatentSites(*map(torch.zeros_like, sites))),
         converged=found.converged & sound,
     )

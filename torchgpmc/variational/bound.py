@@ -8,9 +8,10 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from torchgpmc.approximations.nearest_normal import NearestNormal, nearest_normal
+from torchgpmc.approximations.normal_latents import LatentSites, lower_bound, no_sites, under_sites
 from torchgpmc.density import AutogradDensity, mask_failures
 from torchgpmc.models.gp_model import GPModel, LatentsAt
-from torchgpmc.variational.normal_latents import LatentSites, Optimum, expected_log_likelihood, optimal_latents, under_sites
 
 Model = TypeVar("Model", bound=GPModel)
 
@@ -77,18 +78,18 @@ class VariationalMarginal(AutogradDensity):
         size = position.shape[-1] - self.positions.moving_size
         return position[..., :size], position[..., size:]
 
-    def optimum(self, theta: Tensor) -> Optimum:
+    def optimum(self, theta: Tensor) -> NearestNormal:
         """The best q(v) at C thetas ``(C, P)``, Z where it is."""
         with torch.no_grad():
             return self._optimum(self.model, self.model.at_data(self.model.layout.raw_values(theta)))
 
-    def _optimum(self, model: GPModel, at: LatentsAt) -> Optimum:
-        count, sites = len(at.prior.ok), self.sites
-        if sites is not None:
-            sites = LatentSites(*(part.expand(count, -1, -1) for part in sites))
-        return optimal_latents(model, at, model.targets, sites, self.tolerance, self.max_steps)
+    def _optimum(self, model: GPModel, at: LatentsAt) -> NearestNormal:
+        starts = [no_sites(at, model.num_latents)]
+        if self.sites is not None:  # those of elsewhere may be worse than none
+            starts.append(LatentSites(*(part.expand(len(at.prior.ok), -1, -1) for part in self.sites)))
+        return nearest_normal(model, at, model.targets, starts, self.tolerance, self.max_steps)
 
-    def evaluate(self, position: Tensor) -> tuple[Tensor, Optimum]:
+    def evaluate(self, position: Tensor) -> tuple[Tensor, NearestNormal]:
         """Value ``(C,)``, with a graph, and q(v) at C positions."""
         if self.positions.moving_size and len(position) > 1:
             raise ValueError("inducing points move one position at a time")
@@ -97,9 +98,8 @@ class VariationalMarginal(AutogradDensity):
         hyperparameters, log_prior = model.layout.raw_values_and_log_prior(theta)
         at = model.at_data(hyperparameters)
         found = self._optimum(model, at)
-        expected = expected_log_likelihood(model, at, *found.latents.marginals(at), model.targets).sum(-1)
-        value = log_prior + expected - found.latents.divergence()
-        return torch.where(torch.isfinite(found.bound), value, torch.nan), found
+        value = log_prior + lower_bound(model, at, found.latents, model.targets)
+        return torch.where(torch.isfinite(found.log_evidence), value, torch.nan), found
 
     def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
         value, gradient, found = self.value_grad_and_optimum(position)
@@ -107,7 +107,7 @@ class VariationalMarginal(AutogradDensity):
             self.sites = found.sites
         return value, gradient
 
-    def value_grad_and_optimum(self, position: Tensor) -> tuple[Tensor, Tensor, Optimum]:
+    def value_grad_and_optimum(self, position: Tensor) -> tuple[Tensor, Tensor, NearestNormal]:
         """Value ``(C,)``, gradient ``(C, D)``, and the best q(v) at C positions."""
         leaf = position.detach().requires_grad_(True)
         with torch.enable_grad():
@@ -138,7 +138,7 @@ class HeldSites(VariationalMarginal):
         super().__init__(model, positions)
         self.held = sites
 
-    def _optimum(self, model: GPModel, at: LatentsAt) -> Optimum:
+    def _optimum(self, model: GPModel, at: LatentsAt) -> NearestNormal:
         sites = LatentSites(*(part.expand(len(at.prior.ok), -1, -1) for part in self.held))
         latents, ok = under_sites(at, sites)
-        return Optimum(latents, sites, torch.where(ok & at.prior.ok, 0.0, -torch.inf), ok)
+        return NearestNormal(latents, sites, torch.where(ok & at.prior.ok, 0.0, -torch.inf), ok, torch.zeros_like(ok))

@@ -16,9 +16,9 @@ from gpytorch.variational import (
 )
 from torch import Tensor
 
+from torchgpmc.approximations.normal_latents import GaussianLatents
 from torchgpmc.linalg import solve_lower
 from torchgpmc.models.gp_model import GPModel
-from torchgpmc.variational.normal_latents import GaussianLatents
 
 _REMEDY = "Expected a kernel and inducing points that all latent functions share; use tg.initialize on a SparseGP instead."
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from torchgpmc.adapter.conversion import as_likelihood
+from torchgpmc.approximations.normal_latents import LatentSites
 from torchgpmc.ascent import ascend
 from torchgpmc.checks import check_count, warn
 from torchgpmc.models.gp_model import GPModel
@@ -17,7 +18,6 @@ from torchgpmc.random import make_generator
 from torchgpmc.variational.bound import HeldSites, Positions, VariationalMarginal, inducing_positions
 from torchgpmc.variational.joint_mode import start_at_joint_mode
 from torchgpmc.variational.minibatches import ascend_by_minibatches
-from torchgpmc.variational.normal_latents import LatentSites
 from torchgpmc.variational.start import Start, fitted
 
 _BOUND = 12.0  # of theta, and of inducing points in deviations of the inputs
@@ -134,7 +134,7 @@ def _by_searches(model: GPModel, moves: bool, max_iterations: int, seed: int, ba
     final.sites = found.sites
     latents = final.optimum(theta[None])
     final.sites = latents.sites
-    rise = found.rise + float(latents.bound + model.layout.log_prior(theta[None]).detach()) - found.value
+    rise = found.rise + float(latents.log_evidence + model.layout.log_prior(theta[None]).detach()) - found.value
     if rise > _SMALL_GAIN:
         warn(
             f"the variational fit did not converge: the bound still rose by {rise:.2g} nats in its last round. It can be used; "

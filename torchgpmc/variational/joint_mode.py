@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from torchgpmc.approximations.normal_latents import GaussianLatents
 from torchgpmc.importance import find_modes
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.random import make_generator, normal_like
-from torchgpmc.variational.normal_latents import GaussianLatents
 from torchgpmc.variational.start import Start
 
 _NUM_CANDIDATES, _NUM_SEARCHES = 9, 2  # present values and draws from the prior, of which searches start from the best

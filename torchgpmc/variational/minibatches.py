@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from torchgpmc.approximations.normal_latents import GaussianLatents, expected_log_likelihood
+from torchgpmc.linalg import normal_from_natural
 from torchgpmc.models.gp_model import GPModel, LatentsAt
 from torchgpmc.random import make_generator
 from torchgpmc.variational.bound import Positions
-from torchgpmc.variational.normal_latents import GaussianLatents, expected_log_likelihood, from_natural
 
 _LEARNING_RATE = 0.03  # of Adam, on logs of scales and on inducing points in deviations of the inputs
 _NATURAL_SHARE = 0.1  # of the way to the natural gradient's goal
@@ -67,7 +68,7 @@ def ascend_by_minibatches(
                 part = positions.model_at(model, zeta, train_x=model.train_x[rows], train_y=model.train_y[rows])
                 hyperparameters, log_prior = model.layout.raw_values_and_log_prior(theta)
                 at = part.at_data(hyperparameters)
-                q, _ = from_natural(*natural)
+                q = natural.latents()
                 mean, variance = _marginals(at, q, model.data_dtype)
                 expected = scale * expected_log_likelihood(part, at, mean, variance, part.targets, rows).sum()
                 objective = expected + log_prior.sum()
@@ -95,7 +96,7 @@ def ascend_by_minibatches(
         found = positions.model_at(model, zeta.detach()).with_theta(theta.detach()[0])
     end = min(len(means), math.ceil(_LATE * max_passes))
     rise = means[end - 1] - means[end - 2] if end > 1 else math.inf
-    return MinibatchFit(found, from_natural(*natural)[0], settled, rise)
+    return MinibatchFit(found, natural.latents(), settled, rise)
 
 
 class _Natural(NamedTuple):
@@ -107,6 +108,10 @@ class _Natural(NamedTuple):
     def towards(self, goal: _Natural, share: float) -> _Natural:
         """A share of the way."""
         return _Natural(*(torch.lerp(old, new, share) for old, new in zip(self, goal, strict=True)))
+
+    def latents(self) -> GaussianLatents:
+        mean, scale, _ = normal_from_natural(*self)
+        return GaussianLatents(mean, scale)
 
 
 def _marginals(at: LatentsAt, q: GaussianLatents, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ import torch
 from gpytorch.models import ApproximateGP
 from torch import Tensor
 
+from torchgpmc.approximations.normal_latents import GaussianLatents, expected_log_likelihood
 from torchgpmc.checks import warn
 from torchgpmc.models.affine import AffineMap
 from torchgpmc.models.gp_model import GPModel, likelihood_values
@@ -21,7 +22,6 @@ from torchgpmc.storage.fingerprint import differences, model_fingerprint
 from torchgpmc.variational.bound import VariationalMarginal
 from torchgpmc.variational.curvature import near_mode
 from torchgpmc.variational.gpytorch_parts import convert_variational
-from torchgpmc.variational.normal_latents import GaussianLatents, expected_log_likelihood
 
 _DATA_CHUNK_ELEMENTS = 20_000_000  # of projections
 
