@@ -1,6 +1,6 @@
-"""Figure 1.5 of paper C: classification by Gibbs-like sampling, control variables, aGrad and long NUTS, beside EP.
+"""Figure 1.5 of paper C: classification by Gibbs-like sampling, control variables one by one and all at once, aGrad, NUTS.
 
-    python benchmarks/figure_1_5.py --data DATA --record FOLDER --fraction 1 --sets wbc pima --methods Gibbs control aGrad NUTS
+    python benchmarks/figure_1_5.py --data DATA --record FOLDER --fraction 1 --sets wbc pima --methods control walk aGrad NUTS
 
 Wisconsin breast cancer and Pima diabetes, standardised, 20 % held out; isotropic RBF kernel, probit, hyperparameters at the
 maximum of EP's evidence. The paper's 5e4 sweeps, thinned by 5, are shared among 8 chains, each after 2000 of burn-in (the
@@ -28,6 +28,7 @@ BURN_IN, SWEEPS, NUTS_DRAWS = 2_000, 50_000, 2_000
 METHODS = {
     "Gibbs": tg.GibbsLike(thinning=THINNING),
     "control": tg.ControlVariables(thinning=THINNING),
+    "walk": tg.ControlVariables(all_at_once=True, underrelaxation=0.95, thinning=4 * THINNING),  # one proposal, no sweep of many
     "aGrad": tg.AuxiliaryGradient(thinning=THINNING),
     "NUTS": tg.NUTS(whitening=tg.EP()),
 }

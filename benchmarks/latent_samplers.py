@@ -5,9 +5,9 @@
 
 Probit, n = 200, d = 2; or, with ``--data``, the log Gaussian Cox process of ``lgcp64.npz`` (Christensen et al. 2005; Titsias &
 Papaspiliopoulos 2018), whose 64 x 64 cells are summed to fewer where ``--cells`` says so. Four chains on one thread, 300 steps of
-warm-up, draws five steps apart (of NUTS a tenth as many, of one step); what an approximation for white coordinates takes, and
-warm-up, are in the seconds. Rows of fewer than 40 effective draws say no more than "few". At the end, what a step of elliptical
-slices costs over its evaluations of the log likelihood, those of f given v included.
+warm-up (``--warm-up``), draws five steps apart (of NUTS a tenth as many, of one step); what an approximation for white coordinates
+takes, and warm-up, are in the seconds. Rows of fewer than 40 effective draws say no more than "few". At the end, what a step of
+elliptical slices costs over its evaluations of the log likelihood, those of f given v included.
 """
 
 import argparse
@@ -34,9 +34,13 @@ METHODS = {
     "PCN(whitening=Laplace())": tg.PCN(whitening=tg.Laplace(), thinning=5),
     "PCN(whitening=EP())": tg.PCN(whitening=tg.EP(), thinning=5),
     "ControlVariables()": tg.ControlVariables(thinning=5),
+    "ControlVariables(all_at_once=True, underrelaxation=0.95)": tg.ControlVariables(
+        all_at_once=True, underrelaxation=0.95, thinning=5
+    ),
+    "LocalRegions()": tg.LocalRegions(thinning=5),
     "NUTS(whitening=Laplace())": tg.NUTS(whitening=tg.Laplace()),
 }
-CHAINS, WARM_UP = 4, 300
+CHAINS = 4
 
 
 def probit():
@@ -66,10 +70,10 @@ def cox_process(folder, cells):
     return tg.GP(x, y, kernel.requires_grad_(False), likelihood, mean=mean.requires_grad_(False))
 
 
-def measured(model, method, draws):
+def measured(model, method, draws, warm_up):
     """Effective size of the worst of fifty latents, of the median one, CPU seconds."""
     began = time.process_time()
-    posterior = tg.sample(model, method, num_samples=draws, warmup_steps=WARM_UP, num_chains=CHAINS, seed=0, progress=False)
+    posterior = tg.sample(model, method, num_samples=draws, warmup_steps=warm_up, num_chains=CHAINS, seed=0, progress=False)
     seconds = time.process_time() - began
     columns = range(0, posterior.latents.shape[-1], max(1, posterior.latents.shape[-1] // 50))
     sizes = sorted(effective_sizes(posterior.latents[..., column])[0] for column in columns)
@@ -96,6 +100,7 @@ def main():
     parser.add_argument("--data", help="folder of the Cox process; probit without")
     parser.add_argument("--cells", type=int, default=32)
     parser.add_argument("--draws", type=int, default=2000)
+    parser.add_argument("--warm-up", type=int, default=300)
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -104,7 +109,7 @@ def main():
     print("| method | draws | worst of fifty | median | CPU s | worst a second | acceptance |\n|---|---|---|---|---|---|---|")
     for name in arguments.methods:
         draws = arguments.draws // 10 if "NUTS" in name else arguments.draws
-        worst, middle, seconds, acceptance = measured(model, METHODS[name], draws)
+        worst, middle, seconds, acceptance = measured(model, METHODS[name], draws, arguments.warm_up)
         shown = f"{worst / seconds:.3g}" if worst >= 40 else f"few ({worst / seconds:.2g})"
         print(f"| `{name}` | {draws} | {worst:.0f} | {middle:.0f} | {seconds:.1f} | {shown} | {acceptance:.2f} |", flush=True)
     if "EllipticalSlice()" in arguments.methods:

@@ -1,6 +1,7 @@
 """Region by region and through control variables: proposals are the conditional priors of the formulas, and the limits hold."""
 
 import sys
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -125,9 +126,39 @@ def controls_prior():
     return control_prior(L, FC[None], CC[None])
 
 
+class OfImage(NamedTuple):
+    """A likelihood that sees two numbers of each of two latents."""
+
+    map: torch.Tensor
+
+    def image(self, vectors):
+        return vectors @ self.map
+
+    def draw_at(self, image, generator):
+        return -0.5 * (image - 1).square().sum(-1), (image,)
+
+    def draw(self, position, generator):
+        return self.draw_at(self.image(position), generator)
+
+
+def test_what_the_likelihood_sees_follows_through_a_sweep(drawn, monkeypatch):
+    """In two rounds of random numbers, the second of one proposal, whether chains have moved or not."""
+    monkeypatch.setattr(sys.modules["torchgpmc.samplers.control_variables"], "_AT_ONCE", 2)
+    density = OfImage(torch.randn(2 * SIZE, 4, generator=drawn, dtype=F64))
+    sampler = control_variables(density, prior=controls_prior(), underrelaxation=0.6)
+    v = torch.randn(50, 2 * SIZE, generator=drawn, dtype=F64)
+    state, _ = sampler.step(sampler.init(v, drawn), drawn)
+    moved = (state.position != v).any(-1)
+    assert 0 < int(moved.sum()) < 50
+    value, payload = density.draw(state.position, drawn)
+    torch.testing.assert_close(state.log_density, value)
+    torch.testing.assert_close(state.payload, payload)
+
+
 @pytest.mark.slow
 @pytest.mark.statistical
-def test_proposals_leave_the_joint_prior_as_it_is(drawn):
+def test_proposals_leave_the_joint_prior_as_it_is(drawn, monkeypatch):
+    monkeypatch.setattr(sys.modules["torchgpmc.samplers.control_variables"], "_AT_ONCE", 2)
     excess = [walk_excess(drawn)]
     for underrelaxation, num_latents in ((0.0, 1), (0.6, 2)):
         sampler = control_variables(anything, prior=controls_prior(), underrelaxation=underrelaxation)

@@ -45,6 +45,8 @@ class ControlVariables(LatentOptions):
             ones make smaller moves, accepted more often with fewer control variables (the paper's section 1.5 leaves it open).
         all_at_once: propose all control variables by a random walk with their prior's covariance, its step size tuned, and the
             prior's ratio in the acceptance probability (eq. 1.15), in place of one after another from their conditional priors.
+            A step is then one evaluation of the likelihood; on hundreds of labels, with an ``underrelaxation`` of 0.95 and 20 steps
+            a draw, this mixed several times as fast.
         thinning: keep one draw in this many.
 
     Example:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchgpmc.density import as_density
+from torchgpmc.density import as_linear
 from torchgpmc.linalg import cholesky, solve_lower
 from torchgpmc.random import log_uniform, normal_like
-from torchgpmc.samplers.metropolis import Attempt, accept
-from torchgpmc.types import Density, Sampler
+from torchgpmc.samplers.metropolis import Attempt, MetropolisInfo, accept
+from torchgpmc.types import Density, LinearDensity, Sampler
+
+_AT_ONCE = 16  # proposals whose random numbers are drawn together: what they take stays in a core's cache
 
 
 class ControlPrior(NamedTuple):
@@ -66,9 +69,14 @@ class ControlsInfo(NamedTuple):
     n_failures: Tensor  # those that gave -inf
 
 
-class _Proposal(NamedTuple):
-    controls: Tensor  # (C, K, M)
-    correction: Tensor | None  # of the log acceptance ratio (C,)
+class _Here(NamedTuple):
+    """Where chains are within a sweep: v in two parts, each with what the likelihood sees of it."""
+
+    of_controls: Tensor  # E(v | c), what is seen of it, c, and how far c is from its conditional means: all linear in c
+    rest: Tensor  # v - E(v | c), and what is seen of it
+    log_density: Tensor
+    payload: Any
+    has_moved: Tensor  # (C,)
 
 
 def control_variables(
@@ -115,55 +123,97 @@ def control_variables(
         >>> (state.position.mean(0) - 0.5).abs() < 0.11, (state.position.var(0) - 0.5).abs() < 0.11  # five standard errors
         (tensor([True, True]), tensor([True, True]))
     """
-    density = as_density(log_likelihood)
-    size = prior.projection.shape[-2]
-    fresh = math.sqrt(1 - underrelaxation**2)
-    conditional_deviation = prior.precision.diagonal(dim1=-2, dim2=-1).rsqrt()
-
-    def shaped(position: Tensor) -> Tensor:
-        return position.view(len(position), -1, size)
-
-    def noise(like: Tensor, generator: torch.Generator) -> Tensor:
-        return normal_like(like, generator) @ prior.rest.mT
-
-    def one(controls: Tensor, number: int, generator: torch.Generator) -> _Proposal:
-        deviation = conditional_deviation[..., number, None]
-        here = controls[..., number]
-        centre = here - (controls @ prior.precision[..., number, None]).squeeze(-1) * deviation.square()
-        there = centre + underrelaxation * (here - centre) + fresh * deviation * normal_like(here, generator)
-        moved = controls.clone()
-        moved[..., number] = there
-        return _Proposal(moved, None)
-
-    def walked(controls: Tensor, step_size: Tensor, generator: torch.Generator) -> _Proposal:
-        moved = controls + step_size * (normal_like(controls, generator) @ prior.factor.mT)
-        before, after = (solve_lower(prior.factor, part.mT).square().sum((-2, -1)) for part in (controls, moved))
-        return _Proposal(moved, 0.5 * (before - after))
-
-    def latents(v: Tensor, controls: Tensor, moved: Tensor, generator: torch.Generator) -> Tensor:
-        """A draw from p(v | c') by Matheron's rule; what v deviates by from its mean given c is kept in part."""
-        drawn = normal_like(v, generator)
-        with_it = drawn @ prior.projection + noise(controls, generator)
-        gain = prior.gain.mT
-        return moved @ gain + underrelaxation * (v - controls @ gain) + fresh * (drawn - with_it @ gain)
+    moves = _Moves(as_linear(log_likelihood), prior, underrelaxation)
 
     def init(position: Tensor, generator: torch.Generator) -> ControlsState:
-        mean = shaped(position) @ prior.projection
-        controls = mean + noise(mean, generator)
-        return ControlsState(position, *density.draw(position, generator), controls.permute(2, 0, 1))
+        mean = position.view(len(position), -1, prior.projection.shape[-2]) @ prior.projection
+        controls = mean + _noise(prior, mean, generator)
+        return ControlsState(position, *moves.density.draw(position, generator), controls.permute(2, 0, 1))
 
     def step(state: ControlsState, generator: torch.Generator) -> tuple[ControlsState, ControlsInfo]:
-        here = state._replace(controls=state.controls.permute(1, 2, 0))
-        infos = []
-        for number in range(len(state.controls) if walk is None else 1):
-            controls = here.controls
-            proposed = one(controls, number, generator) if walk is None else walked(controls, walk, generator)
-            there = latents(shaped(here.position), controls, proposed.controls, generator).flatten(1)
-            move = Attempt(there, log_uniform(there.shape[:1], there, generator), proposed.correction)
-            here, info = accept(move, ControlsState(there, *density.draw(there, generator), proposed.controls), here)
-            infos.append(info)
+        there, infos = moves.sweep(state, generator) if walk is None else moves.walk(state, walk, generator)
         rates, steps, failures = (torch.stack(parts) for parts in zip(*infos, strict=True))
-        moved = here._replace(controls=here.controls.permute(2, 0, 1))
-        return moved, ControlsInfo(rates.mean(0), steps.sum(0), failures.sum(0))
+        return there, ControlsInfo(rates.mean(0), steps.sum(0), failures.sum(0))
 
     return Sampler(init, step)
+
+
+def _noise(prior: ControlPrior, like: Tensor, generator: torch.Generator) -> Tensor:
+    """Of control variables, what is no function of v: ``(C, B, M)``."""
+    return normal_like(like, generator) @ prior.rest.mT
+
+
+class _Moves:
+    """A walk of all control variables at once, and a sweep over them; see :func:`control_variables`."""
+
+    def __init__(self, density: LinearDensity, prior: ControlPrior, underrelaxation: float):
+        self.density = density
+        self.prior = prior
+        self.kept = underrelaxation
+        self.fresh = math.sqrt(1 - underrelaxation**2)
+        self.variance = 1 / prior.precision.diagonal(dim1=-2, dim2=-1)  # of each control variable given the others
+        self.slopes = cache(self._slopes)
+
+    def walk(
+        self, state: ControlsState, step_size: Tensor, generator: torch.Generator
+    ) -> tuple[ControlsState, list[MetropolisInfo]]:
+        prior, controls = self.prior, state.controls.permute(1, 2, 0)
+        moved = controls + step_size * (normal_like(controls, generator) @ prior.factor.mT)
+        before, after = (solve_lower(prior.factor, part.mT).square().sum((-2, -1)) for part in (controls, moved))
+        mean, new_mean = ((part @ prior.gain.mT).flatten(1) for part in (controls, moved))
+        rest = self.kept * (state.position - mean) + self.fresh * self._deviations(1, mean, generator).squeeze(1)
+        move = Attempt(new_mean + rest, log_uniform(before.shape, mean, generator), 0.5 * (before - after))
+        there = ControlsState(move.position, *self.density.draw(move.position, generator), moved)
+        new, info = accept(move, there, state._replace(controls=controls))
+        return new._replace(controls=new.controls.permute(2, 0, 1)), [info]
+
+    def sweep(self, state: ControlsState, generator: torch.Generator) -> tuple[ControlsState, list[MetropolisInfo]]:
+        """One control variable after another; v and what the likelihood sees of it follow by additions alone."""
+        count, _, num_latents = state.controls.shape
+        width = state.position.shape[-1]
+        start = self._follows(state.controls.permute(1, 2, 0).unsqueeze(1)).squeeze(1)
+        rest = self._seen((state.position - start[:, :width]).unsqueeze(1)).squeeze(1)
+        moves = torch.ones_like(state.log_density, dtype=torch.bool)
+        here, along, infos = _Here(start, rest, state.log_density, state.payload, ~moves), self.slopes(num_latents), []
+        for some in torch.arange(count).split(_AT_ONCE):
+            new = self.fresh * self._seen(self._deviations(len(some), state.position, generator))
+            changes = normal_like(new.new_empty(len(new), num_latents, len(some)), generator)
+            changes = self.fresh * self.variance[:, None, some].sqrt() * changes
+            log_u = log_uniform((len(new), len(some)), new, generator)
+            for row, number in enumerate(some.tolist()):
+                offset = here.of_controls[:, number - num_latents * count :: count]
+                change = torch.sub(changes[..., row], offset, alpha=1 - self.kept)
+                of_controls = here.of_controls + (change.unsqueeze(-2) @ along[number]).squeeze(-2)
+                rest = torch.add(new[:, row], here.rest, alpha=self.kept)
+                image = of_controls[:, width : rest.shape[-1]] + rest[:, width:]
+                there = _Here(of_controls, rest, *self.density.draw_at(image, generator), moves)
+                here, info = accept(Attempt(image, log_u[:, row]), there, here)
+                infos.append(info)
+        moved = here.of_controls[:, :width] + here.rest[:, :width]
+        position = torch.where(here.has_moved.unsqueeze(-1), moved, state.position)
+        controls = here.of_controls[:, rest.shape[-1] : -num_latents * count].unflatten(1, (num_latents, count))
+        return ControlsState(position, here.log_density, here.payload, controls.permute(2, 0, 1)), infos
+
+    def _deviations(self, count: int, like: Tensor, generator: torch.Generator) -> Tensor:
+        """B draws of v - E(v | c) by Matheron's rule, ``(C, B, V)`` like v ``(C, V)``: its density does not depend on c."""
+        prior, size = self.prior, self.prior.projection.shape[-2]
+        drawn = normal_like(like.new_empty(len(like), count * (like.shape[-1] // size), size), generator)
+        controls = drawn @ prior.projection
+        controls = controls + _noise(prior, controls, generator)
+        return (drawn - controls @ prior.gain.mT).view(len(like), count, -1)
+
+    def _seen(self, vectors: Tensor) -> Tensor:
+        """Vectors v ``(C, B, V)``, and what the likelihood sees of them beside."""
+        return torch.cat([vectors, self.density.image(vectors)], -1)
+
+    def _follows(self, controls: Tensor) -> Tensor:
+        """What is kept of control variables ``(C, B, K, M)`` within a sweep; see :class:`_Here`."""
+        offsets = controls @ (self.prior.precision * self.variance.unsqueeze(-2)).unsqueeze(1)
+        mean = (controls @ self.prior.gain.mT.unsqueeze(1)).flatten(2)
+        return torch.cat([self._seen(mean), controls.flatten(2), offsets.flatten(2)], -1)
+
+    def _slopes(self, num_latents: int) -> tuple[Tensor, ...]:
+        """Of what follows from a control variable's value in each of K latents, ``(C, K, J)`` for each of M."""
+        chains, _, count = self.prior.gain.shape
+        unit = torch.eye(num_latents * count).to(self.prior.gain).view(1, -1, num_latents, count)
+        return self._follows(unit.expand(chains, -1, -1, -1)).unflatten(1, (num_latents, count)).unbind(2)
