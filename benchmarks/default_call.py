@@ -16,11 +16,13 @@ import sys
 import time
 import warnings
 
+import lattice
 import torch
-from default_call_cases import CLASSES, COUNTS, REGRESSION, case, default_cases
+from default_call_cases import COUNTS, REGRESSION, case, default_cases
 from real_data import OUTPUT
 
 import torchgpmc as tg
+from torchgpmc.evidence import is_probit
 
 
 def means(posterior):
@@ -32,16 +34,18 @@ def means(posterior):
 
 
 def reference(model, name, engine, draws):
-    """A run of an engine of another kind than the one that served."""
-    long = {"num_samples": 4 * draws, "warmup_steps": 2 * draws, "num_chains": 4, "progress": False, "seed": 9}
-    if not engine.startswith("AMIS") and (model.is_conjugate or name in COUNTS):
-        return tg.sample(model, tg.AMIS(), num_samples=40 * draws, progress=False, seed=9)
-    if model.is_conjugate or name in CLASSES or not model.has_latents_at_data:
-        return tg.sample(model, tg.NUTS(max_tree_depth=8), **long)
-    approximation = tg.EP() if name not in COUNTS else tg.Laplace()
-    # Nine tenths of the proposals independent: ten times the effective draws a second of random walks, with few hyperparameters.
-    estimates = tg.PseudoMarginal(approximation=approximation, independent_share=0.9)
-    return tg.sample(model, estimates, num_samples=draws, warmup_steps=draws, num_chains=64, progress=False, seed=9)
+    """A run of an engine of another kind than the one that served, of the kind that suits the model."""
+    if name not in COUNTS and lattice.serves(model):
+        # Where the evidence is exact a draw takes no longer than a cell.
+        return lattice.reference(model, (4 if model.is_conjugate else 1) * draws)
+    if is_probit(model):
+        estimates = tg.PseudoMarginal(evidence=tg.evidence.SmoothProbit(tg.EP(), 64), independent_share=0.9)
+        return tg.sample(model, estimates, num_samples=draws, warmup_steps=draws, num_chains=64, progress=False, seed=9)
+    if not engine.startswith("AMIS") and (model.is_conjugate or model.collapses):
+        return tg.sample(model, tg.AMIS(), num_samples=10 * draws, progress=False, seed=9)
+    white = name in COUNTS and model.has_latents_at_data
+    chains = tg.NUTS(whitening=tg.Laplace() if white else None, max_tree_depth=8)
+    return tg.sample(model, chains, num_samples=draws, warmup_steps=draws, num_chains=4, progress=False, seed=9)
 
 
 def served_by_default(model, test_x, test_y):
@@ -118,7 +122,7 @@ def main():
     parser.add_argument("--data", type=pathlib.Path, required=True, help="folder of the data sets")
     parser.add_argument("--cases", nargs="*", default=default_cases())
     parser.add_argument("--size", type=int, default=100, help="rows to train on")
-    parser.add_argument("--reference-draws", type=int, default=60, help="a chain of 64, a quarter of those of 4; 0: none")
+    parser.add_argument("--reference-draws", type=int, default=500, help="on a lattice, or a chain; 0: none")
     parser.add_argument("--limit", type=float, default=300.0, help="CPU seconds of a case, reference included")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--output", type=pathlib.Path, default=OUTPUT / "default_call.md", help="ends with the table of cases")

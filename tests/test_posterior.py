@@ -14,7 +14,7 @@ import torch
 
 import torchgpmc as tg
 from tests.problems import fixed_kernel, gp, inputs, kernel, sparse_gp, targets
-from torchgpmc.diagnostics import complaints, complaints_about_divergences, summarise
+from torchgpmc.diagnostics import complaints, complaints_about_divergences, summarise, verdict
 from torchgpmc.storage.draws import Draws
 from torchgpmc.weights import is_heavy_tailed, pareto_khat, smoothed_log_weights
 
@@ -353,7 +353,7 @@ def test_divergences_are_forgiven_where_few_and_scattered_alone():
     assert said(order[[40]]) == []  # alone it says little
 
 
-def test_each_mean_has_a_khat_of_its_own():
+def test_each_mean_has_a_khat_of_its_own_which_is_no_fault_of_the_draws():
     """Two quantities with Pareto tails of known index, under even weights that show nothing."""
     uniform = torch.rand(1, 20_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     even = torch.zeros(1, 20_000, dtype=torch.float64)
@@ -361,9 +361,11 @@ def test_each_mean_has_a_khat_of_its_own():
     assert summary["light"].khat == pytest.approx(0.3, abs=0.1)
     assert summary["heavy"].khat == pytest.approx(0.9, abs=0.1)
     assert (summary["light"].is_heavy_tailed, summary["heavy"].is_heavy_tailed) == (False, True)
-    (said,) = complaints(summary, {}, 1, even)
-    assert "'heavy'" in said and "k-hat" in said
     assert "k_hat" in str(summary) and "k_hat" not in str(summarise({"light": uniform}))
+    # Twelve irises under a log-normal prior of sd 1.7: weights of size 1800 of 2000 gave way to chains, whose mean is no better.
+    assert complaints(summary, {}, 1, even) == []
+    said = verdict(summary, ("heavy", 500.0), [])
+    assert "the mean of 'heavy' (k-hat 0." in said.lower() and "light" not in said
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="arviz-stats needs it")

@@ -164,7 +164,16 @@ def verdict(summary: Summary, least: tuple[str, float], found: list[str], biased
     rhats = [row.rhat for row in summary.rows if math.isfinite(row.rhat)]
     agreement = f", R-hat {max(rhats):.3f}" if rhats else ""
     judged = "Trustworthy" if biased is None else f"Biased: {biased}"
-    return f"{judged}: worst effective size {least[1]:.0f} ({least[0]}){agreement}."
+    return f"{judged}: worst effective size {least[1]:.0f} ({least[0]}){agreement}.{_about_heavy_means(summary)}"
+
+
+def _about_heavy_means(summary: Summary) -> str:
+    """That a mean is a poor summary; even weights of draws from a heavy-tailed posterior say so, and are not at fault."""
+    heavy = [row for row in summary.rows if row.is_heavy_tailed]
+    if not heavy:
+        return ""
+    worst = max(heavy, key=lambda row: row.khat)
+    return f" The mean of '{worst.name}' (k-hat {worst.khat:.2f}) rests on a few draws far from it, its quantiles do not."
 
 
 def complaints_about_divergences(samples: Mapping[str, Tensor], summary: Summary, stats: Mapping[str, Tensor]) -> list[str]:
@@ -259,12 +268,6 @@ def complaints(summary: Summary, stats: Mapping[str, Tensor], num_chains: int, l
             )
         elif kish_effective_size(log_weights) < MIN_EFFICIENCY * log_weights.numel():
             found.append(_about_efficiency(kish_effective_size(log_weights), log_weights.numel()))
-        elif any(row.is_heavy_tailed for row in summary.rows):
-            bad = max((row for row in summary.rows if row.is_heavy_tailed), key=lambda row: row.khat)
-            found.append(
-                f"the mean of '{bad.name}' has k-hat {bad.khat:.2f} (at most {MAX_KHAT} is reliable): a few draws far from it "
-                f"decide it; draw more, use heavier tails, or NUTS."
-            )
         found += _complaints_about_mixing(summary)  # of several chains, whose draws are weighted: weights do not make up for it
         found += [] if found else _complaints_about_size(summary, num_chains)
         return found + _complaints_about_noise(stats, log_weights) + _complaints_about_failures(stats, MAX_FAILED_SHARE)

@@ -1,0 +1,75 @@
+"""The posterior of two or three hyperparameters by a lattice over all of their prior: nothing is followed, so no lobe is missed.
+
+Cells on the scale on which each prior is standard normal, in a box that closes in on those within some nats of the highest; then
+draws uniform within cells that are chosen by Gaussian evidence, each weighed by an unbiased estimate, or the exact evidence.
+"""
+
+import torch
+
+import torchgpmc as tg
+from torchgpmc.approximations import marginal_of
+from torchgpmc.evidence import is_probit
+from torchgpmc.parameters.normal_scale import normal_scale
+from torchgpmc.random import make_generator
+from torchgpmc.runs.chain_targets import estimator_for, suited_approximation
+from torchgpmc.special import log_standard_normal
+from torchgpmc.storage.draws import Draws
+
+_REACH = 4.0  # beyond, a prior has 6e-5 of its mass
+_NATS = 14.0
+_CELLS = {1: 100, 2: 20, 3: 12}  # along each coordinate
+_UNIFORM = 0.1  # of the draws: whatever a cell's centre says, or fails to
+_AT_ONCE = 100
+
+
+def serves(model):
+    """Whether the hyperparameters are few enough."""
+    return model.layout.size in _CELLS
+
+
+def _evaluated(log_density, points):
+    return torch.nan_to_num(torch.cat([log_density(part) for part in points.split(_AT_ONCE)]), nan=-torch.inf)
+
+
+def _cells(log_density, size):
+    """Centres ``(cells, P)`` of a lattice over what matters, their width ``(P,)``, and log densities."""
+    low, high = torch.full((2, size), _REACH, dtype=torch.float64) * torch.tensor([[-1.0], [1.0]])
+    count = _CELLS[size]
+    while True:
+        width = (high - low) / count
+        middles = [low[i] + width[i] * (torch.arange(count, dtype=torch.float64) + 0.5) for i in range(size)]
+        centres = torch.cartesian_prod(*middles).view(-1, size)
+        value = _evaluated(log_density, centres)
+        matter = centres[value > value.max() - _NATS]
+        new_low, new_high = torch.maximum(low, matter.amin(0) - 1.5 * width), torch.minimum(high, matter.amax(0) + 1.5 * width)
+        if float(((new_high - new_low) / (high - low)).prod()) > 0.4:
+            return centres, width, value
+        low, high = new_low, new_high
+
+
+def reference(model, num_draws, seed=9):
+    """Weighted draws of hyperparameters and latents by the exact evidence, orthant integrals, or 256 importance samples each."""
+    approximation = suited_approximation(model, tg.EP(tolerance=0.01))  # its evidence chooses cells
+    estimator = estimator_for(model, approximation, 256, None, tg.evidence.Orthant() if is_probit(model) else None)
+    generator, scale = make_generator(seed), normal_scale(model.layout)
+    marginal = marginal_of(model, approximation)
+
+    def log_density(z):
+        theta, log_slope = scale.theta(z)
+        with torch.no_grad():
+            return marginal(theta) + log_slope
+
+    centres, width, value = _cells(log_density, scale.size)
+    mass = (1 - _UNIFORM) * torch.softmax(value, 0) + _UNIFORM / len(value)
+    levels = (torch.arange(num_draws) + torch.rand(1, generator=generator)) / num_draws  # systematic
+    chosen = torch.searchsorted(mass.cumsum(0), levels.double()).clamp_max(len(mass) - 1)
+    inside = torch.rand(num_draws, scale.size, generator=generator, dtype=torch.float64) - 0.5
+    theta, log_slope = scale.theta(centres[chosen] + width * inside)
+    with torch.no_grad():
+        estimate = estimator.draw(theta, generator)
+        log_prior = model.layout.log_prior(theta)
+    log_weights = log_prior + log_slope + estimate.value - mass[chosen].log()
+    draws = Draws(theta[None], estimate.whitened[None], log_weights[None])
+    lp = log_prior + estimate.log_likelihood + log_standard_normal(estimate.whitened)
+    stats = {"lp": lp[None], "log_evidence_variance": estimate.variance[None]}
+    return tg.Posterior(model, draws, stats, {"method": "lattice()"})
