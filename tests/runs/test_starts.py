@@ -180,6 +180,14 @@ def test_starts_come_nearer_until_they_are_possible():
         around(lambda x: torch.full((len(x),), -torch.inf))
 
 
+def test_starts_come_nearer_where_the_fit_is_far_too_wide():
+    position, center, covariance = around(lambda x: -1e4 * (x[:, 0] - 1).square())
+    assert float((1e4 * (position[:, 0] - center[0]).square()).max()) < 4.5 + 5 * 16.5**0.5
+    right = torch.distributions.MultivariateNormal(center, covariance).log_prob
+    moved = around(right)[0] != around(lambda x: torch.zeros(len(x)))[0]
+    assert float(moved.any(-1).double().mean()) < 0.01
+
+
 @pytest.mark.slow
 def test_a_variational_start_is_where_the_mass_matrix_begins_and_not_where_it_stays():
     start = tg.initialize(gp("probit", num_data=10), progress=False)

@@ -113,6 +113,14 @@ class LogLikelihood:
         """:meth:`log_prob` of each part ``(C, num_parts)``, for likelihoods of several."""
         raise NotImplementedError(f"{type(self).__name__} must define log_prob_by_part(f, targets) for its {self.num_parts} parts")
 
+    def ridges(self) -> dict[str, Tensor]:
+        """Of parameters that others nearly determine, given data: what their theta (the log, above zero) is measured from.
+
+        A function of *other* parameters than those it is of, by name ``(C, *shape)``; any will do. Where posteriors are curved
+        ridges, as of sums of positive parameters, gradients move along them in far longer steps.
+        """
+        return {}
+
     def at_these_parameters(self) -> Callable[[Tensor, Tensor], Tensor] | None:
         """:meth:`log_prob` as a function of f and targets with all that parameters decide worked out; ``None`` if that is little.
 

@@ -274,6 +274,15 @@ class Transcription(LogLikelihood, gpytorch.likelihoods.Likelihood):
         """:meth:`log_prob` of each gene, ``(C, G)``."""
         return self._log_prob_of_residuals()(targets - self.expected_response(f))
 
+    def ridges(self) -> dict[str, Tensor]:
+        r"""Decay rates follow production at a concentration of one, :math:`\log(B_j + S_j g(1; \gamma_j))`.
+
+        What data know best is this over D, the level that expression tends to.
+        """
+        log_michaelis = self.michaelis_constant.log() if self.response.has_michaelis_constant else self.basal.new_zeros(1)
+        rate = self.response(torch.zeros_like(log_michaelis), log_michaelis)
+        return {"decay": (self.basal + self.sensitivity * rate).log()}
+
     def at_these_parameters(self) -> Callable[[Tensor, Tensor], Tensor]:
         """The integrals' weights are most of the work."""
         with torch.no_grad():

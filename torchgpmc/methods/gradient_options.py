@@ -115,4 +115,4 @@ class GradientOptions(DensityOptions):
     def _joint_target(self, model: GPModel, settings: Settings) -> ChainTarget:
         check_smooth(model, type(self).__name__)
         sites = None if self.whitening is None else posterior_sites(model, self.whitening)
-        return joint_target(model, settings, sites)
+        return joint_target(model, settings, sites, along_ridges=True)

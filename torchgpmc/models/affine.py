@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchgpmc.linalg import solve_lower, times_blocks
 from torchgpmc.models.gp_model import LatentsAt
-from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.models.whitening import GaussianSites, root_and_shift
 
 
@@ -79,11 +78,11 @@ class AffineJointLogDensity:
     r"""The joint log density as one of position = [theta, w]: :math:`\log p(\theta, v(\theta, w), y) + \log |dv / dw|`.
 
     Args:
-        joint: of [theta, v].
+        joint: of [theta, v], with its ``model``.
         coordinates: the map from w to v.
     """
 
-    def __init__(self, joint: JointLogDensity, coordinates: AffineMap):
+    def __init__(self, joint: Any, coordinates: AffineMap):
         self.joint = joint
         self.coordinates = coordinates
         self._size = joint.model.layout.size

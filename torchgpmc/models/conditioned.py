@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from gpytorch.kernels import Kernel
@@ -16,6 +16,14 @@ from torchgpmc.models.targets import Targets
 from torchgpmc.models.validation import check_devices, check_inputs
 from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.parameters.layout import Hyperparameters
+
+
+class _Given(NamedTuple):
+    """What the known values say of f at N inputs."""
+
+    mean: Tensor  # (C, N)
+    root: Tensor  # R, (C, Q, N): R' R = K_xq K_qq^-1 K_qx is what is taken from the covariance
+    ok: Tensor  # (C,)
 
 
 class ConditionedGP(GPModel):
@@ -83,30 +91,38 @@ class ConditionedGP(GPModel):
             )
         self.register_buffer("known_values", values)
 
-    def _given(self, values: dict[str, dict[str, Tensor]], count: int, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """At ``inputs`` the conditional mean ``(C, N)``, R with K_xq K_qq^-1 K_qx = R' R ``(C, Q, N)``, and what succeeded."""
+    def _given(self, values: dict[str, dict[str, Tensor]], count: int, inputs: Tensor) -> _Given:
+        """At ``inputs`` ``(N, D)``."""
         known = self.known_inputs
-        jitter = self.jitter * torch.eye(len(known), dtype=known.dtype, device=known.device)
-        inner = self.covariance.bind(known, known)(values["kernel"]) + jitter
-        factor, ok = cholesky(inner)
-        root = solve_lower(factor, self.covariance.bind(known, inputs)(values["kernel"]))
-        gap = self.known_values - self.mean_function(values["mean"], known, count)
-        pull = solve_lower(factor, gap.unsqueeze(-1))
-        return self.mean_function(values["mean"], inputs, count) + (root.mT @ pull).squeeze(-1), root, ok
+        inner, between = (self.covariance.bind(known, others)(values["kernel"]) for others in (known, inputs))
+        means = (self.mean_function(values["mean"], points, count) for points in (known, inputs))
+        return self._pulled(inner, between, *means)
+
+    def _pulled(self, inner: Tensor, between: Tensor, known_mean: Tensor, mean: Tensor) -> _Given:
+        """From the known values' covariance ``(C, Q, Q)``, theirs with f ``(C, Q, N)``, and means before."""
+        factor, ok = cholesky(inner + self.jitter * torch.eye(len(self.known_inputs)).to(inner))
+        gap = (self.known_values - known_mean).unsqueeze(-1)
+        columns = torch.cat([between.expand(len(gap), -1, -1), gap], -1)
+        root, pull = solve_lower(factor.expand(len(gap), -1, -1), columns).split([between.shape[-1], 1], -1)
+        return _Given(mean + (root.mT @ pull).squeeze(-1), root, ok)
 
     def prior_at(self, hyperparameters: Hyperparameters, inputs: Tensor | None = None) -> LatentPrior:
         values, count = hyperparameters
-        covariance_at, jitter, _ = self._bound
-        at = self.latent_inputs if inputs is None else inputs
-        covariance = (covariance_at if inputs is None else self.covariance.bind(at, at))(values["kernel"]) + jitter
-        mean, root, ok = self._given(values, count, at)
-        prior = self._factorised(values, mean, (covariance - root.mT @ root).expand(count, -1, -1))
-        return prior._replace(ok=prior.ok & ok)
+        _, jitter, covariance_at, everything = self._bound
+        if inputs is not None:
+            everything = torch.cat([inputs, self.known_inputs])
+            covariance_at = self.covariance.bind(everything, everything)
+        size = len(everything) - len(self.known_inputs)
+        covariance, mean = covariance_at(values["kernel"]), self.mean_function(values["mean"], everything, count)
+        given = self._pulled(covariance[:, size:, size:], covariance[:, size:, :size], mean[:, size:], mean[:, :size])
+        covariance = covariance[:, :size, :size] + jitter - given.root.mT @ given.root
+        prior = self._factorised(values, given.mean, covariance)
+        return prior._replace(ok=prior.ok & given.ok)
 
     def _bind(self) -> Any:
-        """As every model's, and covariances among latent and known inputs together."""
+        """As every model's, and covariances among latent and known inputs together, with these inputs."""
         everything = torch.cat([self.latent_inputs, self.known_inputs])
-        return *super()._bind(), self.covariance.bind(everything, everything)
+        return *super()._bind(), self.covariance.bind(everything, everything), everything
 
     def value_and_grad(
         self, theta: Tensor, white: Tensor, targets: Targets, sites: GaussianSites | None = None
@@ -123,8 +139,8 @@ class ConditionedGP(GPModel):
         covariance K - B'W.
         """
         size, known = len(self.latent_inputs), len(self.known_inputs)
-        everything = torch.cat([self.latent_inputs, self.known_inputs])
-        plain = prior_part(self, self._bound[2], everything, values, count)
+        covariance_at, everything = self._bound[2:]
+        plain = prior_part(self, covariance_at, everything, values, count)
         inner = plain.covariance[:, size:, size:] + self.jitter * torch.eye(known).to(everything)
         between = plain.covariance[:, size:, :size]
         factor, ok = cholesky(inner)
@@ -145,10 +161,10 @@ class ConditionedGP(GPModel):
 
     def cross(self, prior: LatentPrior, inputs: Tensor) -> Cross:
         plain = super().cross(prior, inputs)
-        mean, root, _ = self._given(prior.values, len(prior.ok), inputs)
-        _, at_data, _ = self._given(prior.values, len(prior.ok), self.latent_inputs)
-        variance = conditional_variance(plain.variance, root.square().sum(-2))
-        return Cross(mean, plain.covariance - at_data.mT @ root, variance)
+        count = len(prior.ok)
+        there, at_latents = (self._given(prior.values, count, points) for points in (inputs, self.latent_inputs))
+        variance = conditional_variance(plain.variance, there.root.square().sum(-2))
+        return Cross(there.mean, plain.covariance - at_latents.root.mT @ there.root, variance)
 
 
 # What the gradient by parts is the gradient of.

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from torchgpmc.adapter.functional import constraint_of, parameters_with_owners, public_name
 from torchgpmc.parameters.bijections import Interval
+from torchgpmc.parameters.entries import Entry, EntryBlock, blocks_of
 from torchgpmc.parameters.missing_priors import Missing, missing_priors_message
-from torchgpmc.parameters.restricted_priors import JointPrior, RestrictedPrior, joint_prior, support_of
+from torchgpmc.parameters.restricted_priors import RestrictedPrior, support_of
 
 
 class Hyperparameters(NamedTuple):
@@ -36,16 +37,6 @@ class Evaluated(NamedTuple):
     derivative: Tensor  # (C, P), of the constrained values in theta
 
 
-class Entry(NamedTuple):
-    """One sampled parameter and how it enters theta; entries follow one another in theta's columns."""
-
-    name: str  # as in Posterior.samples, e.g. "kernel.base_kernel.lengthscale"
-    raw_name: str  # as in model.named_parameters()
-    shape: torch.Size
-    interval: Interval
-    prior: RestrictedPrior
-
-
 class FixedEntry(NamedTuple):
     """One parameter that is not sampled: read from its module whenever it is needed."""
 
@@ -59,24 +50,6 @@ class FixedEntry(NamedTuple):
         raw = getattr(self.owner, self.leaf).detach()
         constraint = constraint_of(self.owner, self.leaf)
         return raw if constraint is None else constraint.transform(raw)
-
-
-class _Block(NamedTuple):
-    """Entries that follow one another in the same interval and with the same form of prior: evaluated as one."""
-
-    entries: list[Entry]
-    interval: Interval
-    prior: RestrictedPrior | JointPrior
-    coordinate_prior: JointPrior | None  # the same, where theta is the coordinate that the prior's closed form is of
-    size: int
-
-    def log_density_and_slope(self, theta: Tensor, value: Tensor, derivative: Tensor) -> tuple[Tensor, Tensor]:
-        """Of theta, Jacobian included, whose values in the interval are given with their derivatives: ``(C,)``, ``(C, size)``."""
-        if self.coordinate_prior is not None:
-            return self.coordinate_prior.log_density_and_slope(theta, derivative)
-        log_prob, slope = self.prior.log_prob_and_slope(value)
-        log_density = log_prob + self.interval.log_jacobian(theta).sum(-1)
-        return log_density, slope * derivative + self.interval.jacobian_slope(theta)
 
 
 class Layout:
@@ -146,39 +119,33 @@ class Layout:
 
     def raw_values_and_log_prior(self, theta: Tensor) -> tuple[Hyperparameters, Tensor]:
         """:meth:`raw_values` and :meth:`log_prior` in one pass: what a log density needs at every step."""
-        total = theta.new_zeros(len(theta))
-        values = []
-        for entry, unconstrained in self._parts(theta):
-            value = _constrain(entry, unconstrained)
-            total = total + entry.prior.log_prob(value) + entry.interval.log_jacobian(unconstrained).sum(-1)
-            values.append(value)
-        return self._by_module(theta, values), total
+        values, log_densities = [], [theta.new_zeros(len(theta))]
+        for block, unconstrained in self._in_blocks(theta):
+            value = block.interval.constrain(unconstrained)
+            values += block.parts(value)
+            log_densities.append(block.log_density(unconstrained, value))
+        return self._by_module(theta, values), functools.reduce(torch.add, log_densities)
 
     def evaluate(self, theta: Tensor) -> Evaluated:
         """:meth:`raw_values_and_log_prior` with derivatives and without a graph."""
         total, values, slopes, derivatives = [], [], [], []
-        for block, unconstrained in zip(self._blocks, theta.split([block.size for block in self._blocks], -1), strict=True):
+        for block, unconstrained in self._in_blocks(theta):
             value = block.interval.constrain(unconstrained)
             derivative = block.interval.derivative(unconstrained, value)
             log_density, slope = block.log_density_and_slope(unconstrained, value, derivative)
-            parts = value.split([math.prod(entry.shape) for entry in block.entries], -1)
-            values += [part.view(-1, *entry.shape) for entry, part in zip(block.entries, parts, strict=True)]
+            values += block.parts(value)
             total.append(log_density)
             slopes.append(slope)
             derivatives.append(derivative)
         log_prior = functools.reduce(torch.add, total) if total else theta.new_zeros(len(theta))
         return Evaluated(self._by_module(theta, values), log_prior, _joined(slopes, theta), _joined(derivatives, theta))
 
+    def _in_blocks(self, theta: Tensor) -> list[tuple[EntryBlock, Tensor]]:
+        return list(zip(self._blocks, theta.split([block.size for block in self._blocks], -1), strict=True))
+
     @cached_property
-    def _blocks(self) -> list[_Block]:
-        """Most of the time that a few numbers take is that of the calls."""
-
-        def kind(entry: Entry) -> tuple[Any, ...]:
-            form = entry.prior.closed_form
-            return entry.interval, *((entry.name,) if form is None else (form.function, form.support))
-
-        like = torch.zeros(0, dtype=self.dtype, device=self.device)
-        return [_block(list(group), like) for _, group in itertools.groupby(self.entries, kind)]
+    def _blocks(self) -> list[EntryBlock]:
+        return blocks_of(self.entries, torch.zeros(0, dtype=self.dtype, device=self.device))
 
     def gather(self, by_module: dict[str, dict[str, Tensor]], theta: Tensor) -> Tensor:
         """Per-parameter tensors ``(C, *shape)`` of the sampled parameters as columns of theta; zeros where one is missing."""
@@ -265,14 +232,6 @@ class Layout:
                 start = 4 * torch.rand(shape, dtype=self.dtype, device=self.device, generator=generator) - 2
             columns.append(start)
         return torch.cat(columns, -1)
-
-
-def _block(entries: list[Entry], like: Tensor) -> _Block:
-    interval, prior, size = entries[0].interval, entries[0].prior, sum(math.prod(entry.shape) for entry in entries)
-    if prior.closed_form is None:
-        return _Block(entries, interval, prior, None, size)
-    joint = joint_prior([entry.prior for entry in entries], like)
-    return _Block(entries, interval, joint, joint if prior.closed_form.support == interval else None, size)
 
 
 def _joined(columns: list[Tensor], theta: Tensor) -> Tensor:

@@ -8,7 +8,8 @@ from typing import NamedTuple
 from torch.distributions import MultivariateNormal
 
 from torchgpmc.orthant import log_probability
-from torchgpmc.parameters.layout import Entry, Layout
+from torchgpmc.parameters.entries import Entry
+from torchgpmc.parameters.layout import Layout
 from torchgpmc.random import make_generator
 
 _DRAWS = 200_000

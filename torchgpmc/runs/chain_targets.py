@@ -15,6 +15,7 @@ from torchgpmc.evidence import LATENTS_KEPT, CollapsedEstimator, Evidence, Laten
 from torchgpmc.models.affine import AffineJointLogDensity, white_at_fixed_theta
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
+from torchgpmc.models.ridges import StraightDensity, ridges_of
 from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.random import normal_like
 from torchgpmc.runs.blocks import KeptPrior, LatentsGivenTheta
@@ -44,36 +45,53 @@ def _shared(density: Any, model: GPModel) -> SharedDensity:
     return SharedDensity(density, model.operations, model.train_x.device)
 
 
-def joint_target(model: GPModel, settings: Settings, sites: GaussianSites | None = None) -> ChainTarget:
+def joint_target(
+    model: GPModel, settings: Settings, sites: GaussianSites | None = None, *, along_ridges: bool = False
+) -> ChainTarget:
     """The exact posterior of [theta, v]; with ``sites``, in coordinates that are white under the posterior that they give.
 
-    With ``settings.start``, in coordinates that are white under its q(v), from positions around it.
+    With ``settings.start``, in coordinates that are white under its q(v), from positions around it. With ``along_ridges``, in
+    coordinates of theta in which the ridges that the likelihood knows of are straight, if it does.
     """
     _, chains = chain_settings(settings)
     fit = settings.start
     plain = JointLogDensity(model, sites=sites)
-    joint: JointLogDensity | AffineJointLogDensity = plain
+    ridges = ridges_of(model) if along_ridges else None
+    straight = plain if ridges is None else StraightDensity(plain, ridges)
+    joint: JointLogDensity | StraightDensity | AffineJointLogDensity = straight
     if fit is not None:
-        joint = AffineJointLogDensity(plain, fit.white_coordinates())
+        coordinates = fit.white_coordinates()
+        joint = AffineJointLogDensity(straight, coordinates if ridges is None else ridges.straight_map(coordinates))
     elif sites is not None and plain.fixed is not None and not model.targets.one_a_chain:
         joint = AffineJointLogDensity(JointLogDensity(model, fixed=plain.fixed), white_at_fixed_theta(plain.fixed, sites))
     density = in_chunks(_shared(joint, model), chains, settings.chain_chunk)
     size = model.layout.size
     parts = torch.arange(chains).split(settings.chain_chunk or chains)
 
+    def original(theta: Tensor) -> Tensor:
+        return theta if ridges is None else ridges.original(theta)
+
     def read(state: Any, generator: torch.Generator) -> tuple[Draw, dict[str, Tensor]]:
         position, log_density = state.position, state.log_density
-        if joint is plain and sites is None:
-            return Draw(position[:, None, :size], position[:, None, size:]), {"lp": log_density}
+        theta = original(position[:, :size])
+        if fit is None and sites is None:
+            return Draw(theta[:, None], position[:, None, size:]), {"lp": log_density}
         found = [joint.select(rows).whitened(position[rows]) for rows in parts]
         v, log_volume = (torch.cat(part) for part in zip(*found, strict=True))
-        return Draw(position[:, None, :size], v[:, None]), {"lp": log_density - log_volume}
+        return Draw(theta[:, None], v[:, None]), {"lp": log_density - log_volume}
 
     def start(generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
         if fit is None:
-            return starting_positions(model, density, chains, generator), None
-        center = torch.cat([fit.theta, torch.zeros_like(fit.mean).flatten()]).to(model.train_x)
-        covariance = torch.block_diag(fit.theta_covariance.to(center), torch.eye(model.latent_size).to(center))
+            position = starting_positions(model, in_chunks(_shared(plain, model), chains, settings.chain_chunk), chains, generator)
+            theta, v = position.tensor_split([size], -1)
+            return torch.cat([theta if ridges is None else ridges.straight(theta), v], -1), None
+        theta, covariance = fit.theta.to(model.train_x), fit.theta_covariance.to(model.train_x)
+        if ridges is not None:
+            theta = ridges.straight(theta.unsqueeze(0)).squeeze(0)
+            inverse = torch.linalg.inv(ridges.slope(theta))
+            covariance = inverse @ covariance @ inverse.mT
+        center = torch.cat([theta, torch.zeros_like(fit.mean).flatten().to(theta)])
+        covariance = torch.block_diag(covariance, torch.eye(model.latent_size).to(center))
         return positions_around(center, covariance, size, density, chains, generator), covariance
 
     return ChainTarget(density, size, size + model.latent_size, start, read, _EXACT, is_guess=fit is not None)

@@ -65,7 +65,7 @@ class PartsGivenF(AutogradDensity):
         columns = slice(self.parts.columns.start, self.parts.columns.stop)
         if self.chosen is not None:
             rows = self.parts.rows(self.theta[:, columns]).index_put((self.chosen,), rows)
-        value = self._prior_alone(rows) + self._likelihoods(rows).flatten()
+        value = self._prior_alone(rows) + self.likelihoods(rows).flatten()
         return value if self.chosen is None else value[self.chosen]
 
     def _prior_alone(self, rows: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ class PartsGivenF(AutogradDensity):
         whole = self.theta.repeat_interleave(self.parts.num_parts, 0).scatter(1, own, rows)
         return self.joint.model.layout.log_prior(whole)
 
-    def _likelihoods(self, rows: Tensor) -> Tensor:
+    def likelihoods(self, rows: Tensor) -> Tensor:
         """log p(y_g | f, parameters of g), ``(C, G)``."""
         columns = self.parts.columns
         whole = torch.cat([self.theta[:, : columns.start], self.parts.from_rows(rows), self.theta[:, columns.stop :]], -1)
@@ -110,8 +110,8 @@ class PartsUpdate(NamedTuple):
         theta, v = state.position.split([model.layout.size, model.latent_size], -1)
         with torch.no_grad():
             given = PartsGivenF(self.joint, self.parts, theta, model.latents(kept.at.prior, v))
-        here = self.parts.rows(theta[:, columns.start : columns.stop])
-        before = given(here)
+            here = self.parts.rows(theta[:, columns.start : columns.stop])
+            before = (kept.log_prior.unsqueeze(-1) + given.likelihoods(here)).flatten()
         conditional = Conditional(given, before)
         step, _ = Block(columns, lambda *_: conditional, self.kernel, self.steps).moved(
             conditional, here, state.log_density, generator

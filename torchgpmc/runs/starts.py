@@ -27,6 +27,7 @@ _MAX_ATTEMPTS = 100
 _NUM_HALVINGS = 30
 _LATENT_SPREAD = 0.1
 _OVERDISPERSION = 2.0  # of starts around a fit, in its deviations of theta
+_DEVIATIONS_LOWER = 5.0  # of half a weighted sum of squares: what starts may lack in log density
 
 
 def posterior_modes(
@@ -108,7 +109,7 @@ def positions_around(
     """Positions [theta, w] of finite log density ``(C, P + V)`` around a Gaussian fit.
 
     Theta is spread twice as wide as the fit has it, for R-hat to tell; w, and with it v given theta, as wide. What is impossible so
-    far out comes half as near.
+    far out, or lower than the centre by five deviations more than if the fit were right, comes half as near.
 
     Args:
         center: ``(P + V,)``.
@@ -123,8 +124,12 @@ def positions_around(
     """
     offset = normal_like(center.expand(num_chains, -1), generator) @ cholesky(covariance).factor.mT
     offset[:, :num_hyperparameters] *= _OVERDISPERSION
+    squares = torch.ones_like(center)
+    squares[:num_hyperparameters] = _OVERDISPERSION**2
+    lowest = density(center.unsqueeze(0)) - 0.5 * squares.sum() - _DEVIATIONS_LOWER * (0.5 * squares.square().sum()).sqrt()
     for _ in range(_NUM_HALVINGS):
-        bad = torch.isinf(density(center + offset))
+        value = density(center + offset)
+        bad = torch.isinf(value) | (value < lowest)
         if not bool(bad.any()):
             return center + offset
         offset = torch.where(bad.unsqueeze(-1), 0.5 * offset, offset)

@@ -23,7 +23,8 @@ from torchgpmc.adapter.mean_function import MeanFunction
 from torchgpmc.linalg import apply_factor, cholesky, factor_with_gradient, whiten
 from torchgpmc.models.validation import as_tensor, check_devices, check_inputs
 from torchgpmc.parameters.bijections import Interval
-from torchgpmc.parameters.layout import Entry, build_layout
+from torchgpmc.parameters.entries import Entry
+from torchgpmc.parameters.layout import build_layout
 from torchgpmc.random import make_generator
 
 # Tensors with chains first, (C, ...), to tensors with chains first.
