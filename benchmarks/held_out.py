@@ -4,6 +4,7 @@ The Gaussian rival is the start of the chains, so both see the same inducing poi
 """
 
 import argparse
+import copy
 import json
 import math
 import pathlib
@@ -99,9 +100,26 @@ def by_chains(draws, method, around_fit):
     return draw
 
 
+def of_latents(draws):
+    """Draws of v alone, hyperparameters staying at the fit's, in coordinates that are white under its q."""
+
+    def draw(start, seed):
+        fit = start.model
+        modules = (copy.deepcopy(module).requires_grad_(False) for module in (fit.kernel, fit.likelihood))
+        held = tg.initialize(
+            tg.SparseGP(fit.train_x, fit.train_y, *modules, inducing_points=fit.inducing_points),
+            optimize_inducing_points=False,
+            progress=False,
+        )
+        return by_chains(draws, tg.NUTS(max_tree_depth=8), around_fit=True)(held, seed)
+
+    return draw
+
+
 def worst(posterior):
-    """The largest R-hat and the smallest bulk effective size of hyperparameters."""
-    rows = [row for row in posterior.summary().rows if row.name != "lp"]
+    """The largest R-hat and the smallest bulk effective size of hyperparameters; of the log density where there are none."""
+    rows = posterior.summary().rows
+    rows = [row for row in rows if row.name != "lp"] or rows
     return max(row.rhat for row in rows), min(row.ess_bulk for row in rows)
 
 

@@ -6,7 +6,8 @@
 likelihood with a probit link; lengthscales and variance Gamma(1.1, 1). The score is the mean log predictive probability of a test
 label. Isotropic kernels are sampled by the default call, which goes on to chains where weighted draws do not pass their checks
 (column "weighted": splits of which they do; their worst k-hat), ARD ones by chains around the fit (worst R-hat); "effective" is the
-least of any split's slowest hyperparameter.
+least of any split's slowest hyperparameter. With ``--latents-alone`` hyperparameters stay at the fit's and chains move v alone
+(R-hat and effective size are the log density's): what the free form of v does, without averages over theta.
 """
 
 import functools
@@ -15,7 +16,7 @@ import math
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.priors import GammaPrior
-from held_out import CHAINS, by_chains, by_default, compare, draws_a_chain, halves, options, paired, quiet, remembered
+from held_out import CHAINS, by_chains, by_default, compare, draws_a_chain, halves, of_latents, options, paired, quiet, remembered
 from real_data import table
 
 import torchgpmc as tg
@@ -44,6 +45,7 @@ def main():
     parser.add_argument("--points", type=int, nargs="+", default=[5, 10, 20, 50, 100])
     parser.add_argument("--kernels", nargs="+", choices=["isotropic", "ARD"], default=["isotropic", "ARD"])
     parser.add_argument("--placements", nargs="+", choices=["k-means", "optimised"], default=["k-means", "optimised"])
+    parser.add_argument("--latents-alone", action="store_true", help="hold hyperparameters at the fit's")
     arguments = parser.parse_args()
     quiet()
     data = torch.as_tensor(table(arguments.data, "image"))
@@ -61,10 +63,13 @@ def main():
                 for split in range(arguments.first, arguments.first + arguments.splits):
                     train_x, train_y, test_x, test_y = split_of(data, split)
                     model = sparse(train_x, train_y, points, kernel == "ARD")
-                    weighted = kernel == "isotropic"
-                    draw = by_default if weighted else by_chains(draws, tg.NUTS(max_tree_depth=8), around_fit=True)
+                    if arguments.latents_alone:
+                        draw, kind = of_latents(draws), f"v alone, {draws} draws"
+                    elif kernel == "isotropic":
+                        draw, kind = by_default, "weighted"
+                    else:
+                        draw, kind = by_chains(draws, tg.NUTS(max_tree_depth=8), around_fit=True), f"{draws} draws"
                     make = functools.partial(compare, model, test_x, test_y, split, draw, move_points=placement == "optimised")
-                    kind = "weighted" if weighted else f"{draws} draws"
                     key = f"image, {kernel}, {points} {placement} points, split {split}, {kind}"
                     scores.append(remembered(arguments.record, key, make))
                 gaussian, sampled, difference, error = paired(scores)

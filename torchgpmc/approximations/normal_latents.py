@@ -81,15 +81,30 @@ def no_sites(at: LatentsAt, num_latents: int) -> LatentSites:
 
 def under_sites(at: LatentsAt, sites: LatentSites) -> tuple[GaussianLatents, Tensor]:
     """q(v) with sites in place of the likelihood, differentiable in ``at``, and whether it is one ``(C,)``."""
-    precision = _projected(at.projection, sites.precision)
-    precision.diagonal(dim1=-2, dim2=-1).add_(1.0)
+    precision = _own_precision(at, sites)
     linear = torch.bmm(sites.shift - sites.times(at.mean.unsqueeze(1)), at.projection.mT)
     mean, scale, ok = normal_from_natural(precision, linear)
     ok = ok.all(-1)
     if sites.coupling.shape[1]:
-        mean, joint_ok = _joint_mean(precision, _projected(at.projection, sites.coupling), linear)
-        ok = ok & joint_ok
+        root, joint_ok = cholesky(_joint_precision(at, sites, precision))
+        mean, ok = torch.cholesky_solve(linear.reshape(len(linear), -1, 1), root).view_as(linear), ok & joint_ok
     return GaussianLatents(mean, scale), ok
+
+
+def joint_scale(at: LatentsAt, sites: LatentSites) -> Tensor:
+    """A lower root of the covariance of all latents together ``(C, V, V)``, under sites with their coupling.
+
+    No direction is wider than in the prior: where functions move alike W and the coupling cancel, but for the error of differences.
+    """
+    values, vectors = torch.linalg.eigh(_joint_precision(at, sites, _own_precision(at, sites)))
+    return cholesky((vectors / values.clamp_min(1.0).unsqueeze(-2)) @ vectors.mT).factor
+
+
+def _own_precision(at: LatentsAt, sites: LatentSites) -> Tensor:
+    """Of each latent function, ``(C, K, M, M)``."""
+    precision = _projected(at.projection, sites.precision)
+    precision.diagonal(dim1=-2, dim2=-1).add_(1.0)
+    return precision
 
 
 def _projected(projection: Tensor, precision: Tensor) -> Tensor:
@@ -98,14 +113,14 @@ def _projected(projection: Tensor, precision: Tensor) -> Tensor:
     return torch.bmm(weighted.flatten(1, 2), projection.mT).view(*weighted.shape[:3], -1)
 
 
-def _joint_mean(precision: Tensor, coupling: Tensor, linear: Tensor) -> tuple[Tensor, Tensor]:
-    """What the precision of all latents, of blocks ``(C, K, M, M)`` and one a pair, takes to ``linear`` ``(C, K, M)``."""
-    count, latents, size = linear.shape
-    own, (first, second) = torch.arange(latents, device=linear.device), _pairs(latents, linear.device)
+def _joint_precision(at: LatentsAt, sites: LatentSites, precision: Tensor) -> Tensor:
+    """Of all latents ``(C, V, V)``, each function's own ``(C, K, M, M)`` being at hand."""
+    count, latents, size, _ = precision.shape
+    own, (first, second) = torch.arange(latents, device=precision.device), _pairs(latents, precision.device)
+    coupling = _projected(at.projection, sites.coupling)
     blocks = precision.new_zeros(count, latents, latents, size, size)
     blocks[:, own, own], blocks[:, first, second], blocks[:, second, first] = precision, coupling, coupling
-    root, ok = cholesky(blocks.transpose(2, 3).reshape(count, latents * size, latents * size))
-    return torch.cholesky_solve(linear.reshape(count, -1, 1), root).view_as(linear), ok
+    return blocks.transpose(2, 3).reshape(count, latents * size, latents * size)
 
 
 def _pairs(latents: int, device: torch.device) -> Tensor:

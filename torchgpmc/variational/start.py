@@ -11,7 +11,7 @@ import torch
 from gpytorch.models import ApproximateGP
 from torch import Tensor
 
-from torchgpmc.approximations.normal_latents import GaussianLatents, expected_log_likelihood
+from torchgpmc.approximations.normal_latents import GaussianLatents, expected_log_likelihood, joint_scale
 from torchgpmc.checks import warn
 from torchgpmc.models.affine import AffineMap
 from torchgpmc.models.gp_model import GPModel, likelihood_values
@@ -31,8 +31,8 @@ class Start:
     r"""A Gaussian fit of a model, from :func:`torchgpmc.initialize` or a trained gpytorch model.
 
     :math:`q(v) = \prod_k N(mean_k, scale_k scale_k^T)` at one theta. ``tg.sample(start.model, tg.NUTS(), start=start)`` begins its
-    chains there and moves in coordinates w with v = mean + slope (theta' - theta) + scale w, which are white under q; the posterior
-    that is sampled stays the exact one.
+    chains there and moves in coordinates w with v = mean + slope (theta' - theta) + scale w, which are white under q or, of several
+    latent functions, a normal density in which they hang together; the posterior that is sampled stays the exact one.
 
     Attributes:
         model: a copy with theta as its present values, and the inducing points of the fit.
@@ -43,6 +43,10 @@ class Start:
         slope: how the mean of q(v) moves with theta, ``(V, P)``.
         elbo: lower bound of log p(y | theta); the prior of theta is not in it.
         converged: whether the fit ended where a round of its steps gains less than 0.01 nats.
+        joint_scale: a root of the covariance of all latents together, lower triangular, ``(V, V)``, to move in. Data of several
+            classes see differences of functions, so what these share is as free as in the prior, and q, a product over
+            functions, has it too narrow, a hundredfold and more. ``None``: of one function, of fits by minibatches, and above
+            V = 2000; then ``scale`` is moved in.
 
     Example:
         >>> import torch, torchgpmc as tg
@@ -67,6 +71,7 @@ class Start:
     slope: Tensor
     elbo: float
     converged: bool
+    joint_scale: Tensor | None = None
 
     def __repr__(self) -> str:
         return f"Start(elbo={self.elbo:.6g}, converged={self.converged}, {self.digest()})"
@@ -143,7 +148,10 @@ class Start:
 
     def white_coordinates(self) -> AffineMap:
         """The map from w to v, on the model's device."""
-        return AffineMap(*map(self._on_device, (self.theta, self.mean, self.slope, self.scale)))
+        mean, scale = self.mean, self.scale
+        if self.joint_scale is not None:  # as if of one function
+            mean, scale = mean.view(1, -1), self.joint_scale[None]
+        return AffineMap(*map(self._on_device, (self.theta, mean, self.slope, scale)))
 
     def digest(self) -> str:
         """What tells this start from any other, for files."""
@@ -166,8 +174,8 @@ class Start:
                     f"start has a non-finite value of parameter '{entry.name}'. Expected finite numbers; fit again, from other "
                     f"values of the model's parameters."
                 )
-        for name in ("mean", "scale", "theta_covariance", "slope"):
-            if not bool(torch.isfinite(getattr(self, name)).all()):
+        for name in ("mean", "scale", "theta_covariance", "slope", "joint_scale"):
+            if (value := getattr(self, name)) is not None and not bool(torch.isfinite(value).all()):
                 raise ValueError(f"start.{name} has NaN or infinite values. Expected finite numbers; fit again.")
 
     def _on_device(self, tensor: Tensor) -> Tensor:
@@ -184,7 +192,17 @@ def fitted(model: GPModel, latents: GaussianLatents, *, converged: bool, margina
     elbo = variational_bound(model, theta, latents)
     if not math.isfinite(elbo):
         warn("the variational bound is not finite where the fit ended: its starts and coordinates may be of no use.")
-    return Start(model, theta, latents.mean[0], latents.scale[0], found.covariance, found.slope, elbo, converged)
+    joint = _joint_scale(marginal, theta) if marginal is not None and math.isfinite(elbo) else None
+    return Start(model, theta, latents.mean[0], latents.scale[0], found.covariance, found.slope, elbo, converged, joint)
+
+
+def _joint_scale(marginal: VariationalMarginal, theta: Tensor) -> Tensor | None:
+    """Of all latents under the sites that a fit ended with, if these know how functions hang together."""
+    sites = marginal.sites
+    if sites is None or not sites.coupling.shape[1]:
+        return None
+    with torch.no_grad():
+        return joint_scale(marginal.model.at_data(marginal.model.layout.raw_values(theta[None])), sites)[0]
 
 
 def variational_bound(model: GPModel, theta: Tensor, latents: GaussianLatents) -> float:
