@@ -1,7 +1,7 @@
 """Figure 1.4 of paper C: how far the normal density of the draws is from the exact posterior of a regression, by input dimension.
 
     python benchmarks/figure_1_4.py [--fraction 1] [--dimensions 1 2 3 4 5 6 7 8 9 10] [--squared-lengthscale 1 0.01]
-        [--output docs/results/figure_1_4]
+        [--pooled] [--output docs/results/figure_1_4]
 
 N = 200 inputs in [0, 1]^d, kernel variance 1, noise variance 0.09, hyperparameters at the truth. Burn-in 1e4 sweeps (Gibbs 2e4),
 then 3e4 sweeps thinned by 10, of 10 chains on one data set: the repeats, which share what warm-up finds. KL is that of the normal
@@ -81,24 +81,30 @@ def exact_draws(made: Problem, count: int) -> Tensor:
     return made.mean + noise @ torch.linalg.cholesky(made.covariance).mT
 
 
-def measure(dimension: int, squared_lengthscale: float, fraction: float) -> tuple[dict, dict[str, list[Tensor]]]:
-    """A row of the table, and each method's KL ``(C,)`` after a quarter, a half, three quarters and all of the draws."""
+def measure(dimension: int, squared_lengthscale: float, fraction: float, pooled: bool) -> tuple[dict, dict[str, list[Tensor]]]:
+    """A row of the table, and each method's KL ``(C,)`` after a quarter, a half, three quarters and all of the draws.
+
+    With ``pooled`` it is one KL, of the draws of all chains together, which fewer draws a chain are enough for.
+    """
     made = problem(dimension, squared_lengthscale)
     count = int(DRAWS * fraction)
-    checked = [count * part // 4 for part in range(1, 5) if count * part // 4 > SIZE]
+    checked = [count * part // 4 for part in range(1, 5) if count * part // 4 * (REPEATS if pooled else 1) > SIZE]
     row: dict = {"d": dimension, "correlation": made.correlation}
     drawn = {"exact": (exact_draws(made, count), 0.0)}
     for name, method in METHODS.items():
-        begin = time.perf_counter()
+        begin = time.process_time()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", tg.SamplingWarning)  # the slow ones have not converged: that is the figure
             burn_in = int(BURN_IN * fraction) * (2 if name == "Gibbs" else 1)
             posterior = tg.sample(
                 made.model, method, num_samples=count, warmup_steps=burn_in, num_chains=REPEATS, seed=1, progress=False
             )
-        drawn[name] = posterior.latents, time.perf_counter() - begin
+        drawn[name] = posterior.latents, time.process_time() - begin
         row |= {key: int(posterior.stats[key][0, -1]) for key in ("num_controls", "num_regions") if key in posterior.stats}
-    curves = {name: [divergence(draws[:, :part], made) for part in checked] for name, (draws, _) in drawn.items()}
+    curves = {
+        name: [divergence(draws[:, :part].flatten(0, 1)[None] if pooled else draws[:, :part], made) for part in checked]
+        for name, (draws, _) in drawn.items()
+    }
     return {**row, **{name: (curves[name][-1], seconds) for name, (_, seconds) in drawn.items()}, "checked": checked}, curves
 
 
@@ -108,7 +114,7 @@ def table(rows: list[dict]) -> str:
     lines = ["| d | correlation | controls | regions | " + " | ".join(f"KL {name}" for name in names) + " | seconds |"]
     lines.append("|" + "---|" * (len(names) + 5))
     for row in rows:
-        cells = [f"{row[name][0].mean():.3g} ({row[name][0].std():.2g})" for name in names]
+        cells = [f"{row[name][0].mean():.3g}" + (f" ({row[name][0].std():.2g})" if len(row[name][0]) > 1 else "") for name in names]
         seconds = ", ".join(f"{row[name][1]:.0f}" for name in METHODS)
         start = f"| {row['d']} | {row['correlation']:.2f} | {row['num_controls']} | {row['num_regions']} | "
         lines.append(start + " | ".join(cells) + f" | {seconds} |")
@@ -124,7 +130,7 @@ def plot(rows: list[dict], curves: dict[int, dict[str, list[Tensor]]], path: Pat
     for name in ("exact", *METHODS):
         left.plot([10 * count for count in checked], [float(value.mean()) for value in curves[nearest][name]], "o-", label=name)
         values = [row[name][0] for row in rows]
-        middle.errorbar(dimensions, [float(v.mean()) for v in values], [float(v.std()) for v in values], label=name)
+        middle.errorbar(dimensions, [float(v.mean()) for v in values], [float(v.std(correction=0)) for v in values], label=name)
     left.set(xlabel="sweeps", ylabel="KL", yscale="log", title=f"d = {nearest}")
     middle.set(xlabel="d", ylabel="KL", yscale="log")
     right.plot(dimensions, [row["num_controls"] for row in rows], label="control variables")
@@ -142,20 +148,22 @@ def main() -> None:
     parser.add_argument("--dimensions", type=int, nargs="+", default=list(range(1, 11)))
     parser.add_argument("--squared-lengthscale", type=float, nargs="+", default=[1.0, 0.01])
     parser.add_argument("--output", type=Path, default=None, help="path without ending, for .md and .png")
+    parser.add_argument("--pooled", action="store_true", help="one KL, of all chains' draws; the fraction then at least 0.007")
     options = parser.parse_args()
+    about = "of all draws together" if options.pooled else "mean (standard deviation) over chains"
     parts = [
         f"# Figure 1.4 of paper C\n\nFraction {options.fraction:g} of the sweeps; {int(DRAWS * options.fraction)} kept draws of "
-        f"each of {REPEATS} chains, and as many exact ones. KL: mean (standard deviation) over chains. Seconds of all chains "
+        f"each of {REPEATS} chains, and as many exact ones. KL: {about}. CPU seconds of all chains "
         f"together, warm-up included, in the order of the methods. torch {torch.__version__}, {platform.machine()}, "
         f"{torch.get_num_threads()} threads, shared machine.\n\n`python benchmarks/figure_1_4.py --fraction {options.fraction:g} "
-        f"--dimensions {' '.join(map(str, options.dimensions))} "
+        f"{'--pooled ' if options.pooled else ''}--dimensions {' '.join(map(str, options.dimensions))} "
         f"--squared-lengthscale {' '.join(f'{value:g}' for value in options.squared_lengthscale)}`\n"
     ]
     for squared_lengthscale in options.squared_lengthscale:
         rows, curves = [], {}
         parts.append("")
         for dimension in options.dimensions:
-            row, curves[dimension] = measure(dimension, squared_lengthscale, options.fraction)
+            row, curves[dimension] = measure(dimension, squared_lengthscale, options.fraction, options.pooled)
             rows.append(row)
             print(table(rows[-1:]), flush=True)
             parts[-1] = f"## Squared lengthscale {squared_lengthscale:g}\n\n{table(rows)}\n"
