@@ -109,7 +109,7 @@ class Posterior:
 
     def _flat(self, index: Tensor | None) -> tuple[Tensor, Tensor]:
         """Hyperparameters and latents ``(S, ...)`` of all draws, or of some."""
-        rows = slice(None) if index is None else index
+        rows: slice | Tensor = slice(None) if index is None else index
         device = self.model.train_x.device
         return self.theta.flatten(0, 1)[rows].to(device), self.whitened.flatten(0, 1)[rows].to(device)
 
