@@ -1,7 +1,8 @@
 """The posterior of two or three hyperparameters by a lattice over all of their prior: nothing is followed, so no lobe is missed.
 
-Cells on the scale on which each prior is standard normal, in a box that closes in on those within some nats of the highest; then
-draws uniform within cells that are chosen by Gaussian evidence, each weighed by an unbiased estimate, or the exact evidence.
+Cells on the scale on which each prior is standard normal, in a box that closes in on those within some nats of the highest, or
+grows to hold them; then draws uniform within cells chosen by Gaussian evidence, each weighed by an unbiased estimate or the
+exact evidence.
 """
 
 import torch
@@ -15,7 +16,7 @@ from torchgpmc.runs.chain_targets import estimator_for, suited_approximation
 from torchgpmc.special import log_standard_normal
 from torchgpmc.storage.draws import Draws
 
-_REACH = 4.0  # beyond, a prior has 6e-5 of its mass
+_REACH = 4.0  # at first
 _NATS = 14.0
 _CELLS = {1: 100, 2: 20, 3: 12}  # along each coordinate
 _UNIFORM = 0.1  # of the draws: whatever a cell's centre says, or fails to
@@ -41,8 +42,12 @@ def _cells(log_density, size):
         centres = torch.cartesian_prod(*middles).view(-1, size)
         value = _evaluated(log_density, centres)
         matter = centres[value > value.max() - _NATS]
-        new_low, new_high = torch.maximum(low, matter.amin(0) - 1.5 * width), torch.minimum(high, matter.amax(0) + 1.5 * width)
-        if float(((new_high - new_low) / (high - low)).prod()) > 0.4:
+        # Data may put a hyperparameter where its prior has little: a box whose edge matters grows.
+        below, above = matter.amin(0) < low + width, matter.amax(0) > high - width
+        span = high - low
+        new_low = torch.where(below, low - span / 2, matter.amin(0) - 1.5 * width)
+        new_high = torch.where(above, high + span / 2, matter.amax(0) + 1.5 * width)
+        if not bool((below | above).any()) and float(((new_high - new_low) / span).prod()) > 0.4:
             return centres, width, value
         low, high = new_low, new_high
 

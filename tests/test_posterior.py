@@ -290,6 +290,23 @@ def test_weighted_summaries_use_the_weights():
     assert row.ess_bulk == pytest.approx(14 / 9 / ((1 + 1 + 4 * 16 + 4 * 25) / 9 / 36))
 
 
+def test_draws_of_no_weight_say_nothing_however_far_out_they_are():
+    # Of counts in thousands, two of 880 draws had lp -inf and one had f = 170,000: lp's mean and every prediction were NaN.
+    weights = torch.zeros(1, 30, dtype=torch.float64)
+    weights[0, 3], weights[0, 4] = -torch.inf, -1e6
+    posterior = posterior_of(gp("poisson"), weights, 1, 30)
+    posterior.whitened[0, 3:5] *= 1e6
+    posterior.stats["lp"][0, 3] = -torch.inf
+    x = posterior.model.train_x
+    for found in (posterior.predict(x).mean, posterior.predict(x, num_draws=5).variance, posterior.fitted().mean):
+        assert bool(torch.isfinite(found).all())
+    assert all(math.isfinite(value) for value in (posterior.summary()["lp"].mean, posterior.summary()["lp"].sd))
+    values = torch.randn(1, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    far = values.clone()
+    far[0, 3:5] = -torch.inf
+    assert summarise({"x": far}, weights)["x"] == summarise({"x": values}, weights)["x"]
+
+
 @pytest.mark.parametrize("chains", [1, 4])
 def test_no_column_looks_healthy_where_one_draw_carries_all_the_weight(chains):
     generator = torch.Generator().manual_seed(0)

@@ -225,8 +225,12 @@ def summarise(samples: Mapping[str, Tensor], log_weights: Tensor | None = None) 
     weights_khat = math.nan if log_weights is None else pareto_khat(log_weights)
     rows = []
     for name, values in scalar_columns(samples):
+        weights = torch.full((values.numel(),), 1 / values.numel(), dtype=torch.float64)
+        if log_weights is not None:
+            weights = torch.softmax(log_weights.double().flatten(), 0)
+            # The lp of a draw of weight zero may be -inf, and their product is NaN: another's value stands there.
+            values = torch.where(weights.view_as(values) > 0, values, values.flatten()[weights.argmax()])
         flat = values.double().flatten()
-        weights = torch.full_like(flat, 1 / len(flat)) if log_weights is None else torch.softmax(log_weights.double().flatten(), 0)
         mean = (weights * flat).sum()
         variance = (weights * (flat - mean).square()).sum()
         order = flat.argsort()

@@ -34,7 +34,8 @@ class Fitted:
     @property
     def mean(self) -> Tensor:
         """Posterior mean, ``shape``."""
-        return torch.tensordot(self._weights, self.draws.flatten(0, 1), 1)
+        weighing = self._weights > 0  # of the others a response may be infinite
+        return torch.tensordot(self._weights[weighing], self.draws.flatten(0, 1)[weighing], 1)
 
     def quantile(self, q: float) -> Tensor:
         """Posterior quantiles, each the smallest draw up to which lies a share ``q`` of the weight: ``shape``.

@@ -109,16 +109,18 @@ class Posterior:
             self._latents = joined.reshape(self.num_chains, self.num_draws, *joined.shape[1:])
         return self._latents
 
-    def _flat(self, num_draws: int | None) -> tuple[Tensor, Tensor]:
-        index = self._subset(num_draws)
+    def _flat(self, index: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Hyperparameters and latents ``(S, ...)`` of all draws, or of some."""
+        rows: slice | Tensor = slice(None) if index is None else index
         device = self.model.train_x.device
-        return self.theta.flatten(0, 1)[index].to(device), self.whitened.flatten(0, 1)[index].to(device)
+        return self.theta.flatten(0, 1)[rows].to(device), self.whitened.flatten(0, 1)[rows].to(device)
 
-    def _subset(self, num_draws: int | None) -> Tensor:
-        total = self.num_chains * self.num_draws
-        if num_draws is None or num_draws >= total:
-            return torch.arange(total)
-        return torch.linspace(0, total - 1, num_draws).round().long()
+    def _spaced(self, num_draws: int | None) -> Tensor:
+        """Draws evenly spaced among those that weigh something: others may have infinite means, and zero times that is NaN."""
+        weighing = (torch.softmax(self._log_weights(), 0) > 0).nonzero().squeeze(-1)
+        if num_draws is None or num_draws >= len(weighing):
+            return weighing
+        return weighing[torch.linspace(0, len(weighing) - 1, num_draws).round().long()]
 
     def _draws_at_once(self, num_points: int) -> int:
         inner = self.model.latent_shape[1]
@@ -144,13 +146,14 @@ class Posterior:
         if num_draws is not None:
             check_count("num_draws", num_draws, example=", or None for all draws")
         check_count("test_chunk", test_chunk, example=", for instance 2048")
-        theta, v = self._flat(num_draws)
-        v = self._several(v, num_draws)
+        index = self._spaced(num_draws)
+        theta, v = self._flat(index)
+        v = self._several(v, index)
         several = v.shape[1]
         with torch.no_grad():
             values = likelihood_parameters(self.model.layout.raw_values(theta).by_module["likelihood"])
         values = {name: value.repeat_interleave(several, 0) for name, value in values.items()}
-        log_weights = torch.log_softmax(self._log_weights()[self._subset(num_draws)].to(x).repeat_interleave(several), 0)
+        log_weights = torch.log_softmax(self._log_weights()[index].to(x).repeat_interleave(several), 0)
         chunk = min(test_chunk, len(x))
         # Hyperparameters that are all fixed are factorised once for all draws.
         draws_at_once = several * (self._draws_at_once(chunk) if theta.shape[1] else max(1, _CHUNK_ELEMENTS // chunk))
@@ -175,11 +178,11 @@ class Posterior:
         as_likelihood(self.model.likelihood).at_test_points(found)  # says so where there is no use for one
         return found
 
-    def _several(self, v: Tensor, num_draws: int | None) -> Tensor:
+    def _several(self, v: Tensor, index: Tensor) -> Tensor:
         """Latent vectors of each theta ``(S, J, V)``, ``v`` ``(S, V)`` being the first, and the only one where more are dear."""
         if self._others is None or not getattr(self.model.likelihood, "predicts_quickly", False):
             return v.unsqueeze(1)
-        others = self._others.flatten(0, 1)[self._subset(num_draws)]
+        others = self._others.flatten(0, 1)[index]
         return torch.cat([v.unsqueeze(1), others.to(v)], 1)
 
     def _jointly(self, x: Tensor, theta: Tensor, v: Tensor) -> Jointly:
