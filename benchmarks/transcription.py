@@ -250,7 +250,7 @@ def main():
             found[name] = json.loads(path.read_text())
             print(name, found[name], flush=True)
     if options.figure:
-        draw_figure(options.pieces, options.figure)
+        draw_figure(options.pieces, options.figure, {name: make(options.data) for name, make in EXPERIMENTS.items()})
     if options.output:
         options.output.write_text(text_of(found, options.pieces, everything, SAMPLERS))
 

@@ -5,8 +5,10 @@ import platform
 
 import torch
 
+from torchgpmc.adapter.functional import PureModule
 from torchgpmc.chain_statistics import ess
 from torchgpmc.diagnostics import effective_sizes
+from torchgpmc.likelihoods import Transcription
 
 DATA_SETS, CHAINS = 20, 8
 PAPERS_SWEEPS, PAPERS_SECONDS = 5.5e5, 4 * 3600
@@ -117,29 +119,61 @@ def agreement(drawn):
     return "\n".join(lines)
 
 
-def draw_figure(pieces, path):
-    """Concentrations and decay rates, as figure 1.6 has them, from NUTS's draws."""
+def expression_on_the_grid(model, draws, count=200):
+    """Without noise, at some of the draws ``(count, R, G, P)``."""
+    known, grid = model.likelihood, model.train_x[:, 0]
+    fine = Transcription(
+        grid,
+        grid,
+        num_genes=known.num_genes,
+        num_replicates=known.num_latents,
+        response=known.response,
+        free_initial=known.free_initial,
+        integrate_variances=True,  # noise is of no account here
+    )
+    latents = draws["latents"].flatten(0, 1)
+    rows = torch.linspace(0, len(latents) - 1, count).long()
+    names = [name for name in draws["samples"] if name.startswith("likelihood.") and not name.endswith("noise_precision")]
+    values = {f"raw_{name.removeprefix('likelihood.')}": draws["samples"][name].flatten(0, 1)[rows] for name in names}
+    with torch.no_grad():
+        return PureModule(fine)(values, lambda likelihood: likelihood.expected_response(latents[rows]))
+
+
+def draw_band(axis, grid, drawn):
+    """Median and 95 % band over draws ``(S, P)``."""
+    low, middle, high = torch.quantile(drawn, torch.tensor([0.025, 0.5, 0.975]).double(), 0)
+    axis.fill_between(grid, low, high, alpha=0.3, linewidth=0)
+    axis.plot(grid, middle)
+    axis.set_ylim(bottom=0)
+
+
+def draw_figure(pieces, path, models):
+    """As figure 1.6: concentration, expression of the genes that fit best and worst, and decay rates, from NUTS's draws."""
     from matplotlib.figure import Figure
 
     rows = {experiment: pieces / f"{experiment}_NUTS.pt" for experiment in LAST_TIME}
     rows = {experiment: path_of_draws for experiment, path_of_draws in rows.items() if path_of_draws.exists()}
-    figure = Figure(figsize=(10, 3 * len(rows)), layout="constrained")
-    for (experiment, path_of_draws), axes in zip(rows.items(), figure.subplots(len(rows), 2, squeeze=False), strict=True):
-        draws = torch.load(path_of_draws)
-        latents = draws["latents"].flatten(0, 1)
-        concentration = (latents if latents.dim() == 2 else latents[..., 0]).exp()
+    figure = Figure(figsize=(14, 3 * len(rows)), layout="constrained")
+    for (experiment, path_of_draws), axes in zip(rows.items(), figure.subplots(len(rows), 4, squeeze=False), strict=True):
+        draws, model = torch.load(path_of_draws), models[experiment]
+        grid, latents = model.train_x[:, 0], draws["latents"].flatten(0, 1)
+        draw_band(axes[0], grid, (latents if latents.dim() == 2 else latents[..., 0]).exp())
+        axes[0].set_title(f"{experiment}: concentration")
+        expression, y = expression_on_the_grid(model, draws), model.train_y
+        times = model.likelihood.elapsed + grid[0]
+        measured = torch.searchsorted(grid, times - 1e-6)
+        misfit = (expression.mean(0)[..., measured] - y).square().sum((0, 2)) / y.var((0, 2))
+        for axis, gene in zip(axes[1:3], (int(misfit.argmin()), int(misfit.argmax())), strict=True):
+            draw_band(axis, grid, expression[:, 0, gene])
+            axis.plot(times, y[0, gene], "rx")
+            axis.set_title(f"expression of gene {gene + 1}")
         levels = torch.tensor([0.025, 0.5, 0.975]).double()
-        low, middle, high = torch.quantile(concentration, levels, 0)
-        grid = torch.linspace(0, LAST_TIME[experiment], len(middle))
-        axes[0].fill_between(grid, low, high, alpha=0.3, linewidth=0)
-        axes[0].plot(grid, middle)
-        axes[0].set_title(f"{experiment}: concentration, median and 95 % band")
         low, middle, high = torch.quantile(draws["samples"]["likelihood.decay"].flatten(0, 1), levels, 0)
-        places = torch.arange(len(middle))
-        axes[1].bar(places, middle, color="0.75")
-        axes[1].errorbar(places, middle, torch.stack([middle - low, high - middle]), fmt="none", ecolor="k", capsize=3)
-        axes[1].set_title("decay rates, gene by gene")
-    figure.savefig(path, dpi=100)
+        places = 1 + torch.arange(len(middle))
+        axes[3].bar(places, middle, color="0.75")
+        axes[3].errorbar(places, middle, torch.stack([middle - low, high - middle]), fmt="none", ecolor="k", capsize=3)
+        axes[3].set_title("decay rates, gene by gene")
+    figure.savefig(path, dpi=80)
 
 
 def text_of(found, pieces, everything, samplers):
