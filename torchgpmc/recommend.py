@@ -35,6 +35,8 @@ _DRAWS_AN_EFFECTIVE_ONE = 10  # weights worth less than a tenth of their number 
 _FEW_DRAWS = 4
 # Of an estimate by EP, whose sweeps cost as much as some hundreds of them.
 _MANY_DRAWS = 64
+# Of proposals for more hyperparameters than a few: in a dozen dimensions most draws of a Student t with five lie too far out.
+_SHORT_TAILS = 30
 # What chains may cost, in seconds of two idle cores of 2020s make; counted in evaluations, so that seeds reproduce.
 _BUDGET = 100.0
 _SECONDS_A_BATCH, _OPERATIONS_A_SECOND = 3e-3, 2e9
@@ -176,8 +178,12 @@ def _through_estimates(model: GPModel, few: str, wanted: int) -> list[Candidate]
     if is_probit(model):
         # Laplace's estimates may all miss what a short lengthscale and a large outputscale make of labels, and look even.
         hardly = "orthant integrals hardly vary where importance samples of the latents do: weighted draws, no warm-up."
+        first = AMIS(evidence=SmoothProbit(EP(), _MANY_DRAWS))
+        if model.layout.size > MANY_HYPERPARAMETERS:
+            # Labels leave most of so many open: the prior is a better beginning than the modes of Laplace's evidence.
+            first = replace(first, num_starts=0, degrees_of_freedom=_SHORT_TAILS)
         found = [
-            (MOST_HYPERPARAMETERS, AMIS(evidence=SmoothProbit(EP(), _MANY_DRAWS)), few),
+            (MOST_HYPERPARAMETERS, first, few),
             (MANY_HYPERPARAMETERS, AMIS(evidence=Orthant()), hardly),
         ]
     else:

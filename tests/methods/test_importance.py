@@ -187,7 +187,7 @@ def test_mistakes_are_named(method):
         tg.sample(fixed, method, num_samples=20, **QUIET)
     for option in ("num_importance", "num_starts", "batch_size", "effective_size", "prior_strength"):
         with pytest.raises(ValueError, match=option):
-            tg.sample(gp("probit"), type(method)(**{option: 0}), num_samples=20, **QUIET)
+            tg.sample(gp("probit"), type(method)(**{option: -1}), num_samples=20, **QUIET)
     for sizes in ((), (10, 0)):
         with pytest.raises(ValueError, match="batch_sizes"):
             tg.sample(gp("probit"), type(method)(batch_sizes=sizes), num_samples=20, **QUIET)
@@ -221,6 +221,12 @@ def test_a_posterior_without_a_mode_begins_from_the_prior_and_says_so(monkeypatc
     truth, _ = grid_truth("probit")
     mean, error = weighted(posterior)
     assert float(((mean - truth).abs() / error).max()) < 5
+
+
+def test_no_mode_is_looked_for_where_none_is_wanted(monkeypatch, recwarn):
+    monkeypatch.setattr("torchgpmc.runs.weighted.posterior_modes", None)
+    tg.sample(small("probit"), tg.AMIS(num_starts=0), num_samples=200, **QUIET)
+    assert not any("begins from the prior" in str(found.message) for found in recwarn)
 
 
 @pytest.mark.parametrize(("count", "too_few"), [(90, True), (200, False)])

@@ -86,7 +86,7 @@ class ImportanceOptions:
         if model.targets.one_a_chain:
             raise ValueError(f"the model has several data sets and {name} samples one posterior. Expected train_y of shape (N,).")
         check_has_hyperparameters(model, name)
-        check_count("num_starts", self.num_starts)
+        check_count("num_starts", self.num_starts, 0)
         check_positive("growth", self.growth, 0.999)
         degrees = math.inf
         if self.degrees_of_freedom is not None:

@@ -87,9 +87,9 @@ class ImportanceRun(NamedTuple):
         """The modes with their curvatures, shares by Laplace's integral, and the prior, twice: one learns, the other stays.
 
         The first goes where the modes' components do not reach, to a narrow lobe for instance that the search for modes missed; the
-        last is the defensive component. Where no mode is found the prior stands in for one.
+        last is the defensive component. Where no mode is found, or looked for, the prior stands in for one and needs no such help.
         """
-        modes = posterior_modes(self.marginal, self.num_starts, generator, self.scale)
+        modes = posterior_modes(self.marginal, self.num_starts, generator, self.scale) if self.num_starts else []
         unit = torch.eye(self.scale.size).to(self.scale.coefficients)
         mean, covariance, share = 0 * unit[:1], unit[None], unit.new_zeros(1)
         if modes:
@@ -98,7 +98,7 @@ class ImportanceRun(NamedTuple):
         if self.plan.diagonal:
             covariance = torch.diag_embed(covariance.diagonal(dim1=-2, dim2=-1))
         proposal = from_modes(mean, covariance, share, self.degrees_of_freedom)
-        for _ in range(2 if self.plan.defensive_share else 0):
+        for _ in range((2 if modes else 1) if self.plan.defensive_share else 0):
             proposal = with_defence(proposal, 0 * unit[0], unit, self.plan.defensive_share)
         return proposal
 
