@@ -101,7 +101,6 @@ def test_where_data_say_nothing_draws_are_the_priors():
 
 
 @pytest.mark.slow
-@pytest.mark.statistical
 @pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")
 def test_a_ridge_that_follows_its_own_parameter_is_found_out(monkeypatch):
     honest = Transcription.ridges
