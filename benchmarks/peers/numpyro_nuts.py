@@ -3,16 +3,14 @@
     python peers/numpyro_nuts.py DATA CHAINS WARM-UP DRAWS SEED sequential|vectorized [COLUMNS [BLOCKS]]
 
 Two columns: isotropic; more: a lengthscale each. One line of JSON after every block of draws, of all draws so far, so that a run of
-hours can be read before its end.
+hours can be read before its end. Threads are the caller's to set, by XLA_FLAGS (docs/results/theta_engines.md has what they do).
 """
 
 import json
-import os
 import pathlib
 import sys
 import time
 
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=1"
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
 import jax
@@ -50,13 +48,14 @@ def model():
     numpyro.factor("likelihood", jax.scipy.special.log_ndtr(y * (jnp.linalg.cholesky(covariance) @ v)).sum())
 
 
-def report(kept, seconds, steps):
+def report(kept, seconds, cpu_seconds, steps):
     chains = [np.concatenate([block[name] for block in kept], 1) for name in ("outputscale", "lengthscale")]
     columns_of = np.concatenate([values.reshape(*values.shape[:2], -1) for values in chains], -1)
     sizes = [float(array_stats.ess(columns_of[..., index])) for index in range(columns_of.shape[-1])]
     seconds -= compile_seconds()
     row = {"ess": min(sizes), "seconds": seconds, "ess_a_second": min(sizes) / seconds, "gradients": float(steps)}
     rest = {"gradients_a_second": float(steps) / seconds, "compile": compile_seconds(), "draws": columns_of.shape[1]}
+    rest["cpu_seconds"] = cpu_seconds
     print(json.dumps(row | rest | {"means": columns_of.mean((0, 1)).tolist()}), flush=True)
 
 
@@ -70,7 +69,7 @@ sampler = MCMC(
     progress_bar=False,
     jit_model_args=True,
 )
-began = time.perf_counter()
+began, cpu_began = time.perf_counter(), time.process_time()
 sampler.warmup(jax.random.PRNGKey(seed), extra_fields=("num_steps",), collect_warmup=True)
 steps = np.asarray(sampler.get_extra_fields()["num_steps"]).sum()
 kept = []
@@ -79,4 +78,4 @@ for block in range(blocks):
     sampler.post_warmup_state = sampler.last_state
     kept.append({name: np.asarray(value) for name, value in sampler.get_samples(group_by_chain=True).items()})
     steps += np.asarray(sampler.get_extra_fields()["num_steps"]).sum()
-    report(kept, time.perf_counter() - began, steps)
+    report(kept, time.perf_counter() - began, time.process_time() - cpu_began, steps)  # arrays of numpy have been waited for
