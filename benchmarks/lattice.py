@@ -21,6 +21,7 @@ _NATS = 14.0
 _CELLS = {1: 100, 2: 20, 3: 12}  # along each coordinate
 _UNIFORM = 0.1  # of the draws: whatever a cell's centre says, or fails to
 _AT_ONCE = 100
+_LATENTS = 16  # a theta, for predictions
 
 
 def serves(model):
@@ -71,10 +72,10 @@ def reference(model, num_draws, seed=9):
     inside = torch.rand(num_draws, scale.size, generator=generator, dtype=torch.float64) - 0.5
     theta, log_slope = scale.theta(centres[chosen] + width * inside)
     with torch.no_grad():
-        estimate = estimator.draw(theta, generator)
+        estimate = estimator.draw(theta, generator, num_latents=_LATENTS)
         log_prior = model.layout.log_prior(theta)
     log_weights = log_prior + log_slope + estimate.value - mass[chosen].log()
-    draws = Draws(theta[None], estimate.whitened[None], log_weights[None])
+    draws = Draws(theta[None], estimate.whitened[None], log_weights[None], others=estimate.others[None])
     lp = log_prior + estimate.log_likelihood + log_standard_normal(estimate.whitened)
     stats = {"lp": lp[None], "log_evidence_variance": estimate.variance[None]}
     return tg.Posterior(model, draws, stats, {"method": "lattice()"})
