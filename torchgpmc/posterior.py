@@ -178,9 +178,14 @@ class Posterior:
         as_likelihood(self.model.likelihood).at_test_points(found)  # says so where there is no use for one
         return found
 
+    @property
+    def _integrates_out(self) -> bool:
+        """Whether predictions are exact given theta: of normal latents, and one data set."""
+        return self.model.is_conjugate and not self.model.targets.one_a_chain
+
     def _several(self, v: Tensor, index: Tensor) -> Tensor:
         """Latent vectors of each theta ``(S, J, V)``, ``v`` ``(S, V)`` being the first, and the only one where more are dear."""
-        if self._others is None or not getattr(self.model.likelihood, "predicts_quickly", False):
+        if self._others is None or self._integrates_out or not getattr(self.model.likelihood, "predicts_quickly", False):
             return v.unsqueeze(1)
         others = self._others.flatten(0, 1)[index]
         return torch.cat([v.unsqueeze(1), others.to(v)], 1)
@@ -221,7 +226,7 @@ class Posterior:
 
     def _given(self, x: Tensor, theta: Tensor, v: Tensor) -> Given:
         """Some of S J latent vectors, then some of the test points, to mean and variance of f ``(s, K, t)``."""
-        model, several = self.model, v.shape[1]
+        model, several, integrates_out = self.model, v.shape[1], self._integrates_out
         with torch.no_grad():
             shared = None if theta.shape[1] else model.prior(theta[:1])
 
@@ -233,6 +238,9 @@ class Posterior:
             def moments(points: slice) -> tuple[Tensor, Tensor]:
                 with torch.no_grad():
                     at = model.at(prior, x[points])
+                    if integrates_out:
+                        found = model.given_data(at)
+                        return tuple(part.expand(draws.stop - draws.start, -1, -1) for part in found)
                     parts = [model.marginals(at, latents) for latents in v[draws].unbind(1)]
                 mean, variance = (torch.stack(part, 1).flatten(0, 1) for part in zip(*parts, strict=True))
                 return mean, variance

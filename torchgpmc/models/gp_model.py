@@ -351,6 +351,10 @@ class GPModel(nn.Module):
         """The joint log density ``(C,)`` and its gradient ``(C, P + V)``, if the model knows a way faster than autograd."""
         return None
 
+    def given_data(self, at: LatentsAt) -> LatentGaussian:
+        """Marginals of f given theta and the data, of a model that ``is_conjugate``."""
+        raise NotImplementedError(f"{type(self).__name__} has latents that are not normal given the data")
+
     def predict(self, prior: LatentPrior, v: Tensor, x: Tensor) -> LatentGaussian:
         """Marginals of f at test inputs ``(T, D)`` given theta and v."""
         return self.marginals(self.at(prior, x), v)

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from torchgpmc.adapter.conversion import convert_likelihood
 from torchgpmc.likelihoods.fixed_noise import FixedNoiseGaussian
+from torchgpmc.linalg import cholesky, solve_lower
 from torchgpmc.models.full import GP
+from torchgpmc.models.gp_model import LatentGaussian, LatentsAt, conditional_variance, likelihood_values
 
 
 class GPRegression(GP):
@@ -21,8 +23,8 @@ class GPRegression(GP):
 
     .. math:: y \sim N(m(X), K_\theta(X, X) + jitter \cdot I + noise \cdot I)
 
-    Methods act on theta alone; latents are drawn from p(f | y, theta) for kept draws. Predictions equal those of a :class:`GP` with
-    the same likelihood.
+    Methods act on theta alone; latents are drawn from p(f | y, theta) for kept draws. Predictions are those of a :class:`GP` with
+    the same likelihood, exact given theta.
 
     Args:
         train_x: inputs ``(N, D)``, or ``(N,)`` for one dimension.
@@ -69,3 +71,20 @@ class GPRegression(GP):
                 f"FixedNoiseGaussianLikelihood, whose latents integrate out exactly; use torchgpmc.GP for others."
             )
         super().__init__(train_x, train_y, kernel, likelihood, mean=mean, jitter=jitter, dtype=dtype)
+
+    def given_data(self, at: LatentsAt) -> LatentGaussian:
+        r"""Marginals of f given theta and the data, the latents integrated out, at the inputs that ``at`` is of.
+
+        .. math:: m_* + k_*^T A^{-1} (y - m), \quad k_{**} - k_*^T A^{-1} k_*, \quad A = K + jitter \cdot I + noise \cdot I
+
+        (Rasmussen & Williams 2006, eqs 2.25 and 2.26.)
+        """
+        prior = at.prior
+        noise = self.likelihood_function(likelihood_values(prior), lambda likelihood: likelihood.noise)
+        factor = cholesky(prior.covariance + torch.diag_embed(noise.expand_as(prior.mean))).factor
+        white = solve_lower(factor, (self.targets.values - prior.mean).unsqueeze(-1))
+        explained = solve_lower(factor, prior.factor @ at.projection)
+        mean = at.mean + (white.mT @ explained).squeeze(-2)
+        whole = at.variance + at.projection.square().sum(-2)
+        variance = conditional_variance(whole, explained.square().sum(-2))
+        return LatentGaussian(mean.unsqueeze(1), variance.unsqueeze(1))
