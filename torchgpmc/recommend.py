@@ -179,13 +179,11 @@ def _through_estimates(model: GPModel, few: str, wanted: int) -> list[Candidate]
         # Laplace's estimates may all miss what a short lengthscale and a large outputscale make of labels, and look even.
         hardly = "orthant integrals hardly vary where importance samples of the latents do: weighted draws, no warm-up."
         first = AMIS(evidence=SmoothProbit(EP(), _MANY_DRAWS))
+        found = [(MOST_HYPERPARAMETERS, first, few), (MANY_HYPERPARAMETERS, AMIS(evidence=Orthant()), hardly)]
         if model.layout.size > MANY_HYPERPARAMETERS:
-            # Labels leave most of so many open: the prior is a better beginning than the modes of Laplace's evidence.
-            first = replace(first, num_starts=0, degrees_of_freedom=_SHORT_TAILS)
-        found = [
-            (MOST_HYPERPARAMETERS, first, few),
-            (MANY_HYPERPARAMETERS, AMIS(evidence=Orthant()), hardly),
-        ]
+            apart = "what labels leave open has lobes apart from the modes: weighted draws that begin with the prior."
+            first = replace(first, degrees_of_freedom=_SHORT_TAILS)
+            found = [(MOST_HYPERPARAMETERS, first, few), (MOST_HYPERPARAMETERS, replace(first, num_starts=0), apart)]
     else:
         closer = "EP follows the latents more closely where Laplace's estimates are noisy: weighted draws, no warm-up."
         found = [(MANY_HYPERPARAMETERS, AMIS(), few)]
