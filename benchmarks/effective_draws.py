@@ -60,7 +60,7 @@ def worker(name, num_data):
     rows = [row for row in posterior.summary().rows if row.name != "lp"]
     # Of weighted draws the smaller of Kish's size and that of each quantity's mean.
     worst = min(min(row.ess_bulk, row.ess_tail) if posterior.log_weights is not None else row.ess_bulk for row in rows)
-    khat = tg.diagnostics.pareto_khat(posterior.log_weights) if posterior.log_weights is not None else float("nan")
+    khat = tg.weights.pareto_khat(posterior.log_weights) if posterior.log_weights is not None else float("nan")
     row = {
         "khat": khat,
         "ess": worst,

@@ -44,7 +44,7 @@ def worker(name, seed, draws):
     rows = [row for row in posterior.summary().rows if row.name != "lp"]
     weighted = posterior.log_weights is not None
     worst = min(min(row.ess_bulk, row.ess_tail) if weighted else row.ess_bulk for row in rows)
-    khat = tg.diagnostics.pareto_khat(posterior.log_weights) if weighted else float("nan")
+    khat = tg.weights.pareto_khat(posterior.log_weights) if weighted else float("nan")
     row = {"ess": worst, "seconds": seconds, "ess_a_second": worst / seconds, "khat": khat}
     print(json.dumps(row | {"means": [row.mean for row in rows], "sds": [row.sd for row in rows]}))
 

@@ -32,9 +32,9 @@ from gpytorch.priors import GammaPrior, LogNormalPrior
 from transcription_report import CHAINS, DATA_SETS, draw_figure, text_of
 
 import torchgpmc as tg
-from torchgpmc.diagnostics import effective_sizes
 from torchgpmc.likelihoods import Activation, Repression, Transcription
 from torchgpmc.models.gp_model import likelihood_values
+from torchgpmc.summaries import effective_sizes
 
 THINNING = 2
 

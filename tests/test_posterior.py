@@ -14,8 +14,9 @@ import torch
 
 import torchgpmc as tg
 from tests.problems import fixed_kernel, gp, inputs, kernel, sparse_gp, targets
-from torchgpmc.diagnostics import complaints, complaints_about_divergences, summarise, verdict
+from torchgpmc.diagnostics import complaints, complaints_about_divergences, verdict
 from torchgpmc.storage.draws import Draws
+from torchgpmc.summaries import summarise
 from torchgpmc.weights import is_heavy_tailed, pareto_khat, smoothed_log_weights
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")
@@ -33,7 +34,7 @@ def per_draw(posterior, x):
     """Latent moments of every draw, one draw at a time."""
     model = posterior.model
     theta, v = posterior.theta.flatten(0, 1), posterior.whitened.flatten(0, 1)
-    return [model.predict(model.prior(t[None]), w[None], x) for t, w in zip(theta, v, strict=True)]
+    return [model.marginals(model.at(model.prior(t[None]), x), w[None]) for t, w in zip(theta, v, strict=True)]
 
 
 @pytest.mark.parametrize("weighted", [False, True])

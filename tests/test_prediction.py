@@ -121,7 +121,7 @@ def test_joint_draws_have_the_covariances_between_test_points(make):
         prior = model.prior(theta[None])
         across = model.cross(prior, x).covariance[0]
         left = model.covariance.bind(x, x)(prior.values["kernel"])[0] - across.mT @ torch.linalg.solve(prior.covariance[0], across)
-        mean = model.predict(prior, v[None], x).mean[0, 0]
+        mean = model.marginals(model.at(prior, x), v[None]).mean[0, 0]
         product = product + share * (left[0, 1] + mean[0] * mean[1])
     prediction = posterior.predict(x)
     together, alone = (prediction.sample(40_000, seed=1, joint=joint) for joint in (True, False))

@@ -12,13 +12,14 @@ from torch import Tensor
 from torchgpmc.chain_statistics import as_datatree
 from torchgpmc.checks import warn
 from torchgpmc.density import AutogradDensity
-from torchgpmc.diagnostics import Summary, complaints, complaints_about_divergences, summarise
+from torchgpmc.diagnostics import complaints, complaints_about_divergences
 from torchgpmc.loop import Order, check_settings, checked_seed
 from torchgpmc.methods import NUTS
 from torchgpmc.methods.density_options import DensityOptions
 from torchgpmc.runs.chain_targets import density_target
 from torchgpmc.storage.checkpoint import Checkpoint
 from torchgpmc.storage.fingerprint import density_fingerprint
+from torchgpmc.summaries import Summary, summarise
 from torchgpmc.threads import one_torch_thread
 from torchgpmc.types import LogDensity
 

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Mapping
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from torchgpmc import chain_statistics
 from torchgpmc.divergences import about_divergences
+from torchgpmc.summaries import Summary, effective_sizes, scalar_columns
 from torchgpmc.weights import (
     MAX_KHAT,
     MIN_DRAWS_FOR_KHAT,
     is_heavy_tailed,
     kish_effective_size,
-    log_contributions,
     pareto_khat,
-    weighted_effective_size,
 )
 
 MAX_RHAT = 1.01  # Vehtari et al. 2021, section 4
@@ -28,79 +24,8 @@ MIN_ESS_PER_CHAIN = 100  # the same
 ENOUGH_ESS = 400  # the same, of four chains; of more chains it is as many draws
 MAX_ESTIMATE_VARIANCE = 0.5  # relative: that of a mean of n weights with fewer than two effective ones, and 1 is the most it can be
 MAX_FAILED_SHARE = 0.01  # of weighted draws
-MIN_EVEN_DRAWS = 2.0  # by Kish's size; one draw has no spread
 MAX_HEAT = 0.1  # by which the temperature of stochastic gradients may miss 1, and variances with it
 MIN_EFFICIENCY = 0.1  # Kish's size over draws; ours: at 4 % most of a posterior was missed (docs/results/theta_engines.md)
-
-
-class Row(NamedTuple):
-    """Summary of one scalar quantity."""
-
-    name: str
-    mean: float
-    sd: float
-    q5: float
-    q95: float
-    ess_bulk: float
-    ess_tail: float
-    rhat: float
-    khat: float  # of the weights, or of what the mean's error is made of if that is larger; NaN for draws of equal weight
-    is_heavy_tailed: bool  # whether what the mean's error is made of has a tail that makes it unreliable
-
-
-class Summary:
-    """A table of posterior summaries: ``print`` it, go through its rows, or take one row by its name, ``summary["lp"]``.
-
-    Attributes:
-        rows: one a scalar quantity.
-        verdict: whether to trust the draws, in a line above the table; ``None`` for none.
-
-    Raises:
-        KeyError: by ``summary[name]``, if no row has this name.
-    """
-
-    def __init__(self, rows: list[Row], verdict: str | None = None):
-        self.rows = rows
-        self.verdict = verdict
-
-    def __getitem__(self, name: str) -> Row:
-        for row in self.rows:
-            if row.name == name:
-                return row
-        raise KeyError(f"no row is called {name!r}; there are {', '.join(row.name for row in self.rows)}")
-
-    def __iter__(self) -> Iterator[Row]:
-        return iter(self.rows)
-
-    def __str__(self) -> str:
-        width = max([len(row.name) for row in self.rows] + [4])
-        weighted = any(not math.isnan(row.khat) for row in self.rows)
-        header = f"{'':{width}} {'mean':>10} {'sd':>10} {'5%':>10} {'95%':>10} {'ess_bulk':>9} {'ess_tail':>9} {'r_hat':>7}"
-        header += f" {'k_hat':>7}" if weighted else ""
-        lines = [
-            f"{r.name:{width}} {r.mean:10.4g} {r.sd:10.4g} {r.q5:10.4g} {r.q95:10.4g} "
-            f"{r.ess_bulk:9.0f} {r.ess_tail:9.0f} {r.rhat:7.3f}" + (f" {r.khat:7.2f}" if weighted else "")
-            for r in self.rows
-        ]
-        return "\n".join([*([] if self.verdict is None else [self.verdict]), header, *lines])
-
-
-def scalar_columns(samples: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Every scalar in ``{name: (C, S, *shape)}`` as ``(name[i, j], (C, S))``."""
-    for name, values in samples.items():
-        chains, draws = values.shape[:2]
-        for index in np.ndindex(*values.shape[2:]):
-            label = f"{name}[{', '.join(map(str, index))}]" if math.prod(values.shape[2:]) > 1 else name
-            yield label, values[(slice(None), slice(None), *index)].reshape(chains, draws)
-
-
-def effective_sizes(values: Tensor) -> tuple[float, float, float]:
-    """Bulk and tail effective sizes and rank R-hat of ``(C, S)`` (Vehtari et al. 2021); NaN where there are too few draws."""
-    array = values.double().numpy()
-    if array.shape[1] < 4 or not np.isfinite(array).all():
-        return math.nan, math.nan, math.nan
-    bulk = chain_statistics.ess(array, "bulk")
-    return bulk, chain_statistics.ess(array, "tail", (0.05, 0.95)), chain_statistics.rhat(array)
 
 
 def worst_latent(whitened: Tensor) -> tuple[int, float]:
@@ -198,62 +123,6 @@ def complaints_about_latents(whitened: Tensor) -> list[str]:
         f"chains are in different places, maybe one in each mode of f, whatever hyperparameters and lp look like, and how many are "
         f"in each says nothing of how probable it is. Run longer, or use AMIS(), which searches for modes, and compare."
     ]
-
-
-def nested_rhat(values: Tensor, superchain_ids: list[int]) -> float:
-    """R-hat of many short chains ``(C, S)`` in groups that share a start (Margossian et al. 2024).
-
-    Raises:
-        NotImplementedError: on Python 3.10, which arviz-stats does not serve.
-    """
-    return chain_statistics.rhat_nested(values.double().numpy(), superchain_ids)
-
-
-def summarise(samples: Mapping[str, Tensor], log_weights: Tensor | None = None) -> Summary:
-    """Mean, sd, quantiles, effective sizes and R-hat of every scalar.
-
-    Args:
-        samples: ``{name: (C, S, *shape)}``.
-        log_weights: ``(C, S)`` for weighted draws. One chain of them is taken as independent: ``ess_bulk`` is that of the
-            quantity's mean, at most Kish's size, ``ess_tail`` is Kish's size, and there is no R-hat. The sizes of several chains
-            are those of the draws times Kish's fraction, and R-hat is that of the draws. ``khat`` is the larger of those of the
-            weights and of :func:`log_contributions`. Draws worth less than two have no spread to speak of: sd, quantiles and R-hat
-            are then NaN, and ``khat`` is infinite.
-    """
-    kish = math.inf if log_weights is None else kish_effective_size(log_weights)
-    collapsed = kish < MIN_EVEN_DRAWS
-    weights_khat = math.nan if log_weights is None else pareto_khat(log_weights)
-    rows = []
-    for name, values in scalar_columns(samples):
-        weights = torch.full((values.numel(),), 1 / values.numel(), dtype=torch.float64)
-        if log_weights is not None:
-            weights = torch.softmax(log_weights.double().flatten(), 0)
-            # The lp of a draw of weight zero may be -inf, and their product is NaN: another's value stands there.
-            values = torch.where(weights.view_as(values) > 0, values, values.flatten()[weights.argmax()])
-        flat = values.double().flatten()
-        mean = (weights * flat).sum()
-        variance = (weights * (flat - mean).square()).sum()
-        order = flat.argsort()
-        cumulative = weights[order].cumsum(0)
-        low, high = (float(flat[order][(cumulative < p).sum().clamp_max(len(flat) - 1)]) for p in (0.05, 0.95))
-        if log_weights is not None and len(values) == 1:
-            # A mean's own size rests on the spread that was seen, which few draws decide where the weights are uneven.
-            bulk, tail, rhat = min(weighted_effective_size(values, log_weights), kish), kish, math.nan
-        else:
-            bulk, tail, rhat = effective_sizes(values)
-            kept = 1.0 if log_weights is None else kish / log_weights.numel()
-            bulk, tail = bulk * kept, tail * kept
-        khat, heavy = math.nan, False
-        if log_weights is not None:
-            contributions = log_contributions(values, log_weights)
-            own_khat = pareto_khat(contributions)
-            khat, heavy = max(own_khat, weights_khat), is_heavy_tailed(contributions, own_khat)
-        sd = math.sqrt(float(variance))
-        if collapsed:
-            sd = low = high = rhat = math.nan
-            khat = math.inf
-        rows.append(Row(name, float(mean), sd, low, high, bulk, tail, rhat, khat, heavy))
-    return Summary(rows)
 
 
 def complaints(summary: Summary, stats: Mapping[str, Tensor], num_chains: int, log_weights: Tensor | None) -> list[str]:

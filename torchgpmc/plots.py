@@ -9,11 +9,11 @@ import scipy.stats
 import torch
 from torch import Tensor
 
-from torchgpmc.diagnostics import scalar_columns
 from torchgpmc.intensity import Intensity
 from torchgpmc.point_process import BinnedEvents
 from torchgpmc.posterior import Posterior
 from torchgpmc.scores import AbstentionCurves
+from torchgpmc.summaries import scalar_columns
 from torchgpmc.weights import kish_effective_size
 
 

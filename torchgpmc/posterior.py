@@ -15,16 +15,7 @@ from torch import Tensor
 from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.chain_statistics import as_datatree
 from torchgpmc.checks import check_count, warn
-from torchgpmc.diagnostics import (
-    Summary,
-    complaints,
-    complaints_about_divergences,
-    complaints_about_latents,
-    least_effective,
-    nested_rhat,
-    summarise,
-    verdict,
-)
+from torchgpmc.diagnostics import complaints, complaints_about_divergences, complaints_about_latents, least_effective, verdict
 from torchgpmc.fitted import Fitted
 from torchgpmc.likelihoods.counts import checked_exposure
 from torchgpmc.models.gp_model import GPModel, JointGaussian, likelihood_parameters
@@ -34,6 +25,7 @@ from torchgpmc.random import make_generator
 from torchgpmc.storage.draws import Draw, Draws, check_draws
 from torchgpmc.storage.files import read_tensors, write_atomically
 from torchgpmc.storage.fingerprint import differences, model_fingerprint
+from torchgpmc.summaries import Summary, nested_rhat, summarise
 
 _FORMAT = "torchgpmc posterior 2"
 _CHUNK_ELEMENTS = 4_000_000
@@ -239,8 +231,9 @@ class Posterior:
                 with torch.no_grad():
                     at = model.at(prior, x[points])
                     if integrates_out:
-                        found = model.given_data(at)
-                        return tuple(part.expand(draws.stop - draws.start, -1, -1) for part in found)
+                        mean, variance = model.given_data(at)
+                        count = draws.stop - draws.start
+                        return mean.expand(count, -1, -1), variance.expand(count, -1, -1)
                     parts = [model.marginals(at, latents) for latents in v[draws].unbind(1)]
                 mean, variance = (torch.stack(part, 1).flatten(0, 1) for part in zip(*parts, strict=True))
                 return mean, variance
@@ -257,7 +250,7 @@ class Posterior:
     def summary(self) -> Summary:
         """Mean, sd, 5 % and 95 % quantiles, bulk and tail effective sizes and rank R-hat of every hyperparameter, and of ``lp``.
 
-        Weighted draws count by their weights; see :func:`torchgpmc.diagnostics.summarise`. The line above the table is
+        Weighted draws count by their weights; see :func:`torchgpmc.summaries.summarise`. The line above the table is
         :meth:`verdict`.
         """
         rows = self._rows()

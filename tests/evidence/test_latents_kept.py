@@ -15,6 +15,8 @@ from torchgpmc.runs.chain_targets import estimator_for
 
 REPEATS = 20_000
 
+pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")
+
 
 def rough_points():
     """Two data whose latents hardly know of one another, so that white noise is taken out, beside a label that is unlikely."""

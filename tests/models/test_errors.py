@@ -193,7 +193,7 @@ def test_jitter_is_in_the_data_covariance_and_absent_elsewhere():
     plain = model.covariance.bind(X, X)(prior.values["kernel"])[0]
     torch.testing.assert_close(covariance, plain + 0.5 * torch.eye(6, dtype=torch.float64))
     v = torch.zeros(1, 6, dtype=torch.float64)
-    far = model.predict(prior, v, torch.full((1, 2), 1e3, dtype=torch.float64))
+    far = model.marginals(model.at(prior, torch.full((1, 2), 1e3, dtype=torch.float64)), v)
     torch.testing.assert_close(far.variance.flatten(), prior.values["kernel"]["raw_outputscale"])
 
 

@@ -48,7 +48,7 @@ def test_prediction_and_latents_of_a_sparse_model_never_see_the_training_inputs(
     closed = covariance.ClosedForm.bind
     monkeypatch.setattr(covariance.ClosedForm, "bind", lambda form, a, b: bound.append(len(b)) or closed(form, a, b))
     prior = model.prior(theta)
-    model.predict(prior, v, test_x)
+    model.marginals(model.at(prior, test_x), v)
     model.latents(prior, v)
     assert max(columns) == 3 and max(bound, default=0) == 3
 

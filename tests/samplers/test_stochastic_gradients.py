@@ -10,6 +10,7 @@ from tests.calibration import worst_excess, z_limit, z_scores
 from tests.problems import fixed_kernel, gp, inputs, sparse_gp, targets
 from tests.runs.resume import same
 from torchgpmc.samplers import Preconditioner, stochastic_gradient_hmc
+from torchgpmc.summaries import summarise
 
 F64 = torch.float64
 QUIET = {"progress": False, "seed": 1}
@@ -141,7 +142,7 @@ def test_on_a_model_the_bias_shrinks_with_the_step_and_is_none_with_all_data(kno
 
 def test_chains_that_are_too_hot_are_told():
     noise = 0.3 * torch.randn(4, 200, generator=torch.Generator().manual_seed(0), dtype=F64)
-    rows = tg.diagnostics.summarise({"x": noise})
+    rows = summarise({"x": noise})
     for temperature, few, match in ((1.3, 200, "temperature of the chains is 1.30"), (1.05, 200, None), (1.3, 3, None)):
         found = tg.diagnostics.complaints(rows, {"temperature": (temperature + noise - noise.mean())[:, :few]}, 4, None)
         assert [match in complaint for complaint in found] == [True] if match else not found

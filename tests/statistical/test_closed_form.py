@@ -92,7 +92,7 @@ def predictions_excess(make):
     expected_variance = model.covariance.diagonal(model.prior(theta).values["kernel"], test_x)[0] - (gain * cross.T).sum(-1)
     v = posterior.whitened
     flat = v.flatten(0, 1)
-    marginals = model.predict(model.prior(theta), flat, test_x)
+    marginals = model.marginals(model.at(model.prior(theta), test_x), flat)
     means = marginals.mean[:, 0].reshape(*v.shape[:2], -1)
     replicates = torch.cat([means.mean(1), (marginals.variance[0, 0] + (means - expected_mean).square()).mean(1)], -1)
     return worst_excess(replicates, torch.cat([expected_mean, expected_variance])), posterior.predict(test_x), means

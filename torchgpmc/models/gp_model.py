@@ -355,10 +355,6 @@ class GPModel(nn.Module):
         """Marginals of f given theta and the data, of a model that ``is_conjugate``."""
         raise NotImplementedError(f"{type(self).__name__} has latents that are not normal given the data")
 
-    def predict(self, prior: LatentPrior, v: Tensor, x: Tensor) -> LatentGaussian:
-        """Marginals of f at test inputs ``(T, D)`` given theta and v."""
-        return self.marginals(self.at(prior, x), v)
-
     def predict_jointly(self, prior: LatentPrior, v: Tensor, x: Tensor) -> JointGaussian:
         """f at test inputs ``(T, D)`` together given theta and v; the jitter is added to each variance, as at the data."""
         at = self.at(prior, x)

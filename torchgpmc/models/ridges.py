@@ -54,11 +54,24 @@ class Ridges:
 
 
 def ridges_of(model: GPModel) -> Ridges | None:
-    """Those of the model's likelihood that concern parameters which are sampled; ``None`` where there are none."""
+    """Those of the model's likelihood that concern parameters which are sampled; ``None`` where there are none.
+
+    Raises:
+        ValueError: what a parameter follows depends on that parameter, or on another with a ridge of its own.
+    """
     likelihood = as_likelihood(model.likelihood)
     with torch.no_grad():
         names = [name for name in likelihood.ridges() if f"likelihood.{name}" in model.layout.names]
-    return Ridges(model, names) if names else None
+        if not names:
+            return None
+        found, theta = Ridges(model, names), model.layout.present(model)
+        moved = theta.index_fill(-1, found.columns, 0.7)
+        if not torch.equal(found.predicted(theta), found.predicted(moved)):
+            raise ValueError(
+                f"{type(likelihood).__name__}.ridges() depends on the parameters that it is of, {names}. Expected functions of "
+                f"other parameters alone, or the density would be another one."
+            )
+    return found
 
 
 class StraightDensity:

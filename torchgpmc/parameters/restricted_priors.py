@@ -278,7 +278,7 @@ def joint_prior(priors: Sequence[RestrictedPrior], like: Tensor) -> JointPrior:
     forms = [prior.closed_form for prior in priors if prior.closed_form is not None]
     columns = zip(*(form.numbers for form in forms), strict=True)
     rows = (
-        column[0] if len(set(column)) == 1 else torch.as_tensor(column).to(like).repeat_interleave(sizes.to(like.device))
+        column[0] if len(set(column)) == 1 else like.new_tensor(column).repeat_interleave(sizes.to(like.device))
         for column in columns
     )
     return JointPrior(forms[0]._replace(numbers=tuple(rows)), sum(prior.closed_constant for prior in priors))

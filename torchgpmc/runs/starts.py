@@ -126,7 +126,8 @@ def positions_around(
     offset[:, :num_hyperparameters] *= _OVERDISPERSION
     squares = torch.ones_like(center)
     squares[:num_hyperparameters] = _OVERDISPERSION**2
-    lowest = density(center.unsqueeze(0)) - 0.5 * squares.sum() - _DEVIATIONS_LOWER * (0.5 * squares.square().sum()).sqrt()
+    lower = 0.5 * squares.sum() + _DEVIATIONS_LOWER * (0.5 * squares.square().sum()).sqrt()
+    lowest = density(center.expand(num_chains, -1)) - lower
     for _ in range(_NUM_HALVINGS):
         value = density(center + offset)
         bad = torch.isinf(value) | (value < lowest)

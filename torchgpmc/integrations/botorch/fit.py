@@ -7,10 +7,11 @@ import warnings
 from typing import Any, NamedTuple
 
 from torchgpmc.checks import SamplingWarning, check_count, warn
-from torchgpmc.diagnostics import MAX_LATENT_RHAT, Summary
+from torchgpmc.diagnostics import MAX_LATENT_RHAT
 from torchgpmc.integrations.botorch.counterparts import largest_rhat, loadable, regression_of
 from torchgpmc.loop import sample
 from torchgpmc.methods import NUTS
+from torchgpmc.summaries import Summary
 
 
 class Sampling(NamedTuple):
