@@ -182,7 +182,8 @@ def test_a_mean_function_enters_f_and_predictions():
         with_mean.latents(with_mean.prior(theta), v) - without.latents(without.prior(theta), v), shift.expand(2, 6)
     )
     test_x = inputs(4, seed=3)
-    difference = with_mean.predict(with_mean.prior(theta), v, test_x).mean - without.predict(without.prior(theta), v, test_x).mean
+    means = [model.marginals(model.at(model.prior(theta), test_x), v).mean for model in (with_mean, without)]
+    difference = means[0] - means[1]
     torch.testing.assert_close(difference[:, 0], (test_x @ torch.tensor([2.0, -1.0], dtype=torch.float64) + 0.5).expand(2, 4))
 
 

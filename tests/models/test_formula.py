@@ -124,11 +124,11 @@ def test_sparse_with_all_inputs_as_inducing_points_is_the_full_gp():
     v = torch.randn(3, 12, generator=generator, dtype=torch.float64)
     test_x = torch.rand(20, 2, generator=generator, dtype=torch.float64)
     for x in (full.train_x, test_x):
-        a, b = full.predict(full.prior(theta), v, x), same.predict(same.prior(theta), v, x)
+        a, b = full.marginals(full.at(full.prior(theta), x), v), same.marginals(same.at(same.prior(theta), x), v)
         torch.testing.assert_close(a.mean, b.mean, rtol=0, atol=1e-3)
         torch.testing.assert_close(a.variance, b.variance, rtol=0, atol=1e-6)
     latents = full.latents(full.prior(theta), v)
-    torch.testing.assert_close(same.predict(same.prior(theta), v, full.train_x).mean[:, 0], latents, rtol=0, atol=1e-3)
+    torch.testing.assert_close(same.marginals(same.at(same.prior(theta), full.train_x), v).mean[:, 0], latents, rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize("likelihood", ["probit", "student_t", "softmax"])
