@@ -12,7 +12,7 @@ from tests.calibration import worst_excess
 from tests.problems import gp, some_fit
 from torchgpmc.likelihoods import Activation, Repression, Transcription
 from torchgpmc.models import JointLogDensity
-from torchgpmc.models.ridges import StraightDensity, ridges_of
+from torchgpmc.models.ridges import Ridges, StraightDensity, ridges_of
 
 GENES = 2
 
@@ -102,11 +102,14 @@ def test_where_data_say_nothing_draws_are_the_priors():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")
-def test_a_ridge_that_follows_its_own_parameter_is_found_out(monkeypatch):
-    honest = Transcription.ridges
-
-    def dishonest(self):
-        return {"decay": honest(self)["decay"] + self.decay.log().tanh()}
-
-    monkeypatch.setattr(Transcription, "ridges", dishonest)
+def test_coordinates_that_change_the_volume_are_caught(monkeypatch):
+    honest = Ridges.original
+    monkeypatch.setattr(Ridges, "original", lambda self, z: honest(self, z).index_add(-1, self.columns, z[:, self.columns].tanh()))
     assert excess_over_prior() > 1
+
+
+def test_a_ridge_that_follows_its_own_parameter_is_refused(monkeypatch):
+    honest = Transcription.ridges
+    monkeypatch.setattr(Transcription, "ridges", lambda self: {"decay": honest(self)["decay"] + self.decay.log().tanh()})
+    with pytest.raises(ValueError, match="depends on the parameters that it is of"):
+        ridges_of(model_of(Activation()))
