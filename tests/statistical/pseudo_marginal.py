@@ -144,7 +144,7 @@ def _given_kept_draw(estimator, prior, v, auxiliary, start, generator):
     first = torch.softmax(log_weight, -1)[:, 0]
     uniform = first * torch.rand(len(v), generator=generator, dtype=v.dtype)
     auxiliary = torch.cat([auxiliary[:, :-1], torch.special.ndtri(uniform.clamp(1e-300, 1 - 1e-15)).unsqueeze(-1)], -1)
-    assert bool((_choose(log_weight, torch.special.ndtr(auxiliary[:, -1])) == 0).all())
+    assert bool((_choose(log_weight, torch.special.ndtr(auxiliary[:, -1]), 1) == 0).all())
     return auxiliary
 
 
@@ -206,7 +206,8 @@ def _make_first_draw(estimator, prior, v, auxiliary, found):
     size, count = model.latent_size, estimator.num_directions
     if not model.has_latents_at_data:  # v = mean + S e
         normals = auxiliary[:, :-1].reshape(len(v), count, size).clone()
-        normals[:, 0] = torch.linalg.solve_triangular(found.scale, (v - found.mean).unsqueeze(-1), upper=False).squeeze(-1)
+        mean, scale = (part.squeeze(1) for part in found.latents)
+        normals[:, 0] = torch.linalg.solve_triangular(scale, (v - mean).unsqueeze(-1), upper=False).squeeze(-1)
         return torch.cat([normals.reshape(len(v), -1), auxiliary[:, -1:]], -1)
     if model.num_latents > 1:  # one vector a direction: e = G' (v - v at the mode), G G' = H
         mode = times_blocks(found.alpha, prior.factor)

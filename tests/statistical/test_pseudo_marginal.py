@@ -175,8 +175,8 @@ def test_a_warm_start_that_depends_on_the_state_is_caught(monkeypatch):
 def test_a_halved_evidence_is_caught(name, monkeypatch):
     original = ImportanceEstimator.evaluate
 
-    def halved(self, theta, auxiliary, start=None):
-        found = original(self, theta, auxiliary, start)
+    def halved(self, *arguments):
+        found = original(self, *arguments)
         return found._replace(value=0.5 * found.value)
 
     monkeypatch.setattr(ImportanceEstimator, "evaluate", halved)

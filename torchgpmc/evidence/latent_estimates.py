@@ -76,7 +76,7 @@ def spread_levels(uniform: Tensor, count: int) -> Tensor:
         >>> spread_levels(torch.tensor([0.75]), 2)
         tensor([[0.7500, 0.2500]])
     """
-    return (uniform.unsqueeze(-1) + torch.arange(count).to(uniform) / count) % 1.0
+    return (uniform.unsqueeze(-1) + torch.arange(count, dtype=uniform.dtype, device=uniform.device) / count) % 1.0
 
 
 def stacked_latents(parts: list[Tensor], like: Tensor, latent_size: int) -> Tensor:
