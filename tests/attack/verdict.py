@@ -256,8 +256,11 @@ def of_brute_force(truth):
 def posterior_errors(problem, posterior, num_draws=10):
     """Latents, log densities and predictive densities of some draws, by formula."""
     tolerance = PREDICTION[problem.dtype]
-    total = posterior.num_chains * posterior.num_draws
-    rows = np.round(np.linspace(0, total - 1, num_draws)).astype(int)
+    weighing = np.arange(posterior.num_chains * posterior.num_draws)
+    if posterior.log_weights is not None:
+        weighing = weighing[scipy.special.softmax(posterior.log_weights.double().flatten().numpy()) > 0]
+    num_draws = min(num_draws, len(weighing))
+    rows = weighing[np.round(np.linspace(0, len(weighing) - 1, num_draws)).astype(int)]
     theta, v = (part.double().flatten(0, 1).numpy()[rows] for part in (posterior.theta, posterior.whitened))
     weights = np.zeros(num_draws) if posterior.log_weights is None else posterior.log_weights.double().flatten().numpy()[rows]
     found = []
