@@ -1,13 +1,16 @@
 """Effective draws a second of the worst hyperparameter on a probit GP (paper A, section 4.2): every sampler, beside its peers.
 
     python benchmarks/effective_draws.py
+    python benchmarks/effective_draws.py --runs 2 --single-chains --methods "AMIS, Laplace (16)"
 
-n=200, d=2, isotropic RBF, paper A's Gamma priors. Fresh processes; warm-up, mode search and adaptation inside every time, the
-compile time of NumPyro and GPflow apart. Rows of fewer than 200 effective draws are marked. Targets: pseudo-marginal 10 times
-NumPyro's and 100 times Pyro's. Pyro and GPflow alone take ten minutes.
+n=200, d=2, isotropic RBF, paper A's Gamma priors. Fresh processes, each row's in turn with the others'; warm-up, mode search and
+adaptation inside every time, the compile time of NumPyro and GPflow apart. Rows of fewer than 200 effective draws are marked.
+Targets: pseudo-marginal 10 times NumPyro's and 100 times Pyro's. Pyro and GPflow alone take ten minutes. NumPyro is fastest on one
+thread: ``OMP_NUM_THREADS=1 XLA_FLAGS="--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1" taskset -c 1``.
 """
 
 import argparse
+import collections
 import json
 import sys
 import time
@@ -36,12 +39,18 @@ METHODS = {  # name: (expression, warm-up, draws, chains)
     "AMIS, Laplace (16)": ("tg.AMIS()", None, 4000, None),
     "AMIS, EP (16)": ("tg.AMIS(approximation=tg.EP())", None, 4000, None),
     "MAMIS, EP (16)": ("tg.MAMIS(approximation=tg.EP())", None, 4000, None),
+    "Gibbs, white under Laplace's sites, aGrad": (
+        "tg.Gibbs(parameterization=tg.Surrogate(whitening=tg.Laplace()), hyper_steps=2, latent_steps=5)",
+        80,
+        160,
+        16,
+    ),
     "NUTS on [theta, v]": ("tg.NUTS()", 200, 250, 4),
     "NUTS, white under Laplace's sites": ("tg.NUTS(whitening=tg.Laplace())", 200, 250, 4),
 }
 
 
-def worker(name, num_data):
+def worker(name, num_data, seed):
     import warnings
 
     from problems import probit_model
@@ -52,11 +61,11 @@ def worker(name, num_data):
     model = probit_model(num_data, 2, ard=False)
     method = eval(expression, {"tg": tg})  # the table's own expressions, so that it shows what was run
     warnings.simplefilter("ignore")
-    began = time.perf_counter()
+    began, cpu_began = time.perf_counter(), time.process_time()
     posterior = tg.sample(
-        model, method, num_samples=num_samples, warmup_steps=warmup_steps, num_chains=num_chains, seed=0, progress=False
+        model, method, num_samples=num_samples, warmup_steps=warmup_steps, num_chains=num_chains, seed=seed, progress=False
     )
-    seconds = time.perf_counter() - began
+    seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
     rows = [row for row in posterior.summary().rows if row.name != "lp"]
     # Of weighted draws the smaller of Kish's size and that of each quantity's mean.
     worst = min(min(row.ess_bulk, row.ess_tail) if posterior.log_weights is not None else row.ess_bulk for row in rows)
@@ -67,6 +76,7 @@ def worker(name, num_data):
         "seconds": seconds,
         "ess_a_second": worst / seconds,
         "compile": 0.0,
+        "cpu_seconds": cpu_seconds,
         "means": [row.mean for row in rows],
     }
     print(json.dumps(row | {"rhat": max(row.rhat for row in rows)}))
@@ -99,26 +109,35 @@ def show(name, steps, rows, best):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--worker", nargs=2)
+    parser.add_argument("--worker", nargs=3)
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--single-chains", nargs="*", choices=list(SINGLE_CHAINS), default=list(SINGLE_CHAINS))
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     options = parser.parse_args()
     if options.worker:
-        worker(options.worker[0], int(options.worker[1]))
+        name, num_data, seed = options.worker
+        worker(name, int(num_data), int(seed))
         return
     numpyro_python = peer_python("numpyro", ["numpyro==0.22.*", "jax", "jaxlib", "arviz-stats", "scipy"])
+    rows = collections.defaultdict(list)
+    for seed in range(options.runs):  # in turns, so that none has the quieter hour
+        rows["NumPyro"].append(measure(numpyro_python, "peers/numpyro_nuts.py", *PEER, seed, "sequential"))
+        for name in options.single_chains:
+            rows[name].append(single_chain(name, seed))
+        for name in options.methods:
+            rows[name].append(measure(sys.executable, "effective_draws.py", "--worker", name, PEER[0], seed))
+        print(json.dumps({name: of_name[-1] for name, of_name in rows.items()}), file=sys.stderr, flush=True)
+    best = median(rows["NumPyro"], "ess_a_second")
     print("| sampler | chains x (warm-up + draws) | effective draws | seconds | effective a second | over NumPyro | means |")
     print("|---|---|---|---|---|---|---|")
-    peers = [measure(numpyro_python, "peers/numpyro_nuts.py", *PEER, seed, "sequential") for seed in range(options.runs)]
-    best = median(peers, "ess_a_second")
-    show("NumPyro NUTS, sequential, compile time left out", f"{PEER[1]} x ({PEER[2]} + {PEER[3]})", peers, best)
+    show("NumPyro NUTS, sequential, compile time left out", f"{PEER[1]} x ({PEER[2]} + {PEER[3]})", rows["NumPyro"], best)
     for name in options.single_chains:
         warmup_steps, num_samples = SINGLE_CHAINS[name]
-        show(name, f"1 x ({warmup_steps} + {num_samples})", [single_chain(name, seed) for seed in range(options.runs)], best)
-    for name, (_, warmup_steps, num_samples, num_chains) in METHODS.items():
-        rows = [measure(sys.executable, "effective_draws.py", "--worker", name, PEER[0]) for _ in range(options.runs)]
+        show(name, f"1 x ({warmup_steps} + {num_samples})", rows[name], best)
+    for name in options.methods:
+        _, warmup_steps, num_samples, num_chains = METHODS[name]
         steps = f"{num_chains} x ({warmup_steps} + {num_samples})" if num_chains else f"{num_samples} weighted"
-        show(name, steps, rows, best)
+        show(name, steps, rows[name], best)
 
 
 if __name__ == "__main__":

@@ -220,6 +220,8 @@ class SharedDensity:
         self.device = device
 
     def _shared(self, count: int, function: Callable[[Any, slice], Any]) -> list[Any]:
+        if count * self.work < 2 * WORTH_A_THREAD:  # as most often: the rest would take a tenth of a small gradient's time
+            return [function(self.density, slice(None))]
         slices = even_slices(count, max(1, count), self.device, max(1, math.ceil(WORTH_A_THREAD / self.work)))
         if len(slices) > 1:
             rows = torch.arange(count, device=self.device)

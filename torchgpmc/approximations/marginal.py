@@ -36,6 +36,7 @@ class ApproximateMarginal(AutogradDensity):
         self.approximation = approximation
         self.targets = model.as_targets(targets)
         self.loose = loose
+        self._matrix_size = matrix_size(model)
         super().__init__(self._evaluate)
         keep_freed_memory()
 
@@ -72,7 +73,7 @@ class ApproximateMarginal(AutogradDensity):
             raise NotImplementedError(
                 "an ApproximateMarginal with loose=True has no gradient. Expected loose=False where one is needed."
             )
-        at_once = max(1, _CHUNK_ELEMENTS // matrix_size(self.model))
+        at_once = max(1, _CHUNK_ELEMENTS // self._matrix_size)
         if len(position) <= at_once:
             written_out = self.approximation.value_and_grad(self.model, position.detach(), self.targets)
             return super().value_and_grad(position) if written_out is None else mask_failures(*written_out)

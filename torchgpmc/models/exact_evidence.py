@@ -40,15 +40,14 @@ def evidence_and_grad_by_parts(model: GPModel, theta: Tensor, targets: Targets) 
         total = kernel.value.expand(count, -1, -1).clone(memory_format=torch.contiguous_format)
         total.diagonal(dim1=-2, dim2=-1).add_(noise.value + model.jitter)
         factor, ok = cholesky_in_place(total)
-        # One failed factor would fail the inverse of the whole batch.
-        factor = torch.where(ok[:, None, None], factor, torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device))
+        factor.masked_fill_(~ok[:, None, None], 1.0)  # one failed factor would fail the inverse of the whole batch
         residual = (targets.values - mean.value).expand(count, -1)
         white = solve_lower(factor, residual.unsqueeze(-1)).squeeze(-1)
         inverse = torch.cholesky_inverse(factor)
         alpha = times_vector(inverse, residual)
         log_determinant = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         value = at.log_prior + log_standard_normal(white) - log_determinant
-        slope = torch.baddbmm(inverse, alpha.unsqueeze(-1), alpha.unsqueeze(-2), beta=-0.5, alpha=0.5)
+        slope = inverse.mul_(-0.5).addcmul_(alpha.unsqueeze(-1), alpha.unsqueeze(-2), value=0.5)
         diagonal = slope.diagonal(dim1=-2, dim2=-1)
         slopes = {
             "mean": mean.slopes(alpha),
