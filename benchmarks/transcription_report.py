@@ -62,6 +62,20 @@ def text_of_speed(found):
     return "\n".join(["| latents by | chain-sweeps a s | over the paper's 38 |", "|---|---|---|", *rows])
 
 
+def text_of_modes(found):
+    """Where searches ended, highest mass first."""
+    rows = sorted(found["modes"], key=lambda mode: -mode["log_mass"])
+    return "\n".join(
+        [
+            f"Modes of [theta, v], decay rates along the ridges; {found['seconds']:.0f} s.",
+            "",
+            "| log density | log mass by its curvature | lengthscale | searches that ended there |",
+            "|---|---|---|---|",
+            *(f"| {x['log_density']:.2f} | {x['log_mass']:.1f} | {x['lengthscale']:.2f} | {x['searches']} |" for x in rows),
+        ]
+    )
+
+
 def quantities(draws):
     """Decay rates, log concentrations at some points, and the lengthscale, each ``(C, S, Q)``."""
     rates, both = draws["samples"]["likelihood.decay"], compared(draws)
@@ -204,4 +218,6 @@ Python {platform.python_version()}, one thread, a machine with other work; secon
 ## LexA: 14 genes, a grid of 121 points, {CHAINS} chains
 
 {shown.get("LexA", "Not run.")}
+
+{text_of_modes(found["modes"]) if "modes" in found else "Modes: not run."}
 """
