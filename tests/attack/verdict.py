@@ -256,11 +256,11 @@ def of_brute_force(truth):
 def posterior_errors(problem, posterior, num_draws=10):
     """Latents, log densities and predictive densities of some draws, by formula."""
     tolerance = PREDICTION[problem.dtype]
-    weighing = np.arange(posterior.num_chains * posterior.num_draws)
-    if posterior.log_weights is not None:
-        weighing = weighing[scipy.special.softmax(posterior.log_weights.double().flatten().numpy()) > 0]
-    num_draws = min(num_draws, len(weighing))
-    rows = weighing[np.round(np.linspace(0, len(weighing) - 1, num_draws)).astype(int)]
+    # Given the latents that were kept first: averages over more of them, or over all there are, have tests of their own.
+    one = tg.Posterior(posterior.model, Draws(posterior.theta, posterior.whitened, posterior.log_weights), posterior.stats, {})
+    one.model.is_conjugate = False
+    rows = one._spaced(num_draws).numpy()  # of draws that weigh something
+    num_draws = len(rows)
     theta, v = (part.double().flatten(0, 1).numpy()[rows] for part in (posterior.theta, posterior.whitened))
     weights = np.zeros(num_draws) if posterior.log_weights is None else posterior.log_weights.double().flatten().numpy()[rows]
     found = []
@@ -270,9 +270,6 @@ def posterior_errors(problem, posterior, num_draws=10):
         latents = posterior.latents.double().flatten(0, 1).flatten(1).numpy()[rows]
         if not np.allclose(latents, expected, rtol=tolerance, atol=tolerance):
             found.append(f"latents off by {np.abs(latents - expected).max():.3g}")
-    # Given the latents that were kept first: averages over more of them, or over all there are, have tests of their own.
-    one = tg.Posterior(posterior.model, Draws(posterior.theta, posterior.whitened, posterior.log_weights), posterior.stats, {})
-    one.model.is_conjugate = False
     prediction = one.predict(torch.tensor(problem.test_x), num_draws=num_draws)
     expected = scipy.special.logsumexp(
         problem.predictive_log_densities(theta, v) + scipy.special.log_softmax(weights)[:, None], axis=0
