@@ -106,6 +106,9 @@ def test_what_is_returned_is_a_model_like_the_other():
     theta, v = torch.full((5, 3), 0.3, dtype=F64), torch.linspace(-1, 1, 15, dtype=F64).view(5, 3)
     before = model.inducing_points.clone()
     refined = tg.refine_inducing_points(draws_of(model, theta, v), max_iterations=3)
+    with torch.inference_mode():
+        again = tg.refine_inducing_points(draws_of(model, theta, v), max_iterations=3)
+    assert torch.equal(refined.inducing_points, again.inducing_points) and not again.inducing_points.is_inference()
     assert torch.equal(model.inducing_points, before) and not torch.equal(refined.inducing_points, before)
     torch.testing.assert_close(refined.layout.present(refined)[0], theta[0])
     positions = torch.zeros(2, 6, dtype=F64)

@@ -52,7 +52,8 @@ def as_tensor(name: str, values: Any, device: torch.device | None = None) -> Ten
     if array.dtype.kind not in "biuf":
         raise TypeError(
             f"{name} is {_described(values)}. Expected numbers: a torch tensor, a numpy array, a numeric pandas frame or a list. "
-            f"Encode text and categories first, for instance with sklearn.preprocessing.OrdinalEncoder or OneHotEncoder."
+            f"Encode text and categories first, for instance with sklearn.preprocessing.OrdinalEncoder or OneHotEncoder; give "
+            f"dates as numbers, of days since the first, say."
         )
     if not array.dtype.isnative or array.dtype == np.float16 or array.dtype == np.longdouble:
         array = array.astype(float)

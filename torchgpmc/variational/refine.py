@@ -72,18 +72,19 @@ def refine_inducing_points(posterior: Posterior, *, num_draws: int = 64, max_ite
         )
     check_count("num_draws", num_draws)
     check_count("max_iterations", max_iterations)
-    chains, draws = posterior.num_chains, posterior.num_draws
-    rows = torch.linspace(0, chains * draws - 1, min(num_draws, chains * draws)).round().long()
-    theta, v = (part.flatten(0, 1)[rows].to(model.train_x) for part in (posterior.theta, posterior.whitened))
-    density = AveragedBound(model, inducing_positions(model, True), theta, v)
-    start = model.train_x.new_zeros(density.positions.moving_size)
-    found = ascend(density, start, bound=_BOUND, max_iterations=max_iterations, slope=_SLOPE)
+    with torch.inference_mode(False):  # else autograd could follow no copy made here
+        chains, draws = posterior.num_chains, posterior.num_draws
+        rows = torch.linspace(0, chains * draws - 1, min(num_draws, chains * draws)).round().long()
+        theta, v = (part.flatten(0, 1)[rows].to(model.train_x) for part in (posterior.theta, posterior.whitened))
+        density = AveragedBound(model, inducing_positions(model, True), theta, v)
+        start = model.train_x.new_zeros(density.positions.moving_size)
+        found = ascend(density, start, bound=_BOUND, max_iterations=max_iterations, slope=_SLOPE)
     if found is None:
         raise ValueError(
             f"the expected log likelihood is not finite at some of the draws. Expected it to be; raise jitter (now "
             f"{model.jitter:g}) and sample again."
         )
-    with torch.no_grad():
+    with torch.inference_mode(False), torch.no_grad():
         return density.positions.model_at(model, found.position).with_theta(theta.mean(0))
 
 
