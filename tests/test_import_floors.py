@@ -29,7 +29,7 @@ FLOORS = [
     {"models"},
     {"prediction", "storage"},
     {"posterior", "approximations"},
-    {"evidence", "fitting", "variational"},
+    {"evidence", "fitting", "isolation", "variational"},
     {"runs"},
     {"methods"},
     {"recommend", "tuning"},

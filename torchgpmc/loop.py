@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 
 from torchgpmc.checks import check_count, warn
 from torchgpmc.default_call import Rule, sample_by_default
+from torchgpmc.isolation import warn_of_isolated_data
 from torchgpmc.methods import NUTS
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.posterior import Posterior
@@ -105,13 +106,16 @@ def sample(
         settings = check_settings(num_samples, warmup_steps, num_chains, chain_chunk)
         order = Order(method, settings, checked_seed(seed), model.train_x.device, checkpoint, progress)
         if method is None:
-            return _sample_by_default(model, order)
+            posterior = _sample_by_default(model, order)
+            warn_of_isolated_data(posterior)
+            return posterior
         _check_one_data_set_a_chain(model, settings)
         if start is not None:
             _check_start(start, model, method)
             order = order._replace(settings=settings._replace(start=start))
         posterior = Posterior(model, *order.on_model(model))
         found = posterior.complaints()
+        warn_of_isolated_data(posterior)
     for complaint in found:
         warn(complaint)
     return posterior
