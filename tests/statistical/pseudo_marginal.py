@@ -43,7 +43,9 @@ def marginal_density(
         estimator = evidence.estimator(model, targets)
     own = anchors(model, targets)
     if isinstance(approximation, tg.EP | Variational):
-        own = own._replace(start=torch.cat([own.start[:, : model.latent_size].abs(), own.start[:, : model.latent_size]], -1))
+        sites = own.start[:, : model.latent_size]
+        join = torch.stack if isinstance(approximation, Variational) else torch.cat
+        own = own._replace(start=join([sites.abs(), sites], 1))
     return density(model.layout, estimator, own, False, latent_steps)
 
 
