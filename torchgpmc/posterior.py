@@ -176,8 +176,8 @@ class Posterior:
         return self.model.is_conjugate and not self.model.targets.one_a_chain
 
     def _several(self, v: Tensor, index: Tensor) -> Tensor:
-        """Latent vectors of each theta ``(S, J, V)``, ``v`` ``(S, V)`` being the first, and the only one where more are dear."""
-        if self._others is None or self._integrates_out or not getattr(self.model.likelihood, "predicts_quickly", False):
+        """Latent vectors of each theta ``(S, J, V)``, ``v`` ``(S, V)`` being the first."""
+        if self._others is None or self._integrates_out:
             return v.unsqueeze(1)
         others = self._others.flatten(0, 1)[index]
         return torch.cat([v.unsqueeze(1), others.to(v)], 1)

@@ -5,7 +5,7 @@ from torchgpmc.evidence.collapsed_estimator import CollapsedEstimator
 from torchgpmc.evidence.estimators import importance
 from torchgpmc.evidence.importance_sampling import ImportanceEstimate, ImportanceEstimator
 from torchgpmc.evidence.inducing_estimator import InducingEstimator
-from torchgpmc.evidence.latent_estimates import LATENTS_KEPT, Evidence, LatentEstimate, LatentEstimator
+from torchgpmc.evidence.latent_estimates import LATENTS_KEPT, Evidence, LatentEstimate, LatentEstimator, latents_kept
 from torchgpmc.evidence.orthants import Orthant, OrthantClassifier, OrthantEstimator, classify, exact_latents, is_probit
 from torchgpmc.evidence.smooth_probit import SmoothProbit, SmoothProbitEstimator
 
@@ -29,4 +29,5 @@ __all__ = [
     "exact_latents",
     "importance",
     "is_probit",
+    "latents_kept",
 ]

@@ -7,10 +7,16 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.targets import Targets
 
-LATENTS_KEPT = 4  # latent vectors of a theta that a run keeps: given theta they vary far more than their mean does with theta
+LATENTS_KEPT = 4  # given theta they vary far more than their mean does with theta
+
+
+def latents_kept(model: GPModel) -> int:
+    """Latent vectors of a theta that a run keeps: one where predictions would not use more, dear as they are or exact without."""
+    return LATENTS_KEPT if as_likelihood(model.likelihood).predicts_quickly and not model.is_conjugate else 1
 
 
 class LatentEstimate(NamedTuple):

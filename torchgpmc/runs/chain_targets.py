@@ -11,7 +11,7 @@ from torch import Tensor
 from torchgpmc.approximations import ApproximateMarginal, Approximation, CollapsedMarginal, Conjugate, Variational, marginal_of
 from torchgpmc.checks import check_count
 from torchgpmc.density import SharedDensity
-from torchgpmc.evidence import LATENTS_KEPT, CollapsedEstimator, Evidence, LatentEstimate, LatentEstimator, importance
+from torchgpmc.evidence import CollapsedEstimator, Evidence, LatentEstimate, LatentEstimator, importance, latents_kept
 from torchgpmc.models.affine import AffineJointLogDensity, white_at_fixed_theta
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
@@ -163,7 +163,7 @@ def marginal_target(
 
     def read(state: Any, generator: torch.Generator) -> tuple[Draw, dict[str, Tensor]]:
         theta = state.position
-        estimate = estimator.draw(theta, generator, num_latents=LATENTS_KEPT)
+        estimate = estimator.draw(theta, generator, num_latents=latents_kept(model))
         log_prior = model.layout.log_prior(theta).detach()
         stats = {
             "lp": log_prior + estimate.log_likelihood + log_standard_normal(estimate.whitened),

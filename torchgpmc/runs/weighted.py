@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.checks import warn
-from torchgpmc.evidence import LATENTS_KEPT, LatentEstimator
+from torchgpmc.evidence import LatentEstimator, latents_kept
 from torchgpmc.importance import (
     Adaptation,
     AdaptiveState,
@@ -115,7 +115,7 @@ class ImportanceRun(NamedTuple):
         count = self.schedule[state.iteration]
         z = draw_from(state.draws.current, count, generator)
         theta, log_slope = self.scale.theta(z)
-        estimate = self.estimator.draw(theta, generator, self._nearest_start(state, z), LATENTS_KEPT)
+        estimate = self.estimator.draw(theta, generator, self._nearest_start(state, z), latents_kept(self.model))
         log_prior = self.model.layout.log_prior(theta).detach()
         log_target = log_prior + log_slope + estimate.value
         log_target = torch.nan_to_num(log_target, nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
