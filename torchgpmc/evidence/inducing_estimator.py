@@ -74,7 +74,7 @@ class InducingEstimator(ImportanceEstimator):
 
 
 class InducingDraws:
-    """v = mean + S e and, if asked, its mirror image mean - S e, of C thetas; what :class:`GaussianDraws` is to f at the data.
+    """v = mean + S e and, if asked, its mirror image mean - S e, of C thetas; as ``GaussianDraws`` are of f at the data.
 
     Args:
         model: with expectations in its density of v.

@@ -26,12 +26,8 @@ _MAX_RATE = 600.0  # exponentials of less than this with a minus sign are denorm
 _BLOCK_ELEMENTS = 2**15
 _EULER = 0.5772156649015329
 _WIDEST = 50.0  # the deviation up to which lattices are used: their cost grows with its square
-_FEW_NODES = (
-    (0.003, 2),
-    (0.017, 3),
-    (0.06, 5),
-    (0.22, 9),
-)  # deviations up to which so many Gauss-Hermite nodes err by at most 2e-10
+# Deviations up to which so many Gauss-Hermite nodes err by at most 2e-10.
+_FEW_NODES = (0.003, 2), (0.017, 3), (0.06, 5), (0.22, 9)
 _WIDE = 0.63  # the deviation from which the lattice is fine enough for the normal too
 _WIDTHS = (*(limit for limit, _ in _FEW_NODES), _WIDE, 1.5, 4.0, 12.0)  # between which rules cost about the same
 
@@ -40,10 +36,10 @@ class Softmax(Factorised, SoftmaxLikelihood):
     r"""Classes 0..K-1 with :math:`p(y = k | f) \propto \exp((W f)_k)`; gpytorch's ``SoftmaxLikelihood`` at C settings.
 
     Takes gpytorch's arguments; without ``num_features``, or with ``mixing_weights=False``, each class has a latent function of its
-    own. Unlike gpytorch's it never guesses
-    from the shape of f which dimension holds the data. Without mixing weights predictive probabilities are right to 1e-6 in the
-    logarithm (:func:`log_probabilities_of_normals`); with mixing weights they come from 4096 quasi-random points, right to about
-    1e-3, and a warning says where they are worse than 1e-2.
+    own. Unlike gpytorch's it never guesses from the shape of f which dimension holds the data.
+
+    Without mixing weights predictive probabilities are right to 1e-6 in the logarithm (:func:`log_probabilities_of_normals`). With
+    mixing weights they come from 4096 quasi-random points, right to about 1e-3, and a warning says where they are worse than 1e-2.
 
     Example:
         >>> import torch

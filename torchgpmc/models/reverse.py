@@ -79,7 +79,7 @@ def prior_part(model: GPModel, covariance_at: Covariance, x: Tensor, values: dic
 
 
 def _has_slope(likelihood: LogLikelihood) -> bool:
-    """Whether the derivative of the very density that :meth:`log_prob` gives is in closed form."""
+    """Whether the derivative of the very density that ``log_prob`` gives is in closed form."""
     kind: Any = type(likelihood)
     written = kind.log_prob_and_slope is not LogLikelihood.log_prob_and_slope
     return written and is_newest(kind, "log_prob_and_slope", ("log_prob", "pointwise_log_prob", "forward"))

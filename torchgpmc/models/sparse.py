@@ -38,7 +38,7 @@ class SparseGP(InducingModel):
         train_x: inputs ``(N, D)``, or ``(N,)``.
         train_y: targets ``(N,)``, as the likelihood has them.
         kernel: a gpytorch kernel without batch dimensions.
-        likelihood: with one latent function; see :class:`GP`.
+        likelihood: one that factorises over data, of any number of latent functions; see :class:`GP`.
         inducing_points: Z ``(M, D)``; :func:`torchgpmc.kmeans_inducing_points` makes good ones. Fixed while sampling.
         mean: a gpytorch mean; zero by default.
         jitter: variance added to the diagonal of K(Z, Z).
