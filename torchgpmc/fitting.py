@@ -14,6 +14,7 @@ from torchgpmc.approximations.gaussian_form import check_model
 from torchgpmc.ascent import ascend
 from torchgpmc.checks import check_count, warn
 from torchgpmc.density import AutogradDensity
+from torchgpmc.linalg import identity_matrix
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.random import make_generator
 from torchgpmc.threads import one_torch_thread
@@ -109,7 +110,7 @@ def _warn(theta: Tensor, success: bool, max_iterations: int, model: GPModel, app
 def _undetermined(theta: Tensor, model: GPModel, approximation: Approximation) -> list[str]:
     """Names of parameters that could be e^2 times larger, or smaller, at next to no loss of evidence."""
     size = model.layout.size
-    step = _FAR * torch.eye(size).to(theta)
+    step = _FAR * identity_matrix(size, theta)
     with torch.no_grad():
         found = approximation.evidence(model, model.prior(torch.cat([theta[None], theta + step, theta - step]))).log_evidence
     loss = (found[0] - found[1:]).view(2, size)

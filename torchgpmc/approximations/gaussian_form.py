@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.likelihoods.likelihood import Derivatives, TiltedMoments
-from torchgpmc.linalg import cholesky, cholesky_in_place, solve_lower, times_blocks
+from torchgpmc.linalg import cholesky, cholesky_in_place, identity_matrix, solve_lower, times_blocks
 from torchgpmc.models.gp_model import GPModel, LatentPrior, likelihood_values
 from torchgpmc.models.targets import Targets
 
@@ -214,7 +214,7 @@ def covariance_factor(prior: LatentPrior, approximation: GaussianApproximation) 
     Made from the prior's factor L as L (I + L' W L)^-T/2, so that rounding can never make it indefinite; not triangular.
     """
     if approximation.precision.dim() > 2:
-        identity = torch.eye(approximation.factor.shape[-1]).to(prior.factor)
+        identity = identity_matrix(approximation.factor.shape[-1], prior.factor)
         return times_blocks(solve_lower(approximation.factor, identity), prior.factor.mT).mT
     inner = prior.factor.mT @ (prior.factor * approximation.precision.unsqueeze(-1))
     inner.diagonal(dim1=-2, dim2=-1).add_(1.0)

@@ -9,7 +9,7 @@ from gpytorch.kernels import Kernel
 from gpytorch.means import Mean
 from torch import Tensor
 
-from torchgpmc.linalg import cholesky, solve_lower
+from torchgpmc.linalg import cholesky, identity_matrix, solve_lower
 from torchgpmc.models.gp_model import Cross, GPModel, LatentPrior, conditional_variance
 from torchgpmc.models.reverse import PriorPart, prior_part, value_and_grad_by_parts
 from torchgpmc.models.targets import Targets
@@ -100,7 +100,7 @@ class ConditionedGP(GPModel):
 
     def _pulled(self, inner: Tensor, between: Tensor, known_mean: Tensor, mean: Tensor) -> _Given:
         """From the known values' covariance ``(C, Q, Q)``, theirs with f ``(C, Q, N)``, and means before."""
-        factor, ok = cholesky(inner + self.jitter * torch.eye(len(self.known_inputs)).to(inner))
+        factor, ok = cholesky(inner + self.jitter * identity_matrix(len(self.known_inputs), inner))
         gap = (self.known_values - known_mean).unsqueeze(-1)
         columns = torch.cat([between.expand(len(gap), -1, -1), gap], -1)
         root, pull = solve_lower(factor.expand(len(gap), -1, -1), columns).split([between.shape[-1], 1], -1)
@@ -141,7 +141,7 @@ class ConditionedGP(GPModel):
         size, known = len(self.latent_inputs), len(self.known_inputs)
         covariance_at, everything = self._bound[2:]
         plain = prior_part(self, covariance_at, everything, values, count)
-        inner = plain.covariance[:, size:, size:] + self.jitter * torch.eye(known).to(everything)
+        inner = plain.covariance[:, size:, size:] + self.jitter * identity_matrix(known, everything)
         between = plain.covariance[:, size:, :size]
         factor, ok = cholesky(inner)
         factor = torch.where(ok[:, None, None], factor, torch.nan)

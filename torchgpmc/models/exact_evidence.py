@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.likelihoods.gaussian import Gaussian
-from torchgpmc.linalg import cholesky_in_place, solve_lower, times_vector
+from torchgpmc.linalg import cholesky_in_place, solve_lower, times_vector, triangular_log_determinant
 from torchgpmc.models.gp_model import GPModel, likelihood_parameters
 from torchgpmc.models.reverse import Part, by_autograd, covariance_part, mean_part
 from torchgpmc.models.targets import Targets
@@ -45,7 +45,7 @@ def evidence_and_grad_by_parts(model: GPModel, theta: Tensor, targets: Targets) 
         white = solve_lower(factor, residual.unsqueeze(-1)).squeeze(-1)
         inverse = torch.cholesky_inverse(factor)
         alpha = times_vector(inverse, residual)
-        log_determinant = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        log_determinant = triangular_log_determinant(factor)
         value = at.log_prior + log_standard_normal(white) - log_determinant
         slope = inverse.mul_(-0.5).addcmul_(alpha.unsqueeze(-1), alpha.unsqueeze(-2), value=0.5)
         diagonal = slope.diagonal(dim1=-2, dim2=-1)

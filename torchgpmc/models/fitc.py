@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchgpmc.linalg import cholesky, whiten
+from torchgpmc.linalg import cholesky, identity_matrix, whiten
 from torchgpmc.models.gp_model import Cross, LatentPrior, conditional_variance
 from torchgpmc.models.inducing import InducingModel
 from torchgpmc.parameters.layout import Hyperparameters
@@ -53,9 +53,7 @@ class FITC(InducingModel):
 
     def _bind(self) -> Any:
         z = self.inducing_points
-        return self.covariance.bind(z, torch.cat([z, self.train_x])), self.jitter * torch.eye(
-            len(z), dtype=z.dtype, device=z.device
-        )
+        return self.covariance.bind(z, torch.cat([z, self.train_x])), self.jitter * identity_matrix(len(z), z)
 
     def _root(self, kernel: dict[str, Tensor], inputs: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """R ``(C, M, N)`` with Q = R'R, the diagonal of Q ``(C, N)``, and whether K(Z, Z) was factorised ``(C,)``."""

@@ -20,7 +20,7 @@ from torchgpmc.adapter.functional import PureModule, constraint_of, parameters_w
 from torchgpmc.adapter.mean_function import MeanFunction
 from torchgpmc.checks import is_number
 from torchgpmc.likelihoods.likelihood import Factorised
-from torchgpmc.linalg import apply_factor, cholesky, factor_with_gradient, whiten
+from torchgpmc.linalg import apply_factor, cholesky, factor_with_gradient, identity_matrix, whiten
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.validation import as_tensor, check_devices, check_dtype, check_inputs, check_targets, names_of, warn_of_scales
 from torchgpmc.models.whitening import GaussianSites
@@ -146,7 +146,7 @@ class GPModel(nn.Module):
     def _bind(self) -> Any:
         """Covariances at the model's own inputs, ready for theta, and the matrix that holds the jitter."""
         u = self.latent_inputs
-        return self.covariance.bind(u, u), self.jitter * torch.eye(len(u), dtype=u.dtype, device=u.device)
+        return self.covariance.bind(u, u), self.jitter * identity_matrix(len(u), u)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in _DERIVED}

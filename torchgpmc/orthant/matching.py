@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.linalg import cholesky
+from torchgpmc.linalg import cholesky, identity_matrix
 from torchgpmc.orthant.problem import Problem, in_order
 from torchgpmc.orthant.separation import SweepProposal, draw, log_weights_at, scaled_limit
 from torchgpmc.special import interval_densities, log_ndtr_interval
@@ -75,7 +75,7 @@ def matched_sites(problem: Problem, tolerance: float = 1e-3) -> Sites:
     with torch.no_grad():
         factor, lower, upper = problem.factor, problem.lower, problem.upper
         whitened_mean, precision, slope = (torch.zeros_like(lower) for _ in range(3))
-        root = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device).expand_as(factor)
+        root = identity_matrix(lower.shape[-1], lower).expand_as(factor)
         step = torch.ones_like(lower[:, :1])
         last = torch.full_like(step, torch.inf)
         for _ in range(_MAX_ITERATIONS):
@@ -127,7 +127,7 @@ def guided(problem: Problem, sites: Sites) -> SweepProposal:
     root, ok = _root(problem, precision)
     # Where rounding breaks the factorisation, sites without precision still give unbiased weights.
     precision = torch.where(ok.unsqueeze(-1), precision, 0.0)
-    root = torch.where(ok.view(-1, 1, 1), root, torch.eye(root.shape[-1], dtype=root.dtype, device=root.device))
+    root = torch.where(ok.view(-1, 1, 1), root, identity_matrix(root.shape[-1], root))
     factor = _divided(problem.factor, root)
     diagonal = factor.diagonal(dim1=-2, dim2=-1)
     plain, root_diagonal = problem.factor.diagonal(dim1=-2, dim2=-1), root.diagonal(dim1=-2, dim2=-1)

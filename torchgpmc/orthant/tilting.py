@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.linalg import cholesky
+from torchgpmc.linalg import cholesky, identity_matrix
 from torchgpmc.orthant.separation import Separated
 from torchgpmc.special import interval_densities, log_ndtr_interval
 
@@ -65,8 +65,8 @@ def minimax_tilt(separated: Separated) -> Tilt:
     with torch.no_grad():
         rows = separated.rows
         size = rows.shape[-1]
-        unit = (rows + torch.eye(size, dtype=rows.dtype, device=rows.device))[..., :-1]
-        eye = torch.eye(size - 1, dtype=rows.dtype, device=rows.device)
+        unit = (rows + identity_matrix(size, rows))[..., :-1]
+        eye = identity_matrix(size - 1, rows)
         point, shift = torch.zeros_like(separated.lower), torch.zeros_like(separated.lower)
         slopes = _slopes(separated, point, shift)
         for _ in range(_MAX_ITERATIONS if size > 1 else 0):

@@ -12,6 +12,7 @@ from torchgpmc.approximations import ApproximateMarginal, Approximation, Collaps
 from torchgpmc.checks import check_count
 from torchgpmc.density import SharedDensity
 from torchgpmc.evidence import CollapsedEstimator, Evidence, LatentEstimate, LatentEstimator, importance, latents_kept
+from torchgpmc.linalg import identity_matrix
 from torchgpmc.models.affine import AffineJointLogDensity, white_at_fixed_theta
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
@@ -91,7 +92,7 @@ def joint_target(
             inverse = torch.linalg.inv(ridges.slope(theta))
             covariance = inverse @ covariance @ inverse.mT
         center = torch.cat([theta, torch.zeros_like(fit.mean).flatten().to(theta)])
-        covariance = torch.block_diag(covariance, torch.eye(model.latent_size).to(center))
+        covariance = torch.block_diag(covariance, identity_matrix(model.latent_size, center))
         return positions_around(center, covariance, size, density, chains, generator), covariance
 
     return ChainTarget(density, size, size + model.latent_size, start, read, _EXACT, is_guess=fit is not None)
