@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchgpmc.density import AutogradDensity, keep_freed_memory, mask_failures
+from torchgpmc.density import AutogradDensity, keep_freed_memory, mask_failures, mask_value
 from torchgpmc.models.gp_model import GPModel, LatentsAt
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.whitening import GaussianSites, undo_whitening
@@ -81,7 +81,7 @@ class JointLogDensity(AutogradDensity):
             theta, white = position.split([self.model.layout.size, self.model.latent_size], -1)
             value = self.model.value(theta, white, self.targets, self.sites)
             if value is not None:
-                return torch.where(torch.isfinite(value), value, -torch.inf)
+                return mask_value(value)
         return super().__call__(position)
 
     def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:

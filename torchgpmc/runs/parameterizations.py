@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.approximations import Approximation
-from torchgpmc.density import AutogradDensity
+from torchgpmc.density import AutogradDensity, mask_value
 from torchgpmc.linalg import factor_with_gradient, triangular_log_determinant
 from torchgpmc.models.gp_model import GPModel, LatentsAt, likelihood_values
 from torchgpmc.models.joint_density import JointLogDensity
@@ -332,7 +332,7 @@ class ThetaGiven(AutogradDensity):
     def draw(self, theta: Tensor, generator: torch.Generator) -> tuple[Tensor, Moved]:
         with torch.no_grad():
             value, moved = self._value_and_moved(theta)
-        return torch.where(torch.isfinite(value), value, -torch.inf), moved
+        return mask_value(value), moved
 
     def select(self, rows: Tensor) -> ThetaGiven:
         return ThetaGiven(self.joint.select(rows), self.parameterization, take(self.held, rows))
