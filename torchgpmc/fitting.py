@@ -12,7 +12,7 @@ from torch import Tensor
 from torchgpmc.approximations import Approximation, Laplace
 from torchgpmc.approximations.gaussian_form import check_model
 from torchgpmc.ascent import ascend
-from torchgpmc.checks import check_count, warn
+from torchgpmc.checks import check_count, check_object, warn
 from torchgpmc.density import AutogradDensity
 from torchgpmc.linalg import identity_matrix
 from torchgpmc.models.gp_model import GPModel
@@ -68,11 +68,8 @@ def fit(
         True
     """
     approximation = Laplace() if approximation is None else approximation
-    if isinstance(approximation, type) or not hasattr(approximation, "evidence"):
-        raise TypeError(
-            f"approximation is {approximation!r}. Expected one of the evidence: torchgpmc.Laplace(), torchgpmc.EP() or "
-            f"torchgpmc.evidence.Orthant(), with their brackets."
-        )
+    known = "torchgpmc.Laplace(), torchgpmc.EP() or torchgpmc.evidence.Orthant(), with their brackets"
+    check_object("approximation", approximation, "evidence", f"one of the evidence: {known}")
     for name, value in (("num_starts", num_starts), ("max_iterations", max_iterations)):
         check_count(name, value)
     check_model(model, f"fit with {type(approximation).__name__}", approximation)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.adapter.conversion import as_likelihood
+from torchgpmc.checks import check_object
 from torchgpmc.likelihoods.likelihood import Derivatives, TiltedMoments
 from torchgpmc.linalg import cholesky, cholesky_in_place, identity_matrix, solve_lower, times_blocks
 from torchgpmc.models.gp_model import GPModel, LatentPrior, likelihood_values
@@ -63,11 +64,8 @@ class Approximation(Protocol):
 
 def check_approximation(option: str, value: Any) -> None:
     """Raises a ``TypeError`` unless ``value`` is an :class:`Approximation`, an object and not its class."""
-    if isinstance(value, type) or not hasattr(value, "importance_density"):
-        raise TypeError(
-            f"{option} is {value!r}. Expected an approximation of p(f | y, theta): torchgpmc.Laplace() or torchgpmc.EP(), with "
-            f"their brackets."
-        )
+    expected = "an approximation of p(f | y, theta): torchgpmc.Laplace() or torchgpmc.EP(), with their brackets"
+    check_object(option, value, "importance_density", expected)
 
 
 def check_model(model: GPModel, method: str, approximation: Approximation | None = None) -> None:

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from torchgpmc.checks import check_count, warn
+from torchgpmc.checks import check_count, check_object, warn
 from torchgpmc.orthant.low_dimensional import MAX_VARIABLES, Quadrature
 from torchgpmc.orthant.problem import OrthantEstimate, OrthantMethod, prepare
 from torchgpmc.orthant.truncated import LEAST_ACCEPTANCE, TruncatedDraws, truncated_draws
@@ -60,10 +60,9 @@ def log_probability(
         >>> round(float(estimate.value.exp()), 6)
         0.125
     """
-    if method is not None and (isinstance(method, type) or not hasattr(method, "estimate")):
-        raise TypeError(
-            f"method is {method!r}. Expected one of torchgpmc.orthant's, for instance torchgpmc.orthant.SeparationOfVariables()."
-        )
+    if method is not None:
+        known = "one of torchgpmc.orthant's, for instance torchgpmc.orthant.SeparationOfVariables()"
+        check_object("method", method, "estimate", known)
     prepared = prepare(covariance, mean, lower, upper)
     if method is None:
         method = Quadrature() if covariance.shape[-1] <= MAX_VARIABLES else SeparationOfVariables()

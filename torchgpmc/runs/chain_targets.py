@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.approximations import ApproximateMarginal, Approximation, CollapsedMarginal, Conjugate, Variational, marginal_of
-from torchgpmc.checks import check_count
+from torchgpmc.checks import check_count, check_object
 from torchgpmc.density import SharedDensity
 from torchgpmc.evidence import CollapsedEstimator, Evidence, LatentEstimate, LatentEstimator, importance, latents_kept
 from torchgpmc.linalg import identity_matrix
@@ -247,8 +247,7 @@ def estimator_for(
         return CollapsedEstimator(CollapsedMarginal(model))
     if evidence is None:
         return importance(model, approximation, num_importance=num_importance, antithetic=antithetic)
-    if isinstance(evidence, type) or not hasattr(evidence, "estimator"):
-        raise TypeError(f"evidence is {evidence!r}. Expected options such as torchgpmc.evidence.Orthant(), or None.")
+    check_object("evidence", evidence, "estimator", "options such as torchgpmc.evidence.Orthant(), or None")
     return evidence.estimator(model)
 
 
