@@ -11,7 +11,7 @@ import torch
 from gpytorch.kernels import Kernel
 from gpytorch.means import Mean, ZeroMean
 from numpy.typing import ArrayLike
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import Self
 
 from torchgpmc.adapter.conversion import as_likelihood, check_forward, convert_likelihood, count_latents
@@ -21,12 +21,11 @@ from torchgpmc.adapter.mean_function import MeanFunction
 from torchgpmc.checks import is_number
 from torchgpmc.likelihoods.likelihood import Factorised
 from torchgpmc.linalg import apply_factor, cholesky, factor_with_gradient, identity_matrix, whiten
+from torchgpmc.models.refreshed import RefreshedModule
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.validation import as_tensor, check_devices, check_dtype, check_inputs, check_targets, names_of, warn_of_scales
 from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.parameters.layout import Hyperparameters, Layout, build_layout
-
-_DERIVED = ("layout", "covariance", "mean_function", "_pure_likelihood", "_num_latents", "_bound")
 
 
 class LatentPrior(NamedTuple):
@@ -70,11 +69,11 @@ class JointGaussian(NamedTuple):
     covariance: Tensor  # (C, T, T), jitter included
 
 
-class GPModel(nn.Module):
+class GPModel(RefreshedModule):
     """Base of the latent Gaussian models; see :class:`GP` and :class:`SparseGP`.
 
-    Holds copies of data, kernel, mean and likelihood in one dtype. What is derived from them (the layout, private evaluation
-    copies, distances) is rebuilt after ``.to()``, ``deepcopy`` and unpickling, and never saved.
+    Holds copies of data, kernel, mean and likelihood in one dtype, and what is derived from them: the layout, private copies that
+    are evaluated, distances between inputs.
 
     A model with another prior on f overrides :meth:`prior_at`, :meth:`cross` and :meth:`prior_covariance`; engines ask for what it
     can do (``has_latents_at_data``, ``is_conjugate``, ``is_smooth``, ``num_latents``), never for its class.
@@ -85,6 +84,8 @@ class GPModel(nn.Module):
     layout: Layout
     covariance: CovarianceFunction
     mean_function: MeanFunction
+
+    derived = ("layout", "covariance", "mean_function", "_pure_likelihood", "_num_latents", "_bound")
 
     has_latents_at_data = True  # whether f at the data is u, a function of v
     takes_expectations = False  # whether the likelihood of v is exp E log p(y | f), f being normal given theta and v
@@ -147,28 +148,6 @@ class GPModel(nn.Module):
         """Covariances at the model's own inputs, ready for theta, and the matrix that holds the jitter."""
         u = self.latent_inputs
         return self.covariance.bind(u, u), self.jitter * identity_matrix(len(u), u)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in _DERIVED}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self.refresh()
-
-    def _apply(self, fn: Any, recurse: bool = True) -> GPModel:
-        super()._apply(fn, recurse)
-        self.refresh()
-        return self
-
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As every module's; distances between the new data are worked out again."""
-        result = super().load_state_dict(*args, **kwargs)
-        self.refresh()
-        return result
-
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
-        self.refresh()  # also when this model is a part of a larger module
 
     @property
     def latent_inputs(self) -> Tensor:
