@@ -9,7 +9,7 @@ import torchgpmc
 
 ROOT = pathlib.Path(torchgpmc.__file__).parent
 FLOORS = [
-    {"types", "checks", "special", "linalg", "random", "threads", "trees", "chain_statistics", "versions"},
+    {"types", "checks", "special", "linalg", "random", "threads", "trees", "chain_statistics", "versions", "overriding"},
     {
         "divergences",
         "quadrature",

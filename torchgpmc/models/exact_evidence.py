@@ -10,6 +10,7 @@ from torchgpmc.linalg import cholesky_in_place, solve_lower, times_vector, trian
 from torchgpmc.models.gp_model import GPModel, likelihood_parameters
 from torchgpmc.models.reverse import Part, by_autograd, covariance_part, mean_part
 from torchgpmc.models.targets import Targets
+from torchgpmc.overriding import keeps_methods
 from torchgpmc.special import log_standard_normal
 
 
@@ -28,13 +29,13 @@ def evidence_and_grad_by_parts(model: GPModel, theta: Tensor, targets: Targets) 
     Returns:
         Log densities of theta ``(C,)``, NaN where A does not factorise, and gradients ``(C, P)``.
     """
-    if type(model).prior_at is not GPModel.prior_at:
+    if not keeps_methods(type(model), GPModel, ("prior_at",)):
         return None
-    covariance_at, layout, count = model._bound[0], model.layout, len(theta)
+    layout, count = model.layout, len(theta)
     with torch.no_grad():
         at = layout.evaluate(theta)
         values = at.hyperparameters.by_module
-        kernel = covariance_part(covariance_at, values["kernel"], layout.sampled_names("kernel"))
+        kernel = covariance_part(model.bindings.among_latents, values["kernel"], layout.sampled_names("kernel"))
         mean = mean_part(model.mean_function, values["mean"], layout.sampled_names("mean"), model.train_x, count)
         noise = _noise_part(model, values["likelihood"], layout.sampled_names("likelihood"))
         total = kernel.value.expand(count, -1, -1).clone(memory_format=torch.contiguous_format)

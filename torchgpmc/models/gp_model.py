@@ -15,7 +15,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from torchgpmc.adapter.conversion import as_likelihood, check_forward, convert_likelihood, count_latents
-from torchgpmc.adapter.covariance import BoundClosedForm, CovarianceFunction, covariance_function
+from torchgpmc.adapter.covariance import BoundClosedForm, Covariance, CovarianceFunction, covariance_function
 from torchgpmc.adapter.functional import PureModule, constraint_of, parameters_with_owners
 from torchgpmc.adapter.mean_function import MeanFunction
 from torchgpmc.checks import is_number
@@ -26,6 +26,13 @@ from torchgpmc.models.targets import Targets
 from torchgpmc.models.validation import as_tensor, check_devices, check_dtype, check_inputs, check_targets, names_of, warn_of_scales
 from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.parameters.layout import Hyperparameters, Layout, build_layout
+
+
+class Bindings(NamedTuple):
+    """Covariances at a model's own inputs, ready to be evaluated at thetas; models that need others have more fields."""
+
+    among_latents: Covariance  # of the latent inputs
+    jitter: Tensor  # (M, M), which is added to it
 
 
 class LatentPrior(NamedTuple):
@@ -85,7 +92,7 @@ class GPModel(RefreshedModule):
     covariance: CovarianceFunction
     mean_function: MeanFunction
 
-    derived = ("layout", "covariance", "mean_function", "_pure_likelihood", "_num_latents", "_bound")
+    derived = ("layout", "covariance", "mean_function", "_pure_likelihood", "_num_latents", "_bindings")
 
     has_latents_at_data = True  # whether f at the data is u, a function of v
     takes_expectations = False  # whether the likelihood of v is exp E log p(y | f), f being normal given theta and v
@@ -142,12 +149,16 @@ class GPModel(RefreshedModule):
         self.mean_function = MeanFunction(self.mean, x)
         self._pure_likelihood: Callable[..., Any] = PureModule(self.likelihood, as_likelihood)
         self._num_latents = count_latents(self.likelihood)
-        self._bound = self._bind()
+        self._bindings = self._bind()
+
+    @property
+    def bindings(self) -> Any:
+        """What of the covariances depends on the model's own inputs alone: :class:`Bindings`, or what a subclass has for it."""
+        return self._bindings
 
     def _bind(self) -> Any:
-        """Covariances at the model's own inputs, ready for theta, and the matrix that holds the jitter."""
         u = self.latent_inputs
-        return self.covariance.bind(u, u), self.jitter * identity_matrix(len(u), u)
+        return Bindings(self.covariance.bind(u, u), self.jitter * identity_matrix(len(u), u))
 
     @property
     def latent_inputs(self) -> Tensor:
@@ -236,7 +247,7 @@ class GPModel(RefreshedModule):
         model = object.__new__(type(self))
         model.__dict__.update(self.__dict__)
         model._buffers = {**self._buffers, **buffers}
-        model._bound = model._bind()
+        model._bindings = model._bind()
         return model
 
     def on_rows(self, rows: Tensor) -> Self:
@@ -253,16 +264,14 @@ class GPModel(RefreshedModule):
     def prior_at(self, hyperparameters: Hyperparameters, inputs: Tensor | None = None) -> LatentPrior:
         """:meth:`prior` from constrained values; ``inputs`` ``(M, D)``, if given, stand in for the latent inputs."""
         values, count = hyperparameters
-        covariance_at, jitter, *_ = self._bound
         u = self.latent_inputs if inputs is None else inputs
-        if inputs is not None:
-            covariance_at = self.covariance.bind(inputs, inputs)
+        covariance_at = self.bindings.among_latents if inputs is None else self.covariance.bind(inputs, inputs)
         covariance = covariance_at(values["kernel"])
         if isinstance(covariance_at, BoundClosedForm) and not covariance.requires_grad:
             # New memory, which nothing else holds, unlike what kernels by others may return.
             covariance.diagonal(dim1=-2, dim2=-1).add_(self.jitter)
         else:
-            covariance = covariance + jitter
+            covariance = covariance + self.bindings.jitter
         return self._factorised(values, self.mean_function(values["mean"], u, count), covariance.expand(count, -1, -1))
 
     def _factorised(self, values: dict[str, dict[str, Tensor]], mean: Tensor, covariance: Tensor) -> LatentPrior:

@@ -9,6 +9,7 @@ from torchgpmc.density import AutogradDensity, keep_freed_memory, mask_failures,
 from torchgpmc.models.gp_model import GPModel, LatentsAt
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.whitening import GaussianSites, undo_whitening
+from torchgpmc.overriding import keeps_methods
 from torchgpmc.special import log_standard_normal
 
 
@@ -74,7 +75,7 @@ class JointLogDensity(AutogradDensity):
 
     def _is_written_out(self) -> bool:
         """Whether the model's own ways lead to this density, not to a subclass's or to one at fixed hyperparameters."""
-        return self.fixed is None and type(self)._evaluate is JointLogDensity._evaluate
+        return self.fixed is None and keeps_methods(type(self), JointLogDensity, ("_evaluate",))
 
     def __call__(self, position: Tensor) -> Tensor:
         if self._is_written_out() and not (position.requires_grad and torch.is_grad_enabled()):
