@@ -101,8 +101,8 @@ class SAAS(Kernel):
 
     def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor:
         """Covariances ``(..., N1, N2)``, or variances ``(..., N)``."""
-        center = x1.mean(-2, keepdim=True)
-        first, second = ((x - center) / self.lengthscale for x in (x1, x2))
+        centre = x1.mean(-2, keepdim=True)
+        first, second = ((x - centre) / self.lengthscale for x in (x1, x2))
         distance = math.sqrt(5) * self.covar_dist(first, second, diag=diag, **params)
         correlation = (1 + distance + distance.square() / 3) * torch.exp(-distance)
         return self.outputscale[(..., *[None] * (1 if diag else 2))] * correlation

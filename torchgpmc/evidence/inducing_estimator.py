@@ -94,10 +94,10 @@ class InducingDraws:
 
     def weigh(self, antithetic: bool) -> tuple[Tensor, Tensor]:
         """Log weights and log likelihoods ``(C, draws)``; with twins, those of mean - S e come second."""
-        center = (self.at.mean + times_matrix(self.mean, self.at.projection)).unsqueeze(1)
+        centre = (self.at.mean + times_matrix(self.mean, self.at.projection)).unsqueeze(1)
         shift = self.delta @ self.at.projection
         common = self.log_constant.unsqueeze(-1) + self.half_square
-        f = torch.cat([center + shift, center - shift], 1) if antithetic else center + shift
+        f = torch.cat([centre + shift, centre - shift], 1) if antithetic else centre + shift
         log_likelihood = expectations(self.model, self.at, f, self.targets)
         common = torch.cat([common, common], -1) if antithetic else common
         log_weight = log_likelihood + common - 0.5 * self.whitened(antithetic).square().sum(-1)

@@ -161,8 +161,8 @@ def _distinct(variance: Tensor) -> Tensor:
 def _offset(mean: Tensor, variance: Tensor, nodes: Tensor) -> Tensor:
     """(m - u) / (s sqrt 2), classes first: ``(K, n, ...)``."""
     scale = (2 * variance).rsqrt()
-    center, scale = ((mean * scale).movedim(-1, 0).unsqueeze(1), scale.movedim(-1, 0).unsqueeze(1))
-    return torch.addcmul(center, nodes, scale, value=-1)
+    centre, scale = ((mean * scale).movedim(-1, 0).unsqueeze(1), scale.movedim(-1, 0).unsqueeze(1))
+    return torch.addcmul(centre, nodes, scale, value=-1)
 
 
 def _terms(mean: Tensor, variance: Tensor, nodes: Tensor) -> _Terms:
@@ -179,14 +179,14 @@ def _density_constant(mean: Tensor, variance: Tensor, step: Tensor) -> Tensor:
 
 def _adaptive(mean: Tensor, variance: Tensor, k: int) -> Tensor:
     others = [j for j in range(mean.shape[-1]) if j != k]
-    center, deviation = mean[..., others], variance[..., others].sqrt()
+    centre, deviation = mean[..., others], variance[..., others].sqrt()
 
     def log_below(u: Tensor) -> Tensor:
-        return log_ndtr((u.unsqueeze(-1) - center) / deviation).sum(-1)
+        return log_ndtr((u.unsqueeze(-1) - centre) / deviation).sum(-1)
 
     # Where the highest of the others turns the integrand off: a step that a wide normal's nodes may all lie beyond.
-    highest = center.detach().argmax(-1, keepdim=True)
-    where, width = (part.detach().gather(-1, highest).squeeze(-1) for part in (center, deviation))
+    highest = centre.detach().argmax(-1, keepdim=True)
+    where, width = (part.detach().gather(-1, highest).squeeze(-1) for part in (centre, deviation))
     return quadrature.log_integral(log_below, mean[..., k], variance[..., k], (where, width)).exp()
 
 

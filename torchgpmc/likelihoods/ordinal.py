@@ -125,8 +125,8 @@ class Ordinal(Factorised, Likelihood):
 
     def expected_log_likelihood(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         lower, upper = self._interval(targets)
-        center = torch.where(lower == -_FAR, upper, torch.where(upper == _FAR, lower, 0.5 * (lower + upper))).detach()
-        return quadrature.expectation_about(lambda f: self.pointwise_log_prob(f, targets), mean, variance, center, 2.8, 100)
+        centre = torch.where(lower == -_FAR, upper, torch.where(upper == _FAR, lower, 0.5 * (lower + upper))).detach()
+        return quadrature.expectation_about(lambda f: self.pointwise_log_prob(f, targets), mean, variance, centre, 2.8, 100)
 
     def predictive_log_prob(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         """Closed form."""

@@ -239,8 +239,8 @@ def _log_sum_exp_and_slopes(mean: Tensor, variance: Tensor) -> tuple[Tensor, Ten
     density = sums.density * others  # of the greatest, where that is the j-th
     softmax = _STEP * density.sum(0)
     total = softmax.sum(-1)  # one, but for the rule's error
-    center = mean.double().amax(-1)
-    value = center + _STEP * ((sums.u.squeeze(-1) - center) * density.sum(-1)).sum(0) / total - _EULER
+    centre = mean.double().amax(-1)
+    value = centre + _STEP * ((sums.u.squeeze(-1) - centre) * density.sum(-1)).sum(0) / total - _EULER
     slope = _STEP * (sums.slope * others).sum(0)
     return value.to(mean.dtype), softmax.to(mean.dtype), 0.5 * slope.to(mean.dtype)
 

@@ -134,13 +134,13 @@ def guided(problem: Problem, sites: Sites) -> SweepProposal:
     # 1 / s^2; at least the variable's own precision given those before it, but for rounding.
     sd = plain * (root_diagonal.square() - precision * plain.square()).clamp_min(1.0).rsqrt()
     ratio = diagonal / sd
-    center = (problem.factor @ whitened_mean.unsqueeze(-1)).squeeze(-1)
+    centre = (problem.factor @ whitened_mean.unsqueeze(-1)).squeeze(-1)
     slope = torch.linalg.solve_triangular(problem.factor.mT, whitened_mean.unsqueeze(-1), upper=True).squeeze(-1)
     push = sd * slope
     return SweepProposal(
         rows=(factor * (sd / diagonal.square()).unsqueeze(-1)).tril(-1),
-        lower=scaled_limit(problem.lower - center, sd, push),
-        upper=scaled_limit(problem.upper - center, sd, push),
+        lower=scaled_limit(problem.lower - centre, sd, push),
+        upper=scaled_limit(problem.upper - centre, sd, push),
         shift=-push / ratio,
         slope=1 / ratio - ratio,
         scale=1 / ratio,
@@ -148,7 +148,7 @@ def guided(problem: Problem, sites: Sites) -> SweepProposal:
         linear=-push,
         quadratic=0.5 * (1 - ratio.square()),
         along=torch.zeros_like(push),
-        center=center,
+        centre=centre,
         factor=factor,
     )
 
@@ -161,11 +161,11 @@ def hardest_first(problem: Problem, sites: Sites) -> tuple[Problem, Sites, Tenso
     """
     with torch.no_grad():
         hardness = sites.precision * problem.covariance.diagonal(dim1=-2, dim2=-1)
-        center = (problem.factor @ sites.whitened_mean.unsqueeze(-1)).squeeze(-1)
+        centre = (problem.factor @ sites.whitened_mean.unsqueeze(-1)).squeeze(-1)
         order = (-hardness).argsort(dim=-1, stable=True)
     moved, order = in_order(problem, order)
     with torch.no_grad():
-        whitened = torch.linalg.solve_triangular(moved.factor, center.gather(1, order).unsqueeze(-1), upper=False).squeeze(-1)
+        whitened = torch.linalg.solve_triangular(moved.factor, centre.gather(1, order).unsqueeze(-1), upper=False).squeeze(-1)
         return moved, Sites(whitened, sites.precision.gather(1, order)), order
 
 

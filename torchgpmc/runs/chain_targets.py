@@ -91,9 +91,9 @@ def joint_target(
             theta = ridges.straight(theta.unsqueeze(0)).squeeze(0)
             inverse = torch.linalg.inv(ridges.slope(theta))
             covariance = inverse @ covariance @ inverse.mT
-        center = torch.cat([theta, torch.zeros_like(fit.mean).flatten().to(theta)])
-        covariance = torch.block_diag(covariance, identity_matrix(model.latent_size, center))
-        return positions_around(center, covariance, size, density, chains, generator), covariance
+        centre = torch.cat([theta, torch.zeros_like(fit.mean).flatten().to(theta)])
+        covariance = torch.block_diag(covariance, identity_matrix(model.latent_size, centre))
+        return positions_around(centre, covariance, size, density, chains, generator), covariance
 
     return ChainTarget(density, size, size + model.latent_size, start, read, _EXACT, is_guess=fit is not None)
 

@@ -35,7 +35,7 @@ class DualAveraging(NamedTuple):
     log_step: Tensor
     log_average: Tensor
     error: Tensor
-    center: Tensor
+    centre: Tensor
     num_seen: Tensor
 
 
@@ -51,9 +51,9 @@ def update_dual_averaging(state: DualAveraging, acceptance: Tensor, target: floa
     count = state.num_seen + 1
     weight = 1 / (count + _OFFSET)
     error = (1 - weight) * state.error + weight * (target - acceptance)
-    log_step = state.center - count.sqrt() / _SHRINKAGE * error
+    log_step = state.centre - count.sqrt() / _SHRINKAGE * error
     forget = count**-_FORGETTING
-    return DualAveraging(log_step, forget * log_step + (1 - forget) * state.log_average, error, state.center, count)
+    return DualAveraging(log_step, forget * log_step + (1 - forget) * state.log_average, error, state.centre, count)
 
 
 def harmonic_mean(acceptance: Tensor) -> Tensor:
