@@ -13,7 +13,9 @@ from torchgpmc.orthant.separation import SweepProposal, draw, log_weights_at, sc
 from torchgpmc.special import interval_densities, log_ndtr_interval
 
 _MAX_ITERATIONS = 50
-_LEAST_STEP = 0.1
+# Where means come to rest more slowly than by a tenth an iteration, steps are shortened, but not for ever.
+_SLOW, _SHORTER, _LEAST_STEP = 0.9, 0.7, 0.1
+_LEAST_CAVITY = 1e-3  # share of a marginal's precision that its cavity keeps, however precise the site
 _FAR = 30.0  # sds, beyond which the variance in a tail comes from its series
 _NARROW = 1e-2  # sds, below which an interval is as good as uniform
 # Shares of the matched precisions that are tried: each shape of problem prefers another.
@@ -81,7 +83,7 @@ def matched_sites(problem: Problem, tolerance: float = 1e-3) -> Sites:
         for _ in range(_MAX_ITERATIONS):
             variance = _divided(factor, root).square().sum(-1)
             mean = (factor @ whitened_mean.unsqueeze(-1)).squeeze(-1)
-            cavity_variance = 1 / (1 / variance - precision).clamp_min(1e-3 / variance)
+            cavity_variance = 1 / (1 / variance - precision).clamp_min(_LEAST_CAVITY / variance)
             cavity_sd = cavity_variance.sqrt()
             cavity_mean = mean - slope * cavity_variance
             pull, ratio = _truncated_moments(
@@ -94,7 +96,7 @@ def matched_sites(problem: Problem, tolerance: float = 1e-3) -> Sites:
             going = change > tolerance
             if not bool(going.any()):
                 break
-            step = torch.where(change > 0.9 * last, (0.7 * step).clamp_min(_LEAST_STEP), step)
+            step = torch.where(change > _SLOW * last, (_SHORTER * step).clamp_min(_LEAST_STEP), step)
             last = change
             trial = precision + step * (new_precision - precision)
             aim = slope + step * (new_slope - slope)
