@@ -132,7 +132,8 @@ class ConditionedGP(GPModel):
 
     def _bind(self) -> _Bindings:
         everything = torch.cat([self.latent_inputs, self.known_inputs])
-        return _Bindings(*super()._bind(), self.covariance.bind(everything, everything), everything)
+        plain = super()._bind()
+        return _Bindings(plain.among_latents, plain.jitter, self.covariance.bind(everything, everything), everything)
 
     def value_and_grad(
         self, theta: Tensor, white: Tensor, targets: Targets, sites: GaussianSites | None = None

@@ -62,7 +62,8 @@ class ProjectedProcess(InducingModel):
     has_latents_at_data = False
 
     def _bind(self) -> _Bindings:
-        return _Bindings(*super()._bind(), self.covariance.bind(self.inducing_points, self.train_x))
+        plain = super()._bind()
+        return _Bindings(plain.among_latents, plain.jitter, self.covariance.bind(self.inducing_points, self.train_x))
 
     @property
     def latent_inputs(self) -> Tensor:
