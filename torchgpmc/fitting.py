@@ -93,14 +93,12 @@ def fit(
 
 def _warn(theta: Tensor, success: bool, max_iterations: int, model: GPModel, approximation: Approximation, flat: bool) -> None:
     if not success:
-        warn(
-            f"fit stopped after {max_iterations} iterations before it converged: raise max_iterations.",
-        )
+        warn(f"fit stopped after {max_iterations} iterations before it converged: raise max_iterations.")
     names = _undetermined(theta, model, approximation) if flat else []
     if names:
         warn(
             f"the evidence hardly changes with {', '.join(names)} where fit ended: there may be no maximum, and its values say "
-            f"little. Use maximum_a_posteriori=True, or sample.",
+            f"little. Use maximum_a_posteriori=True, or sample."
         )
 
 

@@ -294,9 +294,7 @@ class _Loop:
             if not len(self.store):
                 raise KeyboardInterrupt(_nothing_kept(done, total, self.file)) from None
             self.totals["interrupted"] = True
-            warn(
-                f"interrupted: {len(self.store)} draws a chain are kept; the rest was not sampled.",
-            )
+            warn(f"interrupted: {len(self.store)} draws a chain are kept; the rest was not sampled.")
         finally:
             bar.close()
         self._check_for_draws()

@@ -61,10 +61,7 @@ class StudentT(Factorised, StudentTLikelihood):
         logs, (slope, first_slope), share = quadrature.add_up(sums, nodes, mean, weights)
         constant = torch.lgamma(half) - torch.lgamma(0.5 * degrees) - 0.5 * torch.log(torch.pi * spread)
         constant_slope = 0.5 * (torch.digamma(half) - torch.digamma(0.5 * degrees)) - 0.5 / degrees
-        own = (
-            constant_slope - 0.5 * logs + half * share / degrees,
-            (half * share - 0.5) / squared_scale,
-        )
+        own = (constant_slope - 0.5 * logs + half * share / degrees, (half * share - 0.5) / squared_scale)
         scaled = -2 * half / spread
         return ExpectedSlopes(
             (constant - half * logs).sum(-1),

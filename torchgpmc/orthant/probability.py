@@ -80,7 +80,7 @@ def _complain(found: OrthantEstimate) -> None:
         warn(
             f"the weights of batch entry {entry} have k-hat {float(found.pareto_khat[entry]):.2f} (at most {MAX_KHAT} is reliable; "
             f"effective size {float(found.effective_size[entry]):.0f}; {int(poor.sum())} of {len(poor)} entries are so): the "
-            f"estimate is likely too low and its error too small. Use more points, tilting=True, or KnownSplit for known noise.",
+            f"estimate is likely too low and its error too small. Use more points, tilting=True, or KnownSplit for known noise."
         )
 
 
@@ -136,7 +136,7 @@ def truncated_normal_samples(
     warn(
         f"fewer than {LEAST_ACCEPTANCE:g} of the proposals are accepted (as few as {float(found.acceptance_rate.min()):.1g}), "
         f"so that {int((~found.exact).sum())} of {found.exact.numel()} sets of draws are resampled from weighted ones and only "
-        f"approximate: truncated_normal_draws returns their weights.",
+        f"approximate: truncated_normal_draws returns their weights."
     )
     weights = torch.softmax(found.log_weight, -1)
     marks = (torch.arange(num_samples, device=weights.device) + uniform((*weights.shape[:-1], 1), weights, generator)) / num_samples

@@ -276,7 +276,7 @@ class Posterior:
         if self.log_weights is not None:
             warn(
                 "these draws are weighted, and ArviZ's summaries and plots take all draws for equal. Export "
-                "posterior.resampled(n).to_arviz() in their place, or apply sample_stats['log_weight'] yourself.",
+                "posterior.resampled(n).to_arviz() in their place, or apply sample_stats['log_weight'] yourself."
             )
             groups["sample_stats"]["log_weight"] = self.log_weights.numpy()
         if not self.model.targets.one_a_chain:

@@ -236,11 +236,7 @@ def suited_approximation(model: GPModel, approximation: Approximation) -> Approx
 
 
 def estimator_for(
-    model: GPModel,
-    approximation: Approximation,
-    num_importance: int,
-    antithetic: bool | None,
-    evidence: Evidence | None,
+    model: GPModel, approximation: Approximation, num_importance: int, antithetic: bool | None, evidence: Evidence | None
 ) -> LatentEstimator:
     """The estimator of p(y | theta) that a method's options ask for."""
     if evidence is None and model.collapses:

@@ -57,7 +57,7 @@ def posterior_modes(
     if not modes:
         warn(
             f"no mode of the approximate posterior with a positive definite curvature was found in {_SEARCHES * num_starts} "
-            f"starts: sampling begins from the prior instead, and may need more draws.",
+            f"starts: sampling begins from the prior instead, and may need more draws."
         )
     return modes
 
