@@ -63,8 +63,8 @@ def real(number, folder, generator):
         x, y = table[:, :-1], table[:, -1] > 0
         order, count = generator.permutation(len(x)), {7: 100, 8: 200}[number]
         train, tests = order[:count], order[count : 2 * count if number == 7 else 449]
-    center, scale = x[train].mean(0), x[train].std(0) + 1e-12
-    return (x[train] - center) / scale, y[train].astype(int), (x[tests] - center) / scale, None
+    centre, scale = x[train].mean(0), x[train].std(0) + 1e-12
+    return (x[train] - centre) / scale, y[train].astype(int), (x[tests] - centre) / scale, None
 
 
 def probabilities(method, model, tests, draws):

@@ -1,5 +1,7 @@
 """The documents' programs run as printed (with fewer steps), and what they name exists."""
 
+import importlib
+import inspect
 import pathlib
 import re
 
@@ -57,6 +59,32 @@ def test_documents_name_what_exists():
         assert hasattr(tg, name), f"the documents speak of tg.{name}"
     for path in set(re.findall(r"`((?:benchmarks|tests|torchgpmc)/[\w/]+\.py)`", text)):
         assert (ROOT / path).exists(), f"the documents speak of {path}"
+
+
+def reaches(start, name):
+    """Whether ``name``, with dots, leads from an object to another; fields that are annotated count."""
+    *path, last = name.split(".")
+    for part in path:
+        start = getattr(start, part, None)
+    return hasattr(start, last) or last in getattr(start, "__annotations__", {})
+
+
+def test_cross_references_of_docstrings_name_what_exists():
+    """In their module or a class of it, their room, the package or one of its public rooms; or by the whole path."""
+    rooms = [tg, *(getattr(tg, name) for name in tg.__all__ if inspect.ismodule(getattr(tg, name)))]
+    nowhere = []
+    for path in sorted((ROOT / "torchgpmc").rglob("*.py")):
+        if "botorch" in path.parts:  # an extra, which may not be installed
+            continue
+        references = set(re.findall(r":(?:func|class|meth|mod|attr|data):`~?([\w.]+)`", path.read_text()))
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        module, room = importlib.import_module(name), importlib.import_module(name.rpartition(".")[0] or name)
+        starts = [module, room, *rooms, *(part for part in vars(module).values() if inspect.isclass(part))]
+        for reference in references:
+            whole = reference.removeprefix("torchgpmc.") if reference.startswith("torchgpmc.") else None
+            if not (reaches(tg, whole) if whole else any(reaches(start, reference) for start in starts)):
+                nowhere.append(f"{name}: {reference}")
+    assert not nowhere
 
 
 def test_every_public_name_has_a_place_in_the_reference():

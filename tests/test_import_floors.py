@@ -9,7 +9,7 @@ import torchgpmc
 
 ROOT = pathlib.Path(torchgpmc.__file__).parent
 FLOORS = [
-    {"types", "checks", "special", "linalg", "random", "threads", "trees", "chain_statistics", "versions"},
+    {"types", "checks", "special", "linalg", "random", "threads", "trees", "chain_statistics", "versions", "overriding"},
     {
         "divergences",
         "quadrature",
@@ -20,10 +20,9 @@ FLOORS = [
         "intensity",
         "point_process",
         "fitted",
-        "kernels",
         "priors",
     },
-    {"summaries", "likelihoods"},
+    {"summaries", "likelihoods", "kernels"},
     {"diagnostics", "adapter", "samplers", "importance", "orthant"},
     {"parameters"},
     {"models"},

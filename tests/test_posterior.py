@@ -104,7 +104,7 @@ def test_every_draw_is_factorised_once_however_many_test_points(ask):
 @pytest.mark.parametrize("weights", [[-400.0, 0.0, 1.0, -900.0], [-3000.0, -3000.0, 0.0, 2.0], [0.0, 0.0, -3000.0, -3000.0]])
 def test_averages_of_parts_are_those_of_the_whole(weights, monkeypatch):
     """Far from zero, and where parts have no weight at all."""
-    monkeypatch.setattr("torchgpmc.posterior._CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr("torchgpmc.posterior.function_draws._CHUNK_ELEMENTS", 1)
     model = gp("gaussian", mean=gpytorch.means.ConstantMean(constant_prior=gpytorch.priors.NormalPrior(0.0, 1.0)))
     posterior = posterior_of(model, torch.tensor([weights]).double(), chains=1, draws=4)
     posterior.theta[..., [name.startswith("mean") for name in posterior.samples].index(True)] += 1e6
@@ -144,7 +144,7 @@ def test_prediction_does_not_depend_on_chunks(monkeypatch):
         posterior = posterior_of(model)
         x = inputs(7, seed=9)
         whole = posterior.predict(x)
-        monkeypatch.setattr("torchgpmc.posterior._CHUNK_ELEMENTS", 1)
+        monkeypatch.setattr("torchgpmc.posterior.function_draws._CHUNK_ELEMENTS", 1)
         monkeypatch.setattr("torchgpmc.prediction._CHUNK_ELEMENTS", 1)
         chunked = posterior.predict(x, test_chunk=2)
         torch.testing.assert_close(chunked.mean, whole.mean)

@@ -41,6 +41,19 @@ def check_count(name: str, value: Any, least: int = 1, example: str = "") -> Non
         raise ValueError(f"{name} is {value!r}. Expected a whole number of at least {least}{example}.")
 
 
+def check_object(name: str, value: Any, method: str, expected: str) -> None:
+    """Raises a ``TypeError`` unless ``value`` has the ``method`` that makes it fit, and is an object: a class lacks its brackets.
+
+    Example:
+        >>> check_object("path", Path, "exists", "a path, for instance Path('run.pt')")
+        Traceback (most recent call last):
+            ...
+        TypeError: path is <class 'pathlib.Path'>. Expected a path, for instance Path('run.pt').
+    """
+    if isinstance(value, type) or not hasattr(value, method):
+        raise TypeError(f"{name} is {value!r}. Expected {expected}.")
+
+
 def is_number(value: Any) -> bool:
     """Whether ``value`` is a whole or real number; ``True`` is none."""
     return isinstance(value, Real) and not isinstance(value, bool)

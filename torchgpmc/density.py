@@ -29,6 +29,11 @@ def mask_failures(value: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
     return value.masked_fill(failed, -torch.inf), gradient.masked_fill(failed[:, None], 0.0)
 
 
+def mask_value(value: Tensor) -> Tensor:
+    """Log densities ``(C,)`` with -inf where they are not finite: where algebra failed, or outside the support."""
+    return torch.where(torch.isfinite(value), value, -torch.inf)
+
+
 def keep_freed_memory() -> None:
     """Lets the C allocator keep freed memory instead of handing it back after every operation.
 
@@ -102,8 +107,7 @@ class AutogradDensity:
             value: Tensor = _Value.apply(position, self)[0]
             return value
         with torch.no_grad():
-            value = self.function(position)
-        return torch.where(torch.isfinite(value), value, -torch.inf)
+            return mask_value(self.function(position))
 
     def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
         position = position.detach().requires_grad_(True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.chain_statistics import as_datatree
-from torchgpmc.checks import warn
+from torchgpmc.checks import check_object, warn
 from torchgpmc.density import AutogradDensity
 from torchgpmc.diagnostics import complaints, complaints_about_divergences
 from torchgpmc.loop import Order, check_settings, checked_seed
@@ -115,11 +115,8 @@ def sample_density(
         True
     """
     method = NUTS() if method is None else method
-    if isinstance(method, type) or not hasattr(method, "prepare_density"):
-        raise TypeError(
-            f"method is {method!r}. Expected one that needs no Gaussian process: torchgpmc.NUTS(), HMC(), ChEES(), AdaptiveMH() or "
-            f"Slice()."
-        )
+    known = "torchgpmc.NUTS(), HMC(), ChEES(), AdaptiveMH() or Slice()"
+    check_object("method", method, "prepare_density", f"one that needs no Gaussian process: {known}")
     with one_torch_thread(), torch.inference_mode(False):
         start = _checked_start(start, num_chains)
         settings = check_settings(num_samples, warmup_steps, len(start), None)

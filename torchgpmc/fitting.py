@@ -12,8 +12,9 @@ from torch import Tensor
 from torchgpmc.approximations import Approximation, Laplace
 from torchgpmc.approximations.gaussian_form import check_model
 from torchgpmc.ascent import ascend
-from torchgpmc.checks import check_count, warn
+from torchgpmc.checks import check_count, check_object, warn
 from torchgpmc.density import AutogradDensity
+from torchgpmc.linalg import identity_matrix
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.random import make_generator
 from torchgpmc.threads import one_torch_thread
@@ -67,11 +68,8 @@ def fit(
         True
     """
     approximation = Laplace() if approximation is None else approximation
-    if isinstance(approximation, type) or not hasattr(approximation, "evidence"):
-        raise TypeError(
-            f"approximation is {approximation!r}. Expected one of the evidence: torchgpmc.Laplace(), torchgpmc.EP() or "
-            f"torchgpmc.evidence.Orthant(), with their brackets."
-        )
+    known = "torchgpmc.Laplace(), torchgpmc.EP() or torchgpmc.evidence.Orthant(), with their brackets"
+    check_object("approximation", approximation, "evidence", f"one of the evidence: {known}")
     for name, value in (("num_starts", num_starts), ("max_iterations", max_iterations)):
         check_count(name, value)
     check_model(model, f"fit with {type(approximation).__name__}", approximation)
@@ -95,21 +93,19 @@ def fit(
 
 def _warn(theta: Tensor, success: bool, max_iterations: int, model: GPModel, approximation: Approximation, flat: bool) -> None:
     if not success:
-        warn(
-            f"fit stopped after {max_iterations} iterations before it converged: raise max_iterations.",
-        )
+        warn(f"fit stopped after {max_iterations} iterations before it converged: raise max_iterations.")
     names = _undetermined(theta, model, approximation) if flat else []
     if names:
         warn(
             f"the evidence hardly changes with {', '.join(names)} where fit ended: there may be no maximum, and its values say "
-            f"little. Use maximum_a_posteriori=True, or sample.",
+            f"little. Use maximum_a_posteriori=True, or sample."
         )
 
 
 def _undetermined(theta: Tensor, model: GPModel, approximation: Approximation) -> list[str]:
     """Names of parameters that could be e^2 times larger, or smaller, at next to no loss of evidence."""
     size = model.layout.size
-    step = _FAR * torch.eye(size).to(theta)
+    step = _FAR * identity_matrix(size, theta)
     with torch.no_grad():
         found = approximation.evidence(model, model.prior(torch.cat([theta[None], theta + step, theta - step]))).log_evidence
     loss = (found[0] - found[1:]).view(2, size)

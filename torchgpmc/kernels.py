@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from gpytorch.priors import GammaPrior, HalfCauchyPrior, Prior
 from torch import Tensor
 
 from torchgpmc.checks import check_count, check_positive
+from torchgpmc.priors import register_prior_of
 
 
 class SAAS(Kernel):
@@ -56,7 +56,7 @@ class SAAS(Kernel):
     def _register(self, name: str, shape: torch.Size, prior: Prior, value: float) -> None:
         self.register_parameter(f"raw_{name}", torch.nn.Parameter(torch.zeros(shape)))
         self.register_constraint(f"raw_{name}", Positive())
-        self.register_prior(f"{name}_prior", prior, partial(_read, name), partial(_assign, name))
+        register_prior_of(self, name, prior)
         self._set(name, torch.full(shape, value))
 
     def _value(self, name: str) -> Tensor:
@@ -101,8 +101,8 @@ class SAAS(Kernel):
 
     def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor:
         """Covariances ``(..., N1, N2)``, or variances ``(..., N)``."""
-        center = x1.mean(-2, keepdim=True)
-        first, second = ((x - center) / self.lengthscale for x in (x1, x2))
+        centre = x1.mean(-2, keepdim=True)
+        first, second = ((x - centre) / self.lengthscale for x in (x1, x2))
         distance = math.sqrt(5) * self.covar_dist(first, second, diag=diag, **params)
         correlation = (1 + distance + distance.square() / 3) * torch.exp(-distance)
         return self.outputscale[(..., *[None] * (1 if diag else 2))] * correlation
@@ -138,7 +138,7 @@ class White(Kernel):
         if variance_prior is None:
             self.raw_variance.requires_grad_(False)
         else:
-            self.register_prior("variance_prior", variance_prior, partial(_read, "variance"), partial(_assign, "variance"))
+            register_prior_of(self, "variance", variance_prior)
 
     @property
     def variance(self) -> Tensor:
@@ -154,14 +154,6 @@ class White(Kernel):
         """Covariances ``(..., N1, N2)``, or variances ``(..., N)``."""
         same = (x1 == x2 if diag else x1.unsqueeze(-2) == x2.unsqueeze(-3)).all(-1)
         return self.variance[(..., *[None] * (1 if diag else 2))] * same.to(x1.dtype)
-
-
-def _read(name: str, module: Any) -> Any:
-    return getattr(module, name)
-
-
-def _assign(name: str, module: Any, value: Any) -> None:
-    setattr(module, name, value)
 
 
 def saas_lengthscale(tausq: Tensor, relevance: Tensor) -> Tensor:

@@ -131,7 +131,7 @@ class _Whiten(torch.autograd.Function):
     def forward(ctx: Any, covariance: Tensor, factor: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
         # An explicit inverse, as M is small beside N: matrix products keep every N-sized tensor in the same memory order, where
         # triangular solves would hand back transposed ones and each elementwise operation would then cost fivefold.
-        inverse = solve_lower(factor, torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device).expand_as(factor))
+        inverse = inverse_lower(factor)
         white = inverse @ right
         ctx.save_for_backward(inverse, white)
         return white, (white * white).sum(-2)
@@ -164,6 +164,26 @@ def whiten(covariance: Tensor, factor: Tensor, right: Tensor) -> tuple[Tensor, T
         white = solve_lower(factor, right)
         return white, white.square().sum(-2)
     return _Whiten.apply(covariance, factor.detach(), right)
+
+
+def identity_matrix(size: int, like: Tensor) -> Tensor:
+    """The identity matrix ``(size, size)``, of the dtype and on the device of ``like``."""
+    return torch.eye(size, dtype=like.dtype, device=like.device)
+
+
+def inverse_lower(factor: Tensor) -> Tensor:
+    """L^-1 of lower triangular L ``(..., N, N)``."""
+    return solve_lower(factor, identity_matrix(factor.shape[-1], factor).expand_as(factor))
+
+
+def triangular_log_determinant(factor: Tensor) -> Tensor:
+    """log |L| of a triangular L ``(..., N, N)`` with a positive diagonal: ``(...)``, half of log |L L'|.
+
+    Example:
+        >>> triangular_log_determinant(torch.tensor([[1.0, 0.0], [5.0, 1.0]]))
+        tensor(0.)
+    """
+    return factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
 
 def times_matrix(rows: Tensor, matrix: Tensor) -> Tensor:
@@ -200,7 +220,7 @@ def normal_from_natural(precision: Tensor, linear: Tensor) -> tuple[Tensor, Tens
     """
     # The factor of the precision with rows and columns in reverse order has the lower triangular root as its inverse's transpose.
     root, ok = cholesky(precision.flip(-2, -1))
-    inverse = solve_lower(root, torch.eye(root.shape[-1]).to(root).expand_as(root))
+    inverse = inverse_lower(root)
     scale = inverse.flip(-2, -1).mT
     mean = scale @ (scale.mT @ linear.unsqueeze(-1))
     return mean.squeeze(-1), scale, ok

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from torchgpmc.checks import check_count, warn
+from torchgpmc.checks import check_count, check_object, warn
 from torchgpmc.default_call import Rule, sample_by_default
 from torchgpmc.isolation import warn_of_isolated_data
 from torchgpmc.methods import NUTS
@@ -93,10 +93,8 @@ def sample(
     if not isinstance(model, GPModel):
         remedy = " Convert it: torchgpmc.from_gpytorch(model, likelihood, x, y)." if isinstance(model, gpytorch.models.GP) else ""
         raise TypeError(f"model is {type(model).__name__}. Expected a torchgpmc.GP, SparseGP or GPRegression.{remedy}")
-    if isinstance(method, type) or not (method is None or hasattr(method, "prepare")):
-        raise TypeError(
-            f"method is {method!r}. Expected a method object, for instance torchgpmc.NUTS() or torchgpmc.HMC(num_steps=20)."
-        )
+    if method is not None:
+        check_object("method", method, "prepare", "a method object, for instance torchgpmc.NUTS() or torchgpmc.HMC(num_steps=20)")
     if method is None and (start is not None or model.targets.one_a_chain):
         method = NUTS()  # where every chain has a posterior of its own, there is nothing to judge draws by
     if num_samples is None:
@@ -296,9 +294,7 @@ class _Loop:
             if not len(self.store):
                 raise KeyboardInterrupt(_nothing_kept(done, total, self.file)) from None
             self.totals["interrupted"] = True
-            warn(
-                f"interrupted: {len(self.store)} draws a chain are kept; the rest was not sampled.",
-            )
+            warn(f"interrupted: {len(self.store)} draws a chain are kept; the rest was not sampled.")
         finally:
             bar.close()
         self._check_for_draws()

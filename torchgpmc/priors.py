@@ -1,15 +1,31 @@
-"""Priors that gpytorch has not."""
+"""Priors that gpytorch has not, and how a property of a module gets one."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import gpytorch
 import torch
-from gpytorch.priors import GammaPrior
+from gpytorch.priors import GammaPrior, Prior
 from torch import Tensor
 from torch.distributions import constraints
 
 from torchgpmc.checks import check_positive
+
+
+def register_prior_of(module: gpytorch.Module, name: str, prior: Prior) -> None:
+    """Puts ``prior`` on what the attribute ``name`` of a module gives, by functions that can be pickled, unlike gpytorch's."""
+    module.register_prior(f"{name}_prior", prior, partial(_read, name), partial(_assign, name))
+
+
+def _read(name: str, module: Any) -> Tensor:
+    value: Tensor = getattr(module, name)
+    return value
+
+
+def _assign(name: str, module: Any, value: Tensor) -> None:
+    module.initialize(**{name: value})
 
 
 class ShiftedGammaPrior(GammaPrior):

@@ -26,7 +26,7 @@ _PARTS = 4  # into which a panel is split
 _SPLITS = 2  # panels of each integral that are split in a round
 _MAX_DOUBLINGS = 10
 _MAX_ROUNDS = 40
-REACH = 8.0  # standard deviations from the mean within which nodes about a center lie
+REACH = 8.0  # standard deviations from the mean within which nodes about a centre lie
 _LATTICE_REACH = 7.2  # standard deviations; 6e-13 of a normal's mass are beyond
 _LATTICE_DIGITS = 26.0  # minus the log of a lattice's error
 _HALVES = range(10, 33)  # nodes of a lattice on either side of the mean
@@ -166,20 +166,20 @@ def integrals(
         >>> found.log_scale.exp() * found.values[0] / width
         tensor([0.0333, 0.1118], dtype=torch.float64)
     """
-    center, scale = mean.detach(), variance.detach().sqrt()
+    centre, scale = mean.detach(), variance.detach().sqrt()
 
     def weighted(points: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         log_p, functions = function(points)
         log_normal = -0.5 * ((points - mean).square() / variance + (2 * torch.pi * variance).log())
         return torch.where(log_p.isnan(), -torch.inf, log_p) + log_normal, functions
 
-    relative = center.new_tensor(_FIRST_EDGES).view(-1, *[1] * center.dim())
-    edges, reach = center + scale * relative, _FIRST_EDGES[-1] * scale
+    relative = centre.new_tensor(_FIRST_EDGES).view(-1, *[1] * centre.dim())
+    edges, reach = centre + scale * relative, _FIRST_EDGES[-1] * scale
     if peak is not None:
         around = peak[0].detach() + peak[1].detach() * relative
         edges = torch.cat([edges, around.expand_as(edges)]).sort(0).values
-        reach = torch.maximum(edges[-1] - center, center - edges[0])
-    tolerance = max(_TOLERANCE, 16 * torch.finfo(center.dtype).eps)
+        reach = torch.maximum(edges[-1] - centre, centre - edges[0])
+    tolerance = max(_TOLERANCE, 16 * torch.finfo(centre.dtype).eps)
     panels = _evaluated(weighted, edges[:-1], edges.diff(dim=0))
     low, high, ends = edges[0], edges[-1], [0, len(edges) - 2]
     for _ in range(_MAX_DOUBLINGS):
@@ -187,9 +187,9 @@ def integrals(
         if not bool((sizes[:, ends].sum(1) > tolerance * sizes.sum(1)).any()):
             break
         reach, ends = 2 * reach, [-2, -1]
-        left = torch.stack([center - reach, high])
-        panels = _joined(panels, _evaluated(weighted, left, torch.stack([low, center + reach]) - left))
-        low, high = center - reach, center + reach
+        left = torch.stack([centre - reach, high])
+        panels = _joined(panels, _evaluated(weighted, left, torch.stack([low, centre + reach]) - left))
+        low, high = centre - reach, centre + reach
     for _ in range(_MAX_ROUNDS):
         scaled = _one_scale(panels)
         shares = scaled.errors / scaled.sizes.sum(1, keepdim=True)
@@ -293,19 +293,19 @@ def _warn_of_errors(panels: _Panels) -> None:
 
 
 def rule_about(
-    mean: Tensor, variance: Tensor, center: Tensor | float, scale: Tensor | float, num_nodes: int = 64
+    mean: Tensor, variance: Tensor, centre: Tensor | float, scale: Tensor | float, num_nodes: int = 64
 ) -> tuple[Tensor, Tensor]:
-    r"""Nodes x and weights w such that E g(f) = sum w g(mean + sd x) where g is smooth but turns at ``center``, however narrowly.
+    r"""Nodes x and weights w such that E g(f) = sum w g(mean + sd x) where g is smooth but turns at ``centre``, however narrowly.
 
     ``scale`` is how far from the real line g has its nearest singularity, which is what rules converge by. Where all standard
     deviations are below it these are 21 to 65 evenly spaced nodes, the fewer the narrower the normals; else those normals that are
-    wider get Gauss-Legendre nodes in t, f = center + scale sinh(t), over mean +- 8 standard deviations. Rules err by about 1e-11
+    wider get Gauss-Legendre nodes in t, f = centre + scale sinh(t), over mean +- 8 standard deviations. Rules err by about 1e-11
     and less, so that which of them a batch gets is not seen. Off the CPU it is always the latter, which the host need not know.
 
     Args:
         mean: any shape ``...``.
         variance: the same shape, positive; a variance, not a standard deviation.
-        center: broadcasts against the mean.
+        centre: broadcasts against the mean.
         scale: the same; positive.
         num_nodes: of the second rule; 64 are enough up to deviations of a hundred times the scale.
 
@@ -326,18 +326,18 @@ def rule_about(
     half = num_nodes // 2
     with torch.no_grad():
         even = _lattice(half, mean.dim(), mean.dtype, mean.device)
-        nodes, weights = _over_reach(mean, variance, center, scale, 2 * half + 1)
+        nodes, weights = _over_reach(mean, variance, centre, scale, 2 * half + 1)
         narrow = variance / scale**2 <= _widest(half)
         return torch.where(narrow, even[0], nodes), torch.where(narrow, even[1], torch.stack([weights, weights * nodes]))
 
 
 def _over_reach(
-    mean: Tensor, variance: Tensor, center: Tensor | float, scale: Tensor | float, num_nodes: int
+    mean: Tensor, variance: Tensor, centre: Tensor | float, scale: Tensor | float, num_nodes: int
 ) -> tuple[Tensor, Tensor]:
     """The second rule of :func:`rule_about`."""
     shape = (-1,) + (1,) * mean.dim()
     nodes, weights = _legendre(num_nodes, mean.dtype, mean.device)
-    deviation, offset = variance.sqrt() / scale, (mean - center) / scale
+    deviation, offset = variance.sqrt() / scale, (mean - centre) / scale
     low, high = torch.asinh(offset - REACH * deviation), torch.asinh(offset + REACH * deviation)
     t = low + (high - low) * nodes.view(shape)
     x = (torch.sinh(t) - offset) / deviation
@@ -381,12 +381,12 @@ def expectation_about(
     function: Callable[[Tensor], Tensor],
     mean: Tensor,
     variance: Tensor,
-    center: Tensor | float,
+    centre: Tensor | float,
     scale: Tensor | float,
     num_nodes: int = 64,
 ) -> Tensor:
     """E function(f), f ~ N(mean, variance), by :func:`rule_about`; ``function`` maps ``(num_nodes, ...)`` to the same shape."""
-    nodes, weights = rule_about(mean, variance, center, scale, num_nodes)
+    nodes, weights = rule_about(mean, variance, centre, scale, num_nodes)
     return weighted_sum(weights[0], function(mean + variance.sqrt() * nodes))
 
 

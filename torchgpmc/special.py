@@ -12,10 +12,10 @@ from torch.autograd.function import once_differentiable
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 LOG_2 = math.log(2.0)
 SQRT_HALF = math.sqrt(0.5)
-HAZARD_OF_RATIO = math.sqrt(2 / math.pi)
+LOG_2PI = math.log(2 * math.pi)
+HAZARD_OF_RATIO = math.sqrt(2 / math.pi)  # see log_erfc_and_ratio_
 
 # Below these, erfc(-x / sqrt 2) is denormal or zero and its logarithm loses digits.
-LOG_2PI = math.log(2 * math.pi)
 _ERFC_LIMIT = {torch.float64: -37.0, torch.float32: -12.5}
 
 

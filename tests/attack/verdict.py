@@ -98,8 +98,8 @@ class Quantities:
         self.problem = problem
         raw, self.names = self.raw(draws.theta, draws.v)
         weights = np.exp(draws.log_weights - scipy.special.logsumexp(draws.log_weights))
-        self.center = weights @ raw
-        self.scale = np.sqrt(weights @ (raw - self.center) ** 2).clip(1e-6)
+        self.centre = weights @ raw
+        self.scale = np.sqrt(weights @ (raw - self.centre) ** 2).clip(1e-6)
 
     def raw(self, theta, v):
         problem = self.problem
@@ -111,7 +111,7 @@ class Quantities:
         return np.concatenate([theta, f, fit[:, None]], 1), names
 
     def __call__(self, theta, v):
-        standard = (self.raw(theta, v)[0] - self.center) / self.scale
+        standard = (self.raw(theta, v)[0] - self.centre) / self.scale
         return np.concatenate([np.tanh(standard), np.tanh(standard) ** 2], 1)
 
     @property

@@ -75,7 +75,7 @@ def test_predictions_are_averages_over_all(model, monkeypatch):
     monkeypatch.setattr(type(model.likelihood), "predicts_quickly", True)
     posterior = tg.sample(model, tg.AMIS(num_importance=4), num_samples=60, seed=0, progress=False)
     x = inputs(3, 2, seed=5)
-    whole, several = posterior.predict(x), posterior._several(posterior.whitened[0], torch.arange(60))
+    whole, several = posterior.predict(x), posterior._functions(torch.arange(60)).latents
     assert several.shape[1] == LATENTS_KEPT
     parts = []
     for v in several.unbind(1):

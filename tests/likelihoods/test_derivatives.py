@@ -88,9 +88,9 @@ def test_tilted_moments_of_student_t_see_both_humps(scale, degrees):
         mean, variance = torch.zeros(1, 1).double(), torch.full((1, 1), 0.5).double()
         found = likelihood.tilted_moments(mean, variance, y)
 
-        def log_moment(power, center, y=y):
+        def log_moment(power, centre, y=y):
             def log_function(f):
-                return likelihood.pointwise_log_prob(f[None], y)[0] + power * (f - center).abs().log()
+                return likelihood.pointwise_log_prob(f[None], y)[0] + power * (f - centre).abs().log()
 
             return dense_log_integral(log_function, 0.0, 0.5, float(y), scale)
 

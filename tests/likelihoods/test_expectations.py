@@ -15,11 +15,11 @@ from torchgpmc.likelihoods.softmax import expected_log_sum_exp, log_probabilitie
 from torchgpmc.quadrature import product_rule
 
 
-def dense_expectation(function, mean, variance, center, scale):
+def dense_expectation(function, mean, variance, centre, scale):
     """Ten Gauss-Legendre nodes on each of some 4000 panels over mean +- 12 deviations: even ones, and others about the kink."""
     deviation = math.sqrt(variance)
     low, high = mean - 12 * deviation, mean + 12 * deviation
-    about = np.clip(center + scale * np.sinh(np.linspace(-16, 16, 3001)), low, high)
+    about = np.clip(centre + scale * np.sinh(np.linspace(-16, 16, 3001)), low, high)
     edges = np.unique(np.concatenate([np.linspace(low, high, 1001), about]))
     nodes, weights = np.polynomial.legendre.leggauss(10)
     widths = np.diff(edges)[:, None]

@@ -48,11 +48,11 @@ def test_predictive_densities_are_mixtures_of_normals(mean, variance):
 def test_predictive_densities_are_right_to_1e_6_over_a_grid():
     """Also where the datum is thousands of deviations away, and the noise that explains it hundreds from where f_2 is."""
     axes = [-6.0, 0.0, 3.0], [1e-8, 400.0], [1e-4, 1.0, 400.0], [0.0, 0.4, -20.0]
-    center, spread, variance, gap = (
+    centre, spread, variance, gap = (
         part.flatten() for part in torch.meshgrid(*(torch.tensor(axis).double() for axis in axes), indexing="ij")
     )
-    zero = torch.zeros_like(center)
-    found = LIKELIHOOD.predictive_log_prob(torch.stack([zero, center], -1), torch.stack([spread, variance], -1), gap)
+    zero = torch.zeros_like(centre)
+    found = LIKELIHOOD.predictive_log_prob(torch.stack([zero, centre], -1), torch.stack([spread, variance], -1), gap)
 
     def log_density(f, spread, gap):
         total = spread + torch.exp(2 * (f + math.log(0.5)))
@@ -60,7 +60,7 @@ def test_predictive_densities_are_right_to_1e_6_over_a_grid():
 
     expected = [
         dense_log_integral(lambda f, row=row: log_density(f, row[1], row[3]), row[0], row[2], math.log(2 * abs(row[3]) + 1e-4), 1.0)
-        for row in torch.stack([center, spread, variance, gap], -1).tolist()
+        for row in torch.stack([centre, spread, variance, gap], -1).tolist()
     ]
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-11, atol=1e-6)
 

@@ -96,15 +96,15 @@ for scale in (1.0, 0.05, 0.01, 1e-4):
         CASES[f"student_t-{scale}-{degrees}"] = student_t(scale, degrees), [0.0, 3.0, -20.0], lambda y, scale=scale: (y, scale)
 
 
-def dense_log_integral(log_function, mean, variance, center, scale):
+def dense_log_integral(log_function, mean, variance, centre, scale):
     """Ten Gauss-Legendre nodes on each of 4500 panels: even ones, and others in geometric progression about the likelihood."""
     edges = np.unique(
         np.concatenate(
             [
                 mean + variance**0.5 * np.linspace(-400, 400, 1001),
                 mean + variance**0.5 * np.linspace(-20, 20, 501),
-                center + scale * np.sinh(np.linspace(-16, 16, 1001)),
-                np.linspace(mean, center, 2001),
+                centre + scale * np.sinh(np.linspace(-16, 16, 1001)),
+                np.linspace(mean, centre, 2001),
             ]
         )
     )

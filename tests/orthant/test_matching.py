@@ -150,8 +150,8 @@ def test_the_order_is_of_what_limits_say_and_keeps_the_sites():
     assert order.tolist() == [[1, 2, 0]]  # 2 sds up, at the mean, 3 sds down
     before = matched_sites(problem)
     assert torch.equal(sites.precision, before.precision[:, order[0]])
-    center = (problem.factor @ before.whitened_mean.unsqueeze(-1)).squeeze(-1)
-    torch.testing.assert_close((moved.factor @ sites.whitened_mean.unsqueeze(-1)).squeeze(-1), center[:, order[0]])
+    centre = (problem.factor @ before.whitened_mean.unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close((moved.factor @ sites.whitened_mean.unsqueeze(-1)).squeeze(-1), centre[:, order[0]])
 
 
 def test_heavy_tails_call_for_milder_sites():

@@ -157,33 +157,33 @@ def test_a_search_that_finds_nothing_goes_on_from_other_starts(monkeypatch):
 
 def around(density, chains=4000):
     covariance = torch.tensor([[4.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.25]], dtype=torch.float64)
-    center = torch.tensor([1.0, -1.0, 2.0], dtype=torch.float64)
+    centre = torch.tensor([1.0, -1.0, 2.0], dtype=torch.float64)
     generator = torch.Generator().manual_seed(0)
-    return starts.positions_around(center, covariance, 2, density, chains, generator), center, covariance
+    return starts.positions_around(centre, covariance, 2, density, chains, generator), centre, covariance
 
 
 @pytest.mark.statistical
 def test_starts_around_a_fit_are_twice_as_wide_in_theta():
-    position, center, covariance = around(lambda x: torch.zeros(len(x)))
+    position, centre, covariance = around(lambda x: torch.zeros(len(x)))
     wide = covariance.clone()
     wide[:2, :2] *= 4
-    centred = position - center
+    centred = position - centre
     products = (centred.unsqueeze(-1) * centred.unsqueeze(-2)).flatten(1)
     assert worst_excess(torch.cat([centred, products], -1), torch.cat([torch.zeros(3), wide.flatten()])) < 1
     assert worst_excess(products, covariance.flatten()) > 1
 
 
 def test_starts_come_nearer_until_they_are_possible():
-    position, center, _ = around(lambda x: torch.where((x[:, 0] - 1).abs() < 0.1, 0.0, -torch.inf))
-    assert float((position[:, 0] - center[0]).abs().max()) < 0.1 and len(position.unique(dim=0)) == len(position)
+    position, centre, _ = around(lambda x: torch.where((x[:, 0] - 1).abs() < 0.1, 0.0, -torch.inf))
+    assert float((position[:, 0] - centre[0]).abs().max()) < 0.1 and len(position.unique(dim=0)) == len(position)
     with pytest.raises(ValueError, match=r"zero at the start.*fit again"):
         around(lambda x: torch.full((len(x),), -torch.inf))
 
 
 def test_starts_come_nearer_where_the_fit_is_far_too_wide():
-    position, center, covariance = around(lambda x: -1e4 * (x[:, 0] - 1).square())
-    assert float((1e4 * (position[:, 0] - center[0]).square()).max()) < 4.5 + 5 * 16.5**0.5
-    right = torch.distributions.MultivariateNormal(center, covariance).log_prob
+    position, centre, covariance = around(lambda x: -1e4 * (x[:, 0] - 1).square())
+    assert float((1e4 * (position[:, 0] - centre[0]).square()).max()) < 4.5 + 5 * 16.5**0.5
+    right = torch.distributions.MultivariateNormal(centre, covariance).log_prob
     moved = around(right)[0] != around(lambda x: torch.zeros(len(x)))[0]
     assert float(moved.any(-1).double().mean()) < 0.01
 

@@ -40,9 +40,9 @@ def prepare(x1: Tensor, x2: Tensor, isotropic: bool) -> Inputs:
     shorter = min(len(x1), len(x2))
     is_prefix = torch.equal(x1[:shorter], x2[:shorter])
     # Centred inputs lose the fewest digits in |a|^2 + |b|^2 - 2 ab.
-    center = x1.mean(0) if len(x1) else 0.0
-    x1_and_one = torch.cat([x1 - center, torch.ones_like(x1[:, :1])], 1)
-    x1, x2 = x1_and_one[:, :-1], (x2 - center).contiguous()
+    centre = x1.mean(0) if len(x1) else 0.0
+    x1_and_one = torch.cat([x1 - centre, torch.ones_like(x1[:, :1])], 1)
+    x1, x2 = x1_and_one[:, :-1], (x2 - centre).contiguous()
     constant = not (x1.requires_grad or x2.requires_grad)
     distance = _pairwise_square(x1, x2) if constant and isotropic else None
     # On a GPU a pass over memory costs less than waiting for the host, which products of inputs need; see precautions.

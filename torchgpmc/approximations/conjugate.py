@@ -18,7 +18,7 @@ from torchgpmc.approximations.gaussian_form import (
     with_gradient,
     without_graph,
 )
-from torchgpmc.linalg import times_vector
+from torchgpmc.linalg import times_vector, triangular_log_determinant
 from torchgpmc.models.exact_evidence import evidence_and_grad_by_parts
 from torchgpmc.models.gp_model import GPModel, LatentPrior
 from torchgpmc.models.targets import Targets
@@ -67,7 +67,7 @@ def _posterior(problem: LatentProblem) -> GaussianApproximation:
     factor, ok = factor_of_b(problem.covariance, root)
     residual = (problem.targets.values - problem.mean).expand_as(problem.mean)
     alpha = apply_r(factor, root, residual.unsqueeze(-1)).squeeze(-1)
-    log_determinant = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) - precision.log().sum(-1)
+    log_determinant = 2 * triangular_log_determinant(factor) - precision.log().sum(-1)
     log_evidence = -0.5 * ((residual * alpha).sum(-1) + log_determinant + problem.mean.shape[-1] * LOG_2PI)
     centred = times_vector(problem.covariance, alpha)
     count = torch.ones_like(log_evidence, dtype=torch.long)

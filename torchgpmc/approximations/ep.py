@@ -21,7 +21,7 @@ from torchgpmc.approximations.gaussian_form import (
     with_gradient,
     without_graph,
 )
-from torchgpmc.linalg import times_vector
+from torchgpmc.linalg import times_vector, triangular_log_determinant
 from torchgpmc.models.gp_model import GPModel, LatentPrior
 from torchgpmc.models.targets import Targets
 
@@ -193,6 +193,6 @@ def _log_evidence(
     """log Z of EP (Rasmussen & Williams 2006, eq. 3.65), arranged so that a site precision of zero is harmless."""
     tau, nu = sites.precision, sites.shift
     total = tau + cavity_precision
-    log_determinant = 0.5 * torch.log1p(tau / cavity_precision).sum(-1) - factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    log_determinant = 0.5 * torch.log1p(tau / cavity_precision).sum(-1) - triangular_log_determinant(factor)
     quadratic = nu * (centred - nu / total) + cavity_mean * cavity_precision / total * (tau * cavity_mean - 2 * nu)
     return log_normaliser.sum(-1) + log_determinant + 0.5 * quadratic.sum(-1)

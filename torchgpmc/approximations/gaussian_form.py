@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from torchgpmc.adapter.conversion import as_likelihood
+from torchgpmc.checks import check_object
 from torchgpmc.likelihoods.likelihood import Derivatives, TiltedMoments
-from torchgpmc.linalg import cholesky, cholesky_in_place, solve_lower, times_blocks
+from torchgpmc.linalg import cholesky, cholesky_in_place, identity_matrix, solve_lower, times_blocks
 from torchgpmc.models.gp_model import GPModel, LatentPrior, likelihood_values
 from torchgpmc.models.targets import Targets
 
@@ -63,11 +64,8 @@ class Approximation(Protocol):
 
 def check_approximation(option: str, value: Any) -> None:
     """Raises a ``TypeError`` unless ``value`` is an :class:`Approximation`, an object and not its class."""
-    if isinstance(value, type) or not hasattr(value, "importance_density"):
-        raise TypeError(
-            f"{option} is {value!r}. Expected an approximation of p(f | y, theta): torchgpmc.Laplace() or torchgpmc.EP(), with "
-            f"their brackets."
-        )
+    expected = "an approximation of p(f | y, theta): torchgpmc.Laplace() or torchgpmc.EP(), with their brackets"
+    check_object(option, value, "importance_density", expected)
 
 
 def check_model(model: GPModel, method: str, approximation: Approximation | None = None) -> None:
@@ -214,7 +212,7 @@ def covariance_factor(prior: LatentPrior, approximation: GaussianApproximation) 
     Made from the prior's factor L as L (I + L' W L)^-T/2, so that rounding can never make it indefinite; not triangular.
     """
     if approximation.precision.dim() > 2:
-        identity = torch.eye(approximation.factor.shape[-1]).to(prior.factor)
+        identity = identity_matrix(approximation.factor.shape[-1], prior.factor)
         return times_blocks(solve_lower(approximation.factor, identity), prior.factor.mT).mT
     inner = prior.factor.mT @ (prior.factor * approximation.precision.unsqueeze(-1))
     inner.diagonal(dim1=-2, dim2=-1).add_(1.0)

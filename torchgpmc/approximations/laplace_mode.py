@@ -21,7 +21,7 @@ from torchgpmc.approximations.gaussian_form import (
     with_gradient,
     without_graph,
 )
-from torchgpmc.linalg import solve_lower, times_vector
+from torchgpmc.linalg import identity_matrix, solve_lower, times_vector, triangular_log_determinant
 from torchgpmc.models.gp_model import GPModel, LatentPrior
 from torchgpmc.models.targets import Targets
 from torchgpmc.trees import put, take
@@ -170,7 +170,7 @@ def _find_mode(
         return new, _Mode(new.alpha, new.centred, new.objective, point.precision, factor), settled & close, failed
 
     mode, converged, counts = iterate(problem, point, step, max_iterations)
-    log_evidence = mode.objective - mode.factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    log_evidence = mode.objective - triangular_log_determinant(mode.factor)
     mean = problem.mean + mode.centred
     begin = torch.cat([mode.alpha, mode.centred], -1)
     return GaussianApproximation(mean, mode.alpha, mode.precision, mode.factor, log_evidence, converged, counts + rough, begin)
@@ -311,7 +311,7 @@ def _shorten(problem: LatentProblem, point: _Point, new: _Point, worse: Tensor, 
 def _respond(covariance: Tensor, second: Tensor, r: Tensor, pull: Tensor) -> Tensor:
     """(I + W K)^-1 pull with W minus the second derivatives as they are: how the mode moves does not know of their clamping."""
     if bool((second > 0).any()):
-        system = torch.eye(second.shape[-1]).to(second) - second.unsqueeze(-1) * covariance
+        system = identity_matrix(second.shape[-1], second) - second.unsqueeze(-1) * covariance
         return torch.linalg.solve(system, pull)
     return pull - times_vector(r, times_vector(covariance, pull))
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.approximations.gaussian_form import Approximation, check_model, matrix_size
-from torchgpmc.density import AutogradDensity, keep_freed_memory, mask_failures
+from torchgpmc.density import AutogradDensity, keep_freed_memory, mask_failures, mask_value
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.targets import Targets
 
@@ -44,7 +44,7 @@ class ApproximateMarginal(AutogradDensity):
         """The density ``(C,)``, and the matrices that were factorised for it ``(C,)``; nothing is random."""
         with torch.no_grad():
             value, num_factorizations = self._value_and_work(position)
-        return torch.where(torch.isfinite(value), value, -torch.inf), num_factorizations
+        return mask_value(value), num_factorizations
 
     def work(self, payload: Tensor) -> Tensor:
         """Factorisations that a value took ``(C,)``."""

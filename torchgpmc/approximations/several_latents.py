@@ -20,7 +20,7 @@ from torchgpmc.approximations.gaussian_form import (
     without_graph,
 )
 from torchgpmc.likelihoods.likelihood import Curvature
-from torchgpmc.linalg import cholesky, solve_lower, times_blocks
+from torchgpmc.linalg import cholesky, solve_lower, times_blocks, triangular_log_determinant
 
 _MAX_HALVINGS = 40
 _ROUNDING = 1e-10
@@ -97,7 +97,7 @@ def find_mode(
         )
 
     mode, converged, counts = iterate(whitened, begin, step, max_iterations)
-    log_evidence = mode.objective - mode.factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    log_evidence = mode.objective - triangular_log_determinant(mode.factor)
     blocks = mode.white.view(count, -1, factor.shape[-1])
     alpha = torch.linalg.solve_triangular(factor.mT, blocks.mT, upper=True).mT.flatten(1)
     mean = problem.mean.repeat(1, blocks.shape[1]) + mode.centred

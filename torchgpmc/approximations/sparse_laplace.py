@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.likelihoods.slopes import slopes_function
-from torchgpmc.linalg import cholesky
+from torchgpmc.linalg import cholesky, triangular_log_determinant
 from torchgpmc.models.gp_model import GPModel, LatentsAt, likelihood_values
 from torchgpmc.models.targets import Targets
 
@@ -90,7 +90,7 @@ def inducing_laplace(model: GPModel, at: LatentsAt, targets: Targets, max_iterat
     f = latents(v)
     first, second = slopes(f)
     precision = (-second).clamp_min(0.0)
-    log_evidence = value - _root(projection, precision).diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    log_evidence = value - triangular_log_determinant(_root(projection, precision))
     return InducingLaplace(precision, first + precision * f, log_evidence, converged & torch.isfinite(log_evidence))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgpmc.checks import warn
+from torchgpmc.checks import check_object, warn
 from torchgpmc.distributed.ranks import HeldInterrupt, Ranks, held_interrupt
 from torchgpmc.loop import Order, check_settings, checked_seed
 from torchgpmc.methods import NUTS
@@ -84,8 +84,7 @@ def sample(
     """
     settings = check_settings(num_samples, warmup_steps, num_chains, chain_chunk)
     method = NUTS() if method is None else method
-    if isinstance(method, type) or not hasattr(method, "prepare"):
-        raise TypeError(f"method is {method!r}. Expected a method object, for instance torchgpmc.NUTS().")
+    check_object("method", method, "prepare", "a method object, for instance torchgpmc.NUTS()")
     ranks = Ranks(timeout)
     try:
         with one_torch_thread(), held_interrupt() as held:

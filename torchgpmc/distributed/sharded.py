@@ -131,7 +131,7 @@ class ShardedGP(SparseGP):
         theta, white, with_slopes = request
         chunk = self.data_chunk or automatic_chunk(len(theta) * len(self.inducing_points), theta.device)
         density = SparseDensity(
-            self, self._bound[-1], chunk, theta, white, self.targets, with_slopes=with_slopes, with_prior=with_prior
+            self, self.bindings.in_chunks, chunk, theta, white, self.targets, with_slopes=with_slopes, with_prior=with_prior
         )
         return density.value_and_grad() if with_slopes else (density.value(),)
 

@@ -15,6 +15,7 @@ from torchgpmc.approximations.gaussian_form import check_latents_at_data, covari
 from torchgpmc.checks import check_count
 from torchgpmc.evidence.estimators import importance
 from torchgpmc.evidence.gaussian_draws import log_likelihoods, or_prior, prior_unless, quadratic, stacked_mean
+from torchgpmc.linalg import triangular_log_determinant
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.targets import Targets
 from torchgpmc.random import normal_like
@@ -63,7 +64,7 @@ class AnnealedEstimator:
             problem = without_graph(problem_of(self.model, prior, targets))
             root = covariance_factor(prior, found)
             alpha = found.alpha.unsqueeze(-1)
-            log_determinant = found.factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+            log_determinant = triangular_log_determinant(found.factor)
             constant = -0.5 * (found.alpha * (found.mean - stacked_mean(self.model, prior))).sum(-1) - log_determinant
 
             def log_ratio(standard: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchgpmc.approximations import GaussianApproximation
 from torchgpmc.approximations.gaussian_form import LatentProblem
-from torchgpmc.linalg import times_blocks
+from torchgpmc.linalg import identity_matrix, times_blocks, triangular_log_determinant
 from torchgpmc.models.gp_model import GPModel, LatentPrior
 from torchgpmc.models.targets import Targets
 
@@ -111,7 +111,7 @@ class OneLatent(GaussianDraws):
         self.removed = torch.linalg.solve_triangular(found.factor.mT, half, upper=True).mT * root
         self.delta = torch.baddbmm(u, self.removed, problem.covariance, alpha=-1)
         centred = found.mean - problem.mean
-        log_determinant = found.factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        log_determinant = triangular_log_determinant(found.factor)
         self.log_constant = -0.5 * (found.alpha * centred).sum(-1) - log_determinant
 
     def _moved(self, rows: Tensor, directions: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ class SeveralLatents(GaussianDraws):
         super().__init__(prior, problem, found)
         self.white = torch.linalg.solve_triangular(found.factor.mT, directions.squeeze(1).mT, upper=True).mT
         self.delta = times_blocks(self.white, prior.factor.mT)
-        log_determinant = found.factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        log_determinant = triangular_log_determinant(found.factor)
         self.log_constant = -0.5 * self._middle().square().sum(-1) - log_determinant
 
     def _moved(self, rows: Tensor, directions: Tensor) -> Tensor:
@@ -171,7 +171,7 @@ def or_prior(model: GPModel, found: GaussianApproximation, prior: LatentPrior) -
 def prior_unless(sound: Tensor, model: GPModel, found: GaussianApproximation, prior: LatentPrior) -> GaussianApproximation:
     """The approximation where it is ``sound`` ``(C,)``, elsewhere the prior, in the same form and not converged."""
     good = sound.unsqueeze(-1)
-    identity = torch.eye(found.factor.shape[-1]).to(found.factor)
+    identity = identity_matrix(found.factor.shape[-1], found.factor)
     return found._replace(
         mean=torch.where(good, found.mean, stacked_mean(model, prior)),
         alpha=torch.where(good, found.alpha, 0.0),

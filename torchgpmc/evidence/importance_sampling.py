@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchgpmc.approximations import Approximation, GaussianApproximation
 from torchgpmc.approximations.gaussian_form import LatentProblem, matrix_size, problem_of, without_graph
+from torchgpmc.density import mask_value
 from torchgpmc.evidence.gaussian_draws import WeightedDraws, draws_around, log_likelihoods, or_prior, quadratic, stacked_mean
 from torchgpmc.evidence.latent_estimates import spread_levels, stacked_latents
 from torchgpmc.linalg import apply_factor, times_blocks
@@ -237,8 +238,7 @@ class ImportanceEstimator:
             problem = without_graph(problem_of(self.model, prior, self.targets))
 
             def log_likelihood(v: Tensor) -> Tensor:
-                value = self.model.log_likelihood(at, v, self.targets)
-                return torch.where(torch.isfinite(value), value, -torch.inf)
+                return mask_value(self.model.log_likelihood(at, v, self.targets))
 
             state = EllipticalSliceState(estimate.whitened, estimate.log_likelihood)
             for _ in range(num_steps):

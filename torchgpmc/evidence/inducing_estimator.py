@@ -9,7 +9,7 @@ from torchgpmc.approximations.gaussian_form import LatentProblem
 from torchgpmc.approximations.nearest_normal import NearestNormal, Variational
 from torchgpmc.approximations.normal_latents import GaussianLatents, LatentSites
 from torchgpmc.evidence.importance_sampling import ImportanceEstimate, ImportanceEstimator
-from torchgpmc.linalg import times_matrix
+from torchgpmc.linalg import identity_matrix, times_matrix, triangular_log_determinant
 from torchgpmc.models.gp_model import GPModel, LatentPrior, LatentsAt, likelihood_values
 from torchgpmc.models.targets import Targets
 from torchgpmc.trees import where
@@ -74,7 +74,7 @@ class InducingEstimator(ImportanceEstimator):
 
 
 class InducingDraws:
-    """v = mean + S e and, if asked, its mirror image mean - S e, of C thetas; what :class:`GaussianDraws` is to f at the data.
+    """v = mean + S e and, if asked, its mirror image mean - S e, of C thetas; as ``GaussianDraws`` are of f at the data.
 
     Args:
         model: with expectations in its density of v.
@@ -89,15 +89,15 @@ class InducingDraws:
         self.found = found
         self.mean, scale = (part.squeeze(1) for part in found.latents)
         self.delta = directions @ scale.mT
-        self.log_constant = scale.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        self.log_constant = triangular_log_determinant(scale)
         self.half_square = 0.5 * directions.square().sum(-1)
 
     def weigh(self, antithetic: bool) -> tuple[Tensor, Tensor]:
         """Log weights and log likelihoods ``(C, draws)``; with twins, those of mean - S e come second."""
-        center = (self.at.mean + times_matrix(self.mean, self.at.projection)).unsqueeze(1)
+        centre = (self.at.mean + times_matrix(self.mean, self.at.projection)).unsqueeze(1)
         shift = self.delta @ self.at.projection
         common = self.log_constant.unsqueeze(-1) + self.half_square
-        f = torch.cat([center + shift, center - shift], 1) if antithetic else center + shift
+        f = torch.cat([centre + shift, centre - shift], 1) if antithetic else centre + shift
         log_likelihood = expectations(self.model, self.at, f, self.targets)
         common = torch.cat([common, common], -1) if antithetic else common
         log_weight = log_likelihood + common - 0.5 * self.whitened(antithetic).square().sum(-1)
@@ -128,7 +128,7 @@ def _or_prior(found: NearestNormal) -> NearestNormal:
     """The approximation, or the prior itself where it came out unusable: any density leaves the estimate unbiased."""
     (mean, scale), sites = found.latents, found.sites
     sound = torch.isfinite(mean.sum((-2, -1)) + scale.sum((-3, -2, -1)) + sites.precision.sum((-2, -1)))
-    prior = GaussianLatents(torch.zeros_like(mean), torch.eye(scale.shape[-1]).to(scale).expand_as(scale))
+    prior = GaussianLatents(torch.zeros_like(mean), identity_matrix(scale.shape[-1], scale).expand_as(scale))
     return found._replace(
         latents=where(sound, found.latents, prior),
         sites=where(sound, sites, LatentSites(*map(torch.zeros_like, sites))),

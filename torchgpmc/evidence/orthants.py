@@ -20,7 +20,7 @@ from torchgpmc.approximations.gaussian_form import check_model
 from torchgpmc.checks import check_count
 from torchgpmc.evidence.latent_estimates import LatentEstimate, spread_levels, stacked_latents
 from torchgpmc.likelihoods import Bernoulli
-from torchgpmc.linalg import cholesky
+from torchgpmc.linalg import cholesky, identity_matrix
 from torchgpmc.models.gp_model import GPModel, LatentPrior
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.validation import check_test_inputs
@@ -65,7 +65,7 @@ def probit_problem(model: GPModel, prior: LatentPrior, targets: Targets | None =
     """Eq. 30 at the thetas of ``prior``, with its graph."""
     y = model.targets if targets is None else targets
     sign = (2 * y.values - 1).expand(prior.mean.shape)
-    eye = torch.eye(sign.shape[-1], dtype=sign.dtype, device=sign.device)
+    eye = identity_matrix(sign.shape[-1], sign)
     covariance = (prior.covariance + eye) * (sign.unsqueeze(-1) * sign.unsqueeze(-2))
     covariance = torch.where(prior.ok.view(-1, 1, 1), covariance, eye)
     factor, ok = cholesky(covariance)

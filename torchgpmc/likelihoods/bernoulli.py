@@ -73,25 +73,25 @@ def _expectation(link: _Link, mean: Tensor, variance: Tensor, sign: Tensor) -> t
 
     d/dmean E g(f) = E g'(f) and d/dvariance E g(mean + sd x) = E[g'(f) x] / (2 sd), under the quadrature rule itself.
     """
-    center, deviation = sign * mean, variance.sqrt()
-    nodes, weights = quadrature.rule_about(center, variance, 0.0, link.singular)
-    form = link.quick if _is_within(link.lowest(mean), center, deviation) else link.form
-    center, spread = center.mul_(form.unit), form.unit * deviation
+    centre, deviation = sign * mean, variance.sqrt()
+    nodes, weights = quadrature.rule_about(centre, variance, 0.0, link.singular)
+    form = link.quick if _is_within(link.lowest(mean), centre, deviation) else link.form
+    centre, spread = centre.mul_(form.unit), form.unit * deviation
 
     def sums(nodes: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        value, slope = form.function(torch.addcmul(center, spread, nodes))
+        value, slope = form.function(torch.addcmul(centre, spread, nodes))
         return quadrature.weighted_sum(weights[0], value), quadrature.weighted_sum(weights, slope)
 
-    value, slopes = quadrature.add_up(sums, nodes, center, weights)
+    value, slopes = quadrature.add_up(sums, nodes, centre, weights)
     mean_slope, variance_slope = slopes.mul_(form.factor).unbind()
     return value.add_(form.offset), mean_slope.mul_(sign), variance_slope.div_(deviation.mul_(2))
 
 
-def _is_within(lowest: float, center: Tensor, deviation: Tensor) -> bool:
+def _is_within(lowest: float, centre: Tensor, deviation: Tensor) -> bool:
     """Whether no node lies below."""
-    if not math.isfinite(lowest) or not center.numel():
+    if not math.isfinite(lowest) or not centre.numel():
         return False
-    return float(torch.sub(center, deviation, alpha=quadrature.REACH).amin()) >= lowest
+    return float(torch.sub(centre, deviation, alpha=quadrature.REACH).amin()) >= lowest
 
 
 class _ExpectedLogLink(torch.autograd.Function):

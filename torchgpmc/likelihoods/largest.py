@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from torchgpmc import quadrature
-from torchgpmc.special import log_ndtr
+from torchgpmc.special import HAZARD_OF_RATIO, log_ndtr
 
 _MOST_NODES = 2000  # adaptive integrals cost as much as 15000, but these take memory
+_ROOT_2 = math.sqrt(2.0)
 _HIGHEST_EXPONENT = 18.0  # squared, in exp(-x^2): denormal numbers cost a hundredfold
 
 
@@ -95,8 +96,8 @@ def probability_and_slopes(mean: Tensor, variance: Tensor, index: Tensor, accura
         own_variance = variance if variance.shape[-1] == 1 else variance.gather(-1, own)
         constant = _density_constant(mean, own_variance, lattice.step)
         # Of the other classes, which have distribution functions where the labelled one has its density.
-        mean_slope = (falling.movedim(0, -1) * (-_HAZARD * constant * variance.rsqrt())).scatter_(-1, own, 0.0)
-        variance_slope = (bent.movedim(0, -1) * (0.5 * _ROOT_2 * _HAZARD * constant / variance)).scatter_(-1, own, 0.0)
+        mean_slope = (falling.movedim(0, -1) * (-HAZARD_OF_RATIO * constant * variance.rsqrt())).scatter_(-1, own, 0.0)
+        variance_slope = (bent.movedim(0, -1) * (0.5 * _ROOT_2 * HAZARD_OF_RATIO * constant / variance)).scatter_(-1, own, 0.0)
         # The labelled one's follow: nothing changes where all normals move by as much, or are stretched about the labelled mean.
         stretched = 0.5 * (mean - mean.gather(-1, own)) * mean_slope + variance * variance_slope
         variance_slope.scatter_(-1, own, -stretched.sum(-1, keepdim=True) / own_variance)
@@ -145,12 +146,8 @@ class _Terms(NamedTuple):
     """Of each normal at each node, classes first: sums over them, and products, then run along memory."""
 
     offset: Tensor  # (K, n, ...), (m - u) / (s sqrt 2)
-    hazard: Tensor  # (K, n, ...), the density of (u - m) / s over the distribution function, over _HAZARD
+    hazard: Tensor  # (K, n, ...), the density of (u - m) / s over the distribution function, over HAZARD_OF_RATIO
     product: Tensor  # (n, ...), of the distribution functions of all, times 2^K
-
-
-# The factors of a standard normal's hazard exp(-x^2) / erfc(x), and of its argument -x.
-_HAZARD, _ROOT_2 = math.sqrt(2 / math.pi), math.sqrt(2.0)
 
 
 def _distinct(variance: Tensor) -> Tensor:
@@ -161,8 +158,8 @@ def _distinct(variance: Tensor) -> Tensor:
 def _offset(mean: Tensor, variance: Tensor, nodes: Tensor) -> Tensor:
     """(m - u) / (s sqrt 2), classes first: ``(K, n, ...)``."""
     scale = (2 * variance).rsqrt()
-    center, scale = ((mean * scale).movedim(-1, 0).unsqueeze(1), scale.movedim(-1, 0).unsqueeze(1))
-    return torch.addcmul(center, nodes, scale, value=-1)
+    centre, scale = ((mean * scale).movedim(-1, 0).unsqueeze(1), scale.movedim(-1, 0).unsqueeze(1))
+    return torch.addcmul(centre, nodes, scale, value=-1)
 
 
 def _terms(mean: Tensor, variance: Tensor, nodes: Tensor) -> _Terms:
@@ -174,19 +171,19 @@ def _terms(mean: Tensor, variance: Tensor, nodes: Tensor) -> _Terms:
 
 def _density_constant(mean: Tensor, variance: Tensor, step: Tensor) -> Tensor:
     """What makes hazards times products the step times the density of the k-th normal times the others' functions."""
-    return _HAZARD * 0.5 ** mean.shape[-1] * step.unsqueeze(-1) * variance.rsqrt()
+    return HAZARD_OF_RATIO * 0.5 ** mean.shape[-1] * step.unsqueeze(-1) * variance.rsqrt()
 
 
 def _adaptive(mean: Tensor, variance: Tensor, k: int) -> Tensor:
     others = [j for j in range(mean.shape[-1]) if j != k]
-    center, deviation = mean[..., others], variance[..., others].sqrt()
+    centre, deviation = mean[..., others], variance[..., others].sqrt()
 
     def log_below(u: Tensor) -> Tensor:
-        return log_ndtr((u.unsqueeze(-1) - center) / deviation).sum(-1)
+        return log_ndtr((u.unsqueeze(-1) - centre) / deviation).sum(-1)
 
     # Where the highest of the others turns the integrand off: a step that a wide normal's nodes may all lie beyond.
-    highest = center.detach().argmax(-1, keepdim=True)
-    where, width = (part.detach().gather(-1, highest).squeeze(-1) for part in (center, deviation))
+    highest = centre.detach().argmax(-1, keepdim=True)
+    where, width = (part.detach().gather(-1, highest).squeeze(-1) for part in (centre, deviation))
     return quadrature.log_integral(log_below, mean[..., k], variance[..., k], (where, width)).exp()
 
 

@@ -187,11 +187,11 @@ class Factorised(LogLikelihood):
         """
         if not self.is_log_concave:
             return self._moments_over_all_humps(mean, variance, targets)
-        center, scale = self._tilted_mode(mean, variance, targets)
+        centre, scale = self._tilted_mode(mean, variance, targets)
         nodes, weights = quadrature.gauss_hermite(TILTED_NODES, mean.dtype, mean.device)
         shape = (-1,) + (1,) * mean.dim()
         standard = nodes.view(shape)
-        points = center + scale * standard
+        points = centre + scale * standard
         log_ratio = 0.5 * (standard.square() - (points - mean).square() / variance) + 0.5 * (scale.square() / variance).log()
         terms = self.pointwise_log_prob(points, targets) + log_ratio + weights.log().view(shape)
         log_normaliser = torch.logsumexp(terms, 0)
@@ -282,11 +282,11 @@ class Factorised(LogLikelihood):
     def response_moments(self, mean: Tensor, variance: Tensor) -> Moments:
         """Mean and variance of y_n when f_n ~ N(mean_n, variance_n), elementwise, by the law of total variance."""
         # Moments about the response at the latent's mean: nothing cancels when the response is far from zero.
-        center = self.conditional_moments(mean).mean.detach()
+        centre = self.conditional_moments(mean).mean.detach()
 
         def moments(f: Tensor) -> tuple[Tensor, Tensor]:
             conditional = self.conditional_moments(f)
-            return conditional.mean - center, conditional.variance + (conditional.mean - center).square()
+            return conditional.mean - centre, conditional.variance + (conditional.mean - centre).square()
 
         if self.num_latents > 1:
             shift, second = (
@@ -295,7 +295,7 @@ class Factorised(LogLikelihood):
             )
         else:
             shift, second = quadrature.adaptive_expectation(moments, mean, variance)
-        return Moments(center + shift, second - shift.square())
+        return Moments(centre + shift, second - shift.square())
 
     def sample(self, f: Tensor, generator: torch.Generator) -> Tensor:
         """A draw y ~ p(y | f), of the shape of f."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from gpytorch.constraints import Interval, Positive
@@ -15,6 +14,7 @@ from torch.nn.functional import softplus
 from torchgpmc import quadrature
 from torchgpmc.likelihoods.counts import Counts
 from torchgpmc.likelihoods.likelihood import Derivatives, Moments
+from torchgpmc.priors import register_prior_of
 
 
 class NegativeBinomial(Counts):
@@ -56,7 +56,7 @@ class NegativeBinomial(Counts):
         self.register_parameter("raw_dispersion", torch.nn.Parameter(torch.zeros(1)))
         self.register_constraint("raw_dispersion", dispersion_constraint or Positive())
         if dispersion_prior is not None:
-            self.register_prior("dispersion_prior", dispersion_prior, _dispersion_of, _set_dispersion)
+            register_prior_of(self, "dispersion", dispersion_prior)
 
     @property
     def dispersion(self) -> Tensor:
@@ -100,11 +100,3 @@ class NegativeBinomial(Counts):
         rate = torch.exp(self.log_mean(mean) + 0.5 * variance)
         second = rate.square() * variance.exp()
         return Moments(rate, rate + self.dispersion * second + rate.square() * torch.expm1(variance))
-
-
-def _dispersion_of(module: Any) -> Tensor:
-    return module.dispersion
-
-
-def _set_dispersion(module: Any, value: Tensor) -> None:
-    module.dispersion = value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from gpytorch.constraints import Positive
@@ -15,6 +14,7 @@ from torch.distributions import Categorical
 from torchgpmc import quadrature
 from torchgpmc.checks import check_count
 from torchgpmc.likelihoods.likelihood import Derivatives, Factorised, Moments, TiltedMoments, require_classes
+from torchgpmc.priors import register_prior_of
 from torchgpmc.random import normal_like
 from torchgpmc.special import LOG_SQRT_2PI, log_ndtr_interval
 
@@ -64,8 +64,8 @@ class Ordinal(Factorised, Likelihood):
         self.register_parameter("raw_gaps", torch.nn.Parameter(torch.zeros(num_levels - 2)))
         self.register_constraint("raw_gaps", Positive())
         self.gaps = torch.full((num_levels - 2,), gap)
-        self.register_prior("first_cut_prior", first_cut_prior or NormalPrior(first, 1.0), _first_cut_of, _set_first_cut)
-        self.register_prior("gaps_prior", gaps_prior or GammaPrior(2.0, 2.0 / gap), _gaps_of, _set_gaps)
+        register_prior_of(self, "first_cut", first_cut_prior or NormalPrior(first, 1.0))
+        register_prior_of(self, "gaps", gaps_prior or GammaPrior(2.0, 2.0 / gap))
 
     @property
     def gaps(self) -> Tensor:
@@ -125,8 +125,8 @@ class Ordinal(Factorised, Likelihood):
 
     def expected_log_likelihood(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         lower, upper = self._interval(targets)
-        center = torch.where(lower == -_FAR, upper, torch.where(upper == _FAR, lower, 0.5 * (lower + upper))).detach()
-        return quadrature.expectation_about(lambda f: self.pointwise_log_prob(f, targets), mean, variance, center, 2.8, 100)
+        centre = torch.where(lower == -_FAR, upper, torch.where(upper == _FAR, lower, 0.5 * (lower + upper))).detach()
+        return quadrature.expectation_about(lambda f: self.pointwise_log_prob(f, targets), mean, variance, centre, 2.8, 100)
 
     def predictive_log_prob(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         """Closed form."""
@@ -153,19 +153,3 @@ def _derivatives(lower: Tensor, upper: Tensor) -> Derivatives:
     second = (lower * at_lower - upper * at_upper - first.square()).clamp_max(0.0)  # rounding, far out
     third = at_lower * (lower.square() - 1 - lower * first) - at_upper * (upper.square() - 1 - upper * first) - 2 * first * second
     return Derivatives(value, first, second, third)
-
-
-def _first_cut_of(module: Any) -> Tensor:
-    return module.first_cut
-
-
-def _set_first_cut(module: Any, value: Tensor) -> None:
-    module.initialize(first_cut=value)
-
-
-def _gaps_of(module: Any) -> Tensor:
-    return module.gaps
-
-
-def _set_gaps(module: Any, value: Tensor) -> None:
-    module.gaps = value

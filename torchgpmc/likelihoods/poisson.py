@@ -20,7 +20,7 @@ class Poisson(Counts):
 
     Args:
         exposure: e, a number for all counts alike, or a tensor ``(N,)``, one a count; 1 by default. exp(f) is the intensity per
-            unit of exposure (:attr:`torchgpmc.prediction.Prediction.intensity`). Test points have the same exposure where it is a
+            unit of exposure (:attr:`torchgpmc.Prediction.intensity`). Test points have the same exposure where it is a
             number, else those that ``posterior.predict(x, exposure=...)`` is given.
 
     Raises:

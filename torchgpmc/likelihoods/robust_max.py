@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from gpytorch.constraints import Interval
@@ -17,6 +16,7 @@ from torchgpmc.checks import check_count, check_positive
 from torchgpmc.likelihoods.largest import QUICK, probabilities_of_largest, probability_and_slopes, probability_of_largest
 from torchgpmc.likelihoods.likelihood import Factorised, Moments, require_classes
 from torchgpmc.likelihoods.slopes import ExpectedSlopes
+from torchgpmc.priors import register_prior_of
 from torchgpmc.random import uniform
 
 
@@ -64,7 +64,7 @@ class RobustMax(Factorised, Likelihood):
         if epsilon_prior is None:
             self.raw_epsilon.requires_grad_(False)
         else:
-            self.register_prior("epsilon_prior", epsilon_prior, _epsilon_of, _set_epsilon)
+            register_prior_of(self, "epsilon", epsilon_prior)
 
     @property
     def num_latents(self) -> int:  # type: ignore[override]  # K is a setting of this likelihood
@@ -135,11 +135,3 @@ class RobustMax(Factorised, Likelihood):
         steps = 1 + (uniform(largest.shape, f, generator) * (self.num_classes - 1)).long()
         wrong = uniform(largest.shape, f, generator) < self.epsilon
         return torch.where(wrong, (largest + steps) % self.num_classes, largest).to(f.dtype)
-
-
-def _epsilon_of(module: Any) -> Tensor:
-    return module.epsilon
-
-
-def _set_epsilon(module: Any, value: Tensor) -> None:
-    module.epsilon = value

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from torchgpmc.overriding import is_newest
 
 
 class ExpectedSlopes(NamedTuple):
@@ -54,15 +55,3 @@ def slopes_function(likelihood: Any) -> Any:
     if is_newest(kind, "expected_and_slopes", densities):
         return likelihood.expected_and_slopes
     return lambda *arguments: slopes_by_autograd(likelihood, *arguments)
-
-
-@lru_cache(maxsize=64)
-def is_newest(kind: Any, derivative: str, densities: tuple[str, ...]) -> bool:
-    """Whether no subclass redefined one of ``densities`` without the closed form of its ``derivative``."""
-    owner = _defining_class(kind, derivative)
-    defined = [found for name in densities if (found := _defining_class(kind, name)) is not None]
-    return owner is not None and all(issubclass(owner, density) for density in defined)
-
-
-def _defining_class(kind: type, name: str) -> type | None:
-    return next((base for base in kind.__mro__ if name in vars(base)), None)

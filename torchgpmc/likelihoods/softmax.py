@@ -18,32 +18,33 @@ from torchgpmc.likelihoods.slopes import ExpectedSlopes
 from torchgpmc.quadrature import expectation_of_several, gauss_hermite, log_integral_of_several
 from torchgpmc.random import log_uniform
 
-_STEP = 0.5  # on the scale of a Gumbel variable, whose characteristic function is 3e-9 at the frequency of such a lattice
-_REACH = 9  # deviations from the mean that matter to probabilities of 1e-12
-_GUMBEL_REACH = 22  # above which a Gumbel variable lies with probability 3e-10
-_MAX_EXPONENT = 700.0
-_MAX_RATE = 600.0  # exponentials of less than this with a minus sign are denormal, which costs a hundredfold
-_BLOCK_ELEMENTS = 2**15
-_EULER = 0.5772156649015329
-_WIDEST = 50.0  # the deviation up to which lattices are used: their cost grows with its square
-_FEW_NODES = (
-    (0.003, 2),
-    (0.017, 3),
-    (0.06, 5),
-    (0.22, 9),
-)  # deviations up to which so many Gauss-Hermite nodes err by at most 2e-10
-_WIDE = 0.63  # the deviation from which the lattice is fine enough for the normal too
+# The lattice u on which distribution functions of f_k + g_k are known, g_k being a standard Gumbel variable.
+_STEP = 0.5  # whose sums err by about the Gumbel's characteristic function at the frequency 2 pi / 0.5, 2e-8
+_REACH = 9  # standard deviations of f beyond which nothing matters to probabilities of 1e-12
+_GUMBEL_LEAST = -4.0  # below which a Gumbel variable lies with probability exp(-e^4), 2e-24
+_GUMBEL_MOST = 22.0  # above which, with probability e^-22, 3e-10
+_EULER = 0.5772156649015329  # a Gumbel variable's mean
+_WIDEST = 50.0  # standard deviation of f up to which lattices are used: their cost grows with its square
+
+# Rules for f itself, of E exp(-e^(f - u)) and its derivatives: Gauss-Hermite nodes for narrow normals, the lattice for wide ones.
+# Standard deviations up to which so many nodes err by at most 2e-10.
+_FEW_NODES = (0.003, 2), (0.017, 3), (0.06, 5), (0.22, 9)
+_WIDE = 0.63  # the standard deviation from which the lattice is fine enough for the normal too
 _WIDTHS = (*(limit for limit, _ in _FEW_NODES), _WIDE, 1.5, 4.0, 12.0)  # between which rules cost about the same
+
+_MAX_EXPONENT = 700.0  # exp(700) is near the largest number there is
+_MAX_RATE = 600.0  # exponentials of less than this with a minus sign are denormal, which costs a hundredfold
+_BLOCK_ELEMENTS = 2**15  # of a temporary that stays in a core's cache
 
 
 class Softmax(Factorised, SoftmaxLikelihood):
     r"""Classes 0..K-1 with :math:`p(y = k | f) \propto \exp((W f)_k)`; gpytorch's ``SoftmaxLikelihood`` at C settings.
 
     Takes gpytorch's arguments; without ``num_features``, or with ``mixing_weights=False``, each class has a latent function of its
-    own. Unlike gpytorch's it never guesses
-    from the shape of f which dimension holds the data. Without mixing weights predictive probabilities are right to 1e-6 in the
-    logarithm (:func:`log_probabilities_of_normals`); with mixing weights they come from 4096 quasi-random points, right to about
-    1e-3, and a warning says where they are worse than 1e-2.
+    own. Unlike gpytorch's it never guesses from the shape of f which dimension holds the data.
+
+    Without mixing weights predictive probabilities are right to 1e-6 in the logarithm (:func:`log_probabilities_of_normals`). With
+    mixing weights they come from 4096 quasi-random points, right to about 1e-3, and a warning says where they are worse than 1e-2.
 
     Example:
         >>> import torch
@@ -105,7 +106,10 @@ class Softmax(Factorised, SoftmaxLikelihood):
         return log_integral_of_several(self._log_probabilities, mean, variance)
 
     def expected_log_likelihood(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
-        """To 1e-6 without mixing weights (:func:`expected_log_sum_exp`); with them see :func:`quadrature.product_rule`."""
+        """To 1e-6 without mixing weights, by :func:`expected_log_sum_exp`; with them by :func:`torchgpmc.quadrature.product_rule`.
+
+        That is right at variances below 1 alone.
+        """
         if self.mixing_weights is not None:
             return super().expected_log_likelihood(mean, variance, targets)
         index = targets.long().expand(mean.shape[:-1]).unsqueeze(-1)
@@ -150,7 +154,7 @@ def log_probabilities_of_normals(mean: Tensor, variance: Tensor) -> Tensor:
 
     Both integrands are analytic in a strip, so sums over lattices converge geometrically (Trefethen & Weideman 2014): the error is
     below 1e-7, relative to each probability. Lattices grow with the normals: beyond standard deviations of 50 quasi-random points
-    stand in (:func:`quadrature.log_integral_of_several`), right to about 1e-2 nats, with a warning where they are worse.
+    stand in (:func:`torchgpmc.quadrature.log_integral_of_several`), right to about 1e-2 nats, with a warning where they are worse.
 
     Args:
         mean: ``(..., K)``.
@@ -175,8 +179,8 @@ def expected_log_sum_exp(mean: Tensor, variance: Tensor) -> Tensor:
     r"""E log sum exp(f), f independent normals: ``(..., K)`` to ``(...)``; a sum in one dimension, whatever K is, to 5e-7.
 
     Given f, the greatest of all :math:`f_j + g_j` is a Gumbel variable about log sum exp(f), whose mean lies higher by Euler's
-    constant. Beyond standard deviations of 50, where lattices would fill the memory, by :func:`quadrature.product_rule`, to about
-    a twentieth of the deviation.
+    constant. Beyond standard deviations of 50, where lattices would fill the memory, by :func:`torchgpmc.quadrature.product_rule`,
+    to about a twentieth of the deviation.
 
     Example:
         >>> import torch
@@ -243,8 +247,8 @@ def _log_sum_exp_and_slopes(mean: Tensor, variance: Tensor) -> tuple[Tensor, Ten
     density = sums.density * others  # of the greatest, where that is the j-th
     softmax = _STEP * density.sum(0)
     total = softmax.sum(-1)  # one, but for the rule's error
-    center = mean.double().amax(-1)
-    value = center + _STEP * ((sums.u.squeeze(-1) - center) * density.sum(-1)).sum(0) / total - _EULER
+    centre = mean.double().amax(-1)
+    value = centre + _STEP * ((sums.u.squeeze(-1) - centre) * density.sum(-1)).sum(0) / total - _EULER
     slope = _STEP * (sums.slope * others).sum(0)
     return value.to(mean.dtype), softmax.to(mean.dtype), 0.5 * slope.to(mean.dtype)
 
@@ -261,8 +265,8 @@ class _Sums(NamedTuple):
 def _sums_on_lattice(mean: Tensor, variance: Tensor) -> _Sums:
     """The sums f_k + g_k, from where some of them all but surely exceeds u up to where all are surely below."""
     mean, deviation = mean.double(), variance.double().sqrt()
-    lowest = (mean - _REACH * deviation).detach().amax(-1, keepdim=True) - 4
-    lengths = (mean + _REACH * deviation).detach().amax(-1, keepdim=True) + _GUMBEL_REACH - lowest
+    lowest = (mean - _REACH * deviation).detach().amax(-1, keepdim=True) + _GUMBEL_LEAST
+    lengths = (mean + _REACH * deviation).detach().amax(-1, keepdim=True) + _GUMBEL_MOST - lowest
     length = float(lengths.nan_to_num(0.0).max())  # a normal that is none has no say, and its answer is NaN
     u = lowest + _STEP * torch.arange(int(length / _STEP) + 2, dtype=mean.dtype, device=mean.device).view(-1, *[1] * mean.dim())
     wide = deviation > _WIDE

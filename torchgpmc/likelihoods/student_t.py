@@ -49,10 +49,10 @@ class StudentT(Factorised, StudentTLikelihood):
         half, spread = 0.5 * (degrees + 1), degrees * squared_scale
         nodes, weights = quadrature.rule_about(mean, variance, targets, spread.sqrt(), _NODES)
         deviation = variance.sqrt()
-        center = mean - targets
+        centre = mean - targets
 
         def sums(nodes: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
-            residual = torch.addcmul(center, deviation, nodes)
+            residual = torch.addcmul(centre, deviation, nodes)
             square = residual.square().div_(spread)  # q; the slope of log(1 + q) in q is 1 / (1 + q)
             share = torch.reciprocal(1 + square)
             logs, shares = (quadrature.weighted_sum(weights[0], part) for part in (square.log1p(), square * share))
@@ -61,10 +61,7 @@ class StudentT(Factorised, StudentTLikelihood):
         logs, (slope, first_slope), share = quadrature.add_up(sums, nodes, mean, weights)
         constant = torch.lgamma(half) - torch.lgamma(0.5 * degrees) - 0.5 * torch.log(torch.pi * spread)
         constant_slope = 0.5 * (torch.digamma(half) - torch.digamma(0.5 * degrees)) - 0.5 / degrees
-        own = (
-            constant_slope - 0.5 * logs + half * share / degrees,
-            (half * share - 0.5) / squared_scale,
-        )
+        own = (constant_slope - 0.5 * logs + half * share / degrees, (half * share - 0.5) / squared_scale)
         scaled = -2 * half / spread
         return ExpectedSlopes(
             (constant - half * logs).sum(-1),

@@ -57,7 +57,7 @@ class ChEES(GradientOptions):
         if chains < _FEWEST_CHAINS:
             warn(
                 f"ChEES learns the trajectory length from how its chains spread, and {chains} of them say little: draws stay "
-                f"exact, but may mix slowly. Use num_chains={_MANY_CHAINS}, at least {_FEWEST_CHAINS}, or NUTS() for a few chains.",
+                f"exact, but may mix slowly. Use num_chains={_MANY_CHAINS}, at least {_FEWEST_CHAINS}, or NUTS() for a few chains."
             )
         return super().run_on(target, settings)
 

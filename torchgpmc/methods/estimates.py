@@ -16,9 +16,7 @@ from torchgpmc.runs.run import Settings, chain_settings, check_mass_matrix, in_c
 from torchgpmc.runs.starts import check_one_data_set
 from torchgpmc.samplers.adaptation import Tuning, WindowedAdaptation
 from torchgpmc.samplers.preconditioner import MassMatrix
-from torchgpmc.samplers.pseudo_marginal import (
-    on_surrogate,
-)
+from torchgpmc.samplers.pseudo_marginal import on_surrogate
 from torchgpmc.types import LogDensity, Sampler
 
 # The rest of warm-up runs the tuned kernel on the estimate, so that draws do not begin where the approximation left them.
@@ -34,13 +32,7 @@ class Kernels(NamedTuple):
 
 
 def estimated_run(
-    method: Any,
-    model: GPModel,
-    settings: Settings,
-    kernels: Kernels,
-    *,
-    latent_steps: int = 0,
-    from_mode: bool = False,
+    method: Any, model: GPModel, settings: Settings, kernels: Kernels, *, latent_steps: int = 0, from_mode: bool = False
 ) -> ChainRun:
     """Tuning on the approximate marginal likelihood (paper A, section 4.4), then draws from the exact kernel.
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.checks import check_count
+from torchgpmc.checks import check_count, check_object
 from torchgpmc.methods.adaptive_metropolis import AdaptiveMH
 from torchgpmc.methods.gradient_moves import AuxiliaryGradient
 from torchgpmc.models.gp_model import GPModel
@@ -141,12 +141,8 @@ class Gibbs:
     def _check(self, model: GPModel) -> None:
         for option in ("hyper_steps", "latent_steps", "thinning"):
             check_count(option, getattr(self, option))
-        if isinstance(self.hyper, type) or not hasattr(self.hyper, "hyper_move"):
-            raise TypeError(f"hyper is {self.hyper!r}. Expected AdaptiveMH(), Slice(), HMC(), NUTS() or PseudoMarginal().")
-        if isinstance(self.latent, type) or not hasattr(self.latent, "move"):
-            raise TypeError(
-                f"latent is {self.latent!r}. Expected AuxiliaryGradient(), EllipticalSlice() or another move of the latents."
-            )
+        check_object("hyper", self.hyper, "hyper_move", "AdaptiveMH(), Slice(), HMC(), NUTS() or PseudoMarginal()")
+        check_object("latent", self.latent, "move", "AuxiliaryGradient(), EllipticalSlice() or another move of the latents")
         if not isinstance(self.parameterization, Parameterization):
             raise TypeError(
                 f"parameterization is {self.parameterization!r}. Expected Sufficient(), Ancillary(), Surrogate(), Interwoven() or "

@@ -10,9 +10,7 @@ from torchgpmc.approximations import Approximation, Laplace, marginal_of
 from torchgpmc.approximations.gaussian_form import check_approximation, check_model
 from torchgpmc.checks import check_count, check_positive, is_number
 from torchgpmc.evidence import Evidence
-from torchgpmc.importance import (
-    Adaptation,
-)
+from torchgpmc.importance import Adaptation
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.parameters.normal_scale import linear_scale, normal_scale
 from torchgpmc.runs.chain_targets import check_has_hyperparameters, estimator_for, suited_approximation

@@ -21,12 +21,7 @@ from torchgpmc.runs.parameterizations import Interwoven, Parameterization
 from torchgpmc.runs.run import Settings, check_mass_matrix
 from torchgpmc.samplers.adaptation import Tuning
 from torchgpmc.samplers.preconditioner import MassMatrix
-from torchgpmc.samplers.pseudo_marginal import (
-    IndependentProposal,
-    correlated_pseudo_marginal,
-    delayed_acceptance,
-    pseudo_marginal,
-)
+from torchgpmc.samplers.pseudo_marginal import IndependentProposal, correlated_pseudo_marginal, delayed_acceptance, pseudo_marginal
 from torchgpmc.types import LogDensity, Sampler
 
 _OF_A_RUN = {
@@ -149,10 +144,7 @@ class PseudoMarginal:
 
         def kernel(density: MarginalDensity, tuning: Tuning) -> Sampler:
             return pseudo_marginal(
-                density,
-                step_size=tuning.step_size,
-                preconditioner=tuning.preconditioner,
-                independent=self._independent(tuning),
+                density, step_size=tuning.step_size, preconditioner=tuning.preconditioner, independent=self._independent(tuning)
             )
 
         return Move(kernel, walk_adaptation(num_hyperparameters, warmup_steps, self.mass_matrix, self.target_accept_prob))

@@ -14,9 +14,7 @@ from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.run import Settings
 from torchgpmc.samplers.adaptation import Tuning
 from torchgpmc.samplers.preconditioner import MassMatrix
-from torchgpmc.samplers.pseudo_marginal import (
-    pseudo_marginal_slice,
-)
+from torchgpmc.samplers.pseudo_marginal import pseudo_marginal_slice
 from torchgpmc.types import LogDensity, Sampler
 
 

@@ -42,9 +42,4 @@ class NUTS(GradientOptions):
 
     def _kernel(self, density: LogDensity, tuning: Tuning) -> Sampler:
         depth = min(self.max_tree_depth, _ROUGH_DEPTH) if tuning.is_rough else self.max_tree_depth
-        return nuts(
-            density,
-            step_size=tuning.step_size,
-            preconditioner=tuning.preconditioner,
-            max_tree_depth=depth,
-        )
+        return nuts(density, step_size=tuning.step_size, preconditioner=tuning.preconditioner, max_tree_depth=depth)

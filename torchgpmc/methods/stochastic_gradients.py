@@ -93,11 +93,7 @@ class StochasticGradientHMC:
 
         def kernel(tuning: Any) -> Sampler:
             return stochastic_gradient_hmc(
-                target.density,
-                step_size=step_size,
-                preconditioner=preconditioner,
-                friction=self.friction,
-                num_steps=self.num_steps,
+                target.density, step_size=step_size, preconditioner=preconditioner, friction=self.friction, num_steps=self.num_steps
             )
 
         return ChainRun(target, kernel, BurnIn(), chain_settings(settings)[0], settings.num_samples, self.thinning)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.linalg import solve_lower, times_blocks
+from torchgpmc.linalg import inverse_lower, times_blocks
 from torchgpmc.models.gp_model import LatentsAt
 from torchgpmc.models.whitening import GaussianSites, root_and_shift
 
@@ -69,7 +69,7 @@ def white_at_fixed_theta(at: LatentsAt, sites: GaussianSites) -> AffineMap:
         tensor([1.5000, 2.0000], dtype=torch.float64)
     """
     root, shift = root_and_shift(at.projection.mT, at.mean, sites)
-    inverse = solve_lower(root, torch.eye(root.shape[-1]).to(root).expand_as(root))
+    inverse = inverse_lower(root)
     centre = times_blocks(shift.mT, inverse).squeeze(0)
     return AffineMap(centre.new_zeros(0), centre, centre.new_zeros(centre.shape[-1], 0), inverse.mT)
 

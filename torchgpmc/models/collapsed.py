@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.linalg import cholesky, solve_lower, times_vector
+from torchgpmc.linalg import cholesky, identity_matrix, solve_lower, times_vector, triangular_log_determinant
 from torchgpmc.models.reverse import Part
 from torchgpmc.models.sparse_gradient import InducingSums, add_slopes
 from torchgpmc.special import LOG_2PI, log_standard_normal
@@ -46,7 +46,7 @@ class LatentPosterior(NamedTuple):
         """v from standard normals ``(C, M)``, and by Bayes's theorem its E log p(y | f) ``(C,)``."""
         white = torch.linalg.solve_triangular(self.factor.mT, noise.unsqueeze(-1), upper=True).squeeze(-1)
         v = self.mean + white
-        log_density = log_standard_normal(noise) + self.factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        log_density = log_standard_normal(noise) + triangular_log_determinant(self.factor)
         return v, self.log_evidence + log_density - log_standard_normal(v)
 
 
@@ -64,7 +64,7 @@ class CollapsedDensity(InducingSums):
         """log p(theta) p(y | theta) ``(C,)``, NaN where a factorisation failed, and its gradient ``(C, P)``."""
         sums, noise = self._moments(), self._noise
         found = self._given(sums)
-        identity = torch.eye(self.num_inducing, dtype=noise.dtype, device=noise.device)
+        identity = identity_matrix(self.num_inducing, noise)
         # One failed factor would fail the inverse of the whole batch.
         ok = torch.isfinite(found.log_evidence)[:, None, None]
         inverse = torch.cholesky_inverse(torch.where(ok, found.factor, identity))
@@ -113,7 +113,7 @@ class CollapsedDensity(InducingSums):
         s = noise.squeeze(-1)
         rest = sums.variance - sums.outer.diagonal(dim1=-2, dim2=-1).sum(-1)
         square = (sums.square + rest) / s - half.square().sum((-2, -1))
-        value = -0.5 * (square + count * (s.log() + LOG_2PI)) - factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        value = -0.5 * (square + count * (s.log() + LOG_2PI)) - triangular_log_determinant(factor)
         return LatentPosterior(torch.where(self.ok & ok, value, torch.nan), mean, factor)
 
     def _noise_slope(self, sums: _Moments, inverse: Tensor, mean: Tensor) -> dict[str, Tensor]:

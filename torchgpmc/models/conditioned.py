@@ -9,12 +9,14 @@ from gpytorch.kernels import Kernel
 from gpytorch.means import Mean
 from torch import Tensor
 
-from torchgpmc.linalg import cholesky, solve_lower
+from torchgpmc.adapter.covariance import Covariance
+from torchgpmc.linalg import cholesky, identity_matrix, solve_lower
 from torchgpmc.models.gp_model import Cross, GPModel, LatentPrior, conditional_variance
-from torchgpmc.models.reverse import PriorPart, prior_part, value_and_grad_by_parts
+from torchgpmc.models.reverse import DENSITY, PriorPart, prior_part, value_and_grad_by_parts
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.validation import check_devices, check_inputs
 from torchgpmc.models.whitening import GaussianSites
+from torchgpmc.overriding import keeps_methods
 from torchgpmc.parameters.layout import Hyperparameters
 
 
@@ -24,6 +26,15 @@ class _Given(NamedTuple):
     mean: Tensor  # (C, N)
     root: Tensor  # R, (C, Q, N): R' R = K_xq K_qq^-1 K_qx is what is taken from the covariance
     ok: Tensor  # (C,)
+
+
+class _Bindings(NamedTuple):
+    """Those of every model, and others for the latent and the known inputs together."""
+
+    among_latents: Covariance
+    jitter: Tensor
+    among_all: Covariance
+    all_inputs: Tensor  # (M + Q, D)
 
 
 class ConditionedGP(GPModel):
@@ -100,7 +111,7 @@ class ConditionedGP(GPModel):
 
     def _pulled(self, inner: Tensor, between: Tensor, known_mean: Tensor, mean: Tensor) -> _Given:
         """From the known values' covariance ``(C, Q, Q)``, theirs with f ``(C, Q, N)``, and means before."""
-        factor, ok = cholesky(inner + self.jitter * torch.eye(len(self.known_inputs)).to(inner))
+        factor, ok = cholesky(inner + self.jitter * identity_matrix(len(self.known_inputs), inner))
         gap = (self.known_values - known_mean).unsqueeze(-1)
         columns = torch.cat([between.expand(len(gap), -1, -1), gap], -1)
         root, pull = solve_lower(factor.expand(len(gap), -1, -1), columns).split([between.shape[-1], 1], -1)
@@ -108,29 +119,28 @@ class ConditionedGP(GPModel):
 
     def prior_at(self, hyperparameters: Hyperparameters, inputs: Tensor | None = None) -> LatentPrior:
         values, count = hyperparameters
-        _, jitter, covariance_at, everything = self._bound
+        covariance_at, everything = self.bindings.among_all, self.bindings.all_inputs
         if inputs is not None:
             everything = torch.cat([inputs, self.known_inputs])
             covariance_at = self.covariance.bind(everything, everything)
         size = len(everything) - len(self.known_inputs)
         covariance, mean = covariance_at(values["kernel"]), self.mean_function(values["mean"], everything, count)
         given = self._pulled(covariance[:, size:, size:], covariance[:, size:, :size], mean[:, size:], mean[:, :size])
-        covariance = covariance[:, :size, :size] + jitter - given.root.mT @ given.root
+        covariance = covariance[:, :size, :size] + self.bindings.jitter - given.root.mT @ given.root
         prior = self._factorised(values, given.mean, covariance)
         return prior._replace(ok=prior.ok & given.ok)
 
-    def _bind(self) -> Any:
-        """As every model's, and covariances among latent and known inputs together, with these inputs."""
+    def _bind(self) -> _Bindings:
         everything = torch.cat([self.latent_inputs, self.known_inputs])
-        return *super()._bind(), self.covariance.bind(everything, everything), everything
+        plain = super()._bind()
+        return _Bindings(plain.among_latents, plain.jitter, self.covariance.bind(everything, everything), everything)
 
     def value_and_grad(
         self, theta: Tensor, white: Tensor, targets: Targets, sites: GaussianSites | None = None
     ) -> tuple[Tensor, Tensor] | None:
-        kind = type(self)
-        if (kind.prior_at, kind.latents, kind.log_likelihood) != _WRITTEN_OUT:
+        if not keeps_methods(type(self), ConditionedGP, DENSITY):
             return None  # a subclass's own density
-        return value_and_grad_by_parts(self, self._prior_part, self._bound[1], theta, white, targets, sites)
+        return value_and_grad_by_parts(self, self._prior_part, self.bindings.jitter, theta, white, targets, sites)
 
     def _prior_part(self, values: dict[str, dict[str, Tensor]], count: int) -> PriorPart:
         """Mean and covariance given the known values, and what gradients in these are in those of all inputs' before.
@@ -139,9 +149,9 @@ class ConditionedGP(GPModel):
         covariance K - B'W.
         """
         size, known = len(self.latent_inputs), len(self.known_inputs)
-        covariance_at, everything = self._bound[2:]
-        plain = prior_part(self, covariance_at, everything, values, count)
-        inner = plain.covariance[:, size:, size:] + self.jitter * torch.eye(known).to(everything)
+        everything = self.bindings.all_inputs
+        plain = prior_part(self, self.bindings.among_all, everything, values, count)
+        inner = plain.covariance[:, size:, size:] + self.jitter * identity_matrix(known, everything)
         between = plain.covariance[:, size:, :size]
         factor, ok = cholesky(inner)
         factor = torch.where(ok[:, None, None], factor, torch.nan)
@@ -165,7 +175,3 @@ class ConditionedGP(GPModel):
         there, at_latents = (self._given(prior.values, count, points) for points in (inputs, self.latent_inputs))
         variance = conditional_variance(plain.variance, there.root.square().sum(-2))
         return Cross(there.mean, plain.covariance - at_latents.root.mT @ there.root, variance)
-
-
-# What the gradient by parts is the gradient of.
-_WRITTEN_OUT = ConditionedGP.prior_at, ConditionedGP.latents, ConditionedGP.log_likelihood

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from torchgpmc.likelihoods.gaussian import Gaussian
-from torchgpmc.linalg import cholesky_in_place, solve_lower, times_vector
+from torchgpmc.linalg import cholesky_in_place, solve_lower, times_vector, triangular_log_determinant
 from torchgpmc.models.gp_model import GPModel, likelihood_parameters
 from torchgpmc.models.reverse import Part, by_autograd, covariance_part, mean_part
 from torchgpmc.models.targets import Targets
+from torchgpmc.overriding import keeps_methods
 from torchgpmc.special import log_standard_normal
 
 
@@ -28,13 +29,13 @@ def evidence_and_grad_by_parts(model: GPModel, theta: Tensor, targets: Targets) 
     Returns:
         Log densities of theta ``(C,)``, NaN where A does not factorise, and gradients ``(C, P)``.
     """
-    if type(model).prior_at is not GPModel.prior_at:
+    if not keeps_methods(type(model), GPModel, ("prior_at",)):
         return None
-    covariance_at, layout, count = model._bound[0], model.layout, len(theta)
+    layout, count = model.layout, len(theta)
     with torch.no_grad():
         at = layout.evaluate(theta)
         values = at.hyperparameters.by_module
-        kernel = covariance_part(covariance_at, values["kernel"], layout.sampled_names("kernel"))
+        kernel = covariance_part(model.bindings.among_latents, values["kernel"], layout.sampled_names("kernel"))
         mean = mean_part(model.mean_function, values["mean"], layout.sampled_names("mean"), model.train_x, count)
         noise = _noise_part(model, values["likelihood"], layout.sampled_names("likelihood"))
         total = kernel.value.expand(count, -1, -1).clone(memory_format=torch.contiguous_format)
@@ -45,7 +46,7 @@ def evidence_and_grad_by_parts(model: GPModel, theta: Tensor, targets: Targets) 
         white = solve_lower(factor, residual.unsqueeze(-1)).squeeze(-1)
         inverse = torch.cholesky_inverse(factor)
         alpha = times_vector(inverse, residual)
-        log_determinant = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        log_determinant = triangular_log_determinant(factor)
         value = at.log_prior + log_standard_normal(white) - log_determinant
         slope = inverse.mul_(-0.5).addcmul_(alpha.unsqueeze(-1), alpha.unsqueeze(-2), value=0.5)
         diagonal = slope.diagonal(dim1=-2, dim2=-1)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchgpmc.linalg import cholesky, whiten
+from torchgpmc.adapter.covariance import Covariance
+from torchgpmc.linalg import cholesky, identity_matrix, whiten
 from torchgpmc.models.gp_model import Cross, LatentPrior, conditional_variance
 from torchgpmc.models.inducing import InducingModel
 from torchgpmc.parameters.layout import Hyperparameters
+
+
+class _Bindings(NamedTuple):
+    """Covariances at the model's own inputs, ready to be evaluated at thetas."""
+
+    from_inducing: Covariance  # K(Z, [Z; X])
+    jitter: Tensor  # (M, M), which is added to K(Z, Z)
 
 
 class FITC(InducingModel):
@@ -51,20 +59,16 @@ class FITC(InducingModel):
         (1, 8)
     """
 
-    def _bind(self) -> Any:
+    def _bind(self) -> _Bindings:
         z = self.inducing_points
-        return self.covariance.bind(z, torch.cat([z, self.train_x])), self.jitter * torch.eye(
-            len(z), dtype=z.dtype, device=z.device
-        )
+        return _Bindings(self.covariance.bind(z, torch.cat([z, self.train_x])), self.jitter * identity_matrix(len(z), z))
 
     def _root(self, kernel: dict[str, Tensor], inputs: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """R ``(C, M, N)`` with Q = R'R, the diagonal of Q ``(C, N)``, and whether K(Z, Z) was factorised ``(C,)``."""
-        covariance_at, jitter = self._bound
         z = self.inducing_points
-        if inputs is not None:
-            covariance_at = self.covariance.bind(z, torch.cat([z, inputs]))
+        covariance_at = self.bindings.from_inducing if inputs is None else self.covariance.bind(z, torch.cat([z, inputs]))
         inner, outer = covariance_at(kernel).tensor_split([len(z)], -1)
-        inner = inner + jitter
+        inner = inner + self.bindings.jitter
         factor, ok = cholesky(inner.detach())
         return *whiten(inner, factor, outer), ok
 

@@ -12,9 +12,10 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from torchgpmc.models.gp_model import GPModel
-from torchgpmc.models.reverse import prior_part, value_and_grad_by_parts
+from torchgpmc.models.reverse import DENSITY, prior_part, value_and_grad_by_parts
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.whitening import GaussianSites
+from torchgpmc.overriding import keeps_methods
 
 
 class GP(GPModel):
@@ -67,13 +68,7 @@ class GP(GPModel):
     def value_and_grad(
         self, theta: Tensor, white: Tensor, targets: Targets, sites: GaussianSites | None = None
     ) -> tuple[Tensor, Tensor] | None:
-        kind = type(self)
-        if (kind.prior_at, kind.latents, kind.log_likelihood) != _WRITTEN_OUT:
+        if not keeps_methods(type(self), GP, DENSITY):
             return None  # a subclass's own density
-        covariance_at, jitter = self._bound
-        prior_at = partial(prior_part, self, covariance_at, self.train_x)
-        return value_and_grad_by_parts(self, prior_at, jitter, theta, white, targets, sites)
-
-
-# What the gradient by parts is the gradient of.
-_WRITTEN_OUT = GP.prior_at, GP.latents, GP.log_likelihood
+        prior_at = partial(prior_part, self, self.bindings.among_latents, self.train_x)
+        return value_and_grad_by_parts(self, prior_at, self.bindings.jitter, theta, white, targets, sites)

@@ -11,22 +11,28 @@ import torch
 from gpytorch.kernels import Kernel
 from gpytorch.means import Mean, ZeroMean
 from numpy.typing import ArrayLike
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import Self
 
 from torchgpmc.adapter.conversion import as_likelihood, check_forward, convert_likelihood, count_latents
-from torchgpmc.adapter.covariance import BoundClosedForm, CovarianceFunction, covariance_function
+from torchgpmc.adapter.covariance import BoundClosedForm, Covariance, CovarianceFunction, covariance_function
 from torchgpmc.adapter.functional import PureModule, constraint_of, parameters_with_owners
 from torchgpmc.adapter.mean_function import MeanFunction
 from torchgpmc.checks import is_number
 from torchgpmc.likelihoods.likelihood import Factorised
-from torchgpmc.linalg import apply_factor, cholesky, factor_with_gradient, whiten
+from torchgpmc.linalg import apply_factor, cholesky, factor_with_gradient, identity_matrix, whiten
+from torchgpmc.models.refreshed import RefreshedModule
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.validation import as_tensor, check_devices, check_dtype, check_inputs, check_targets, names_of, warn_of_scales
 from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.parameters.layout import Hyperparameters, Layout, build_layout
 
-_DERIVED = ("layout", "covariance", "mean_function", "_pure_likelihood", "_num_latents", "_bound")
+
+class Bindings(NamedTuple):
+    """Covariances at a model's own inputs, ready to be evaluated at thetas; models that need others have more fields."""
+
+    among_latents: Covariance  # of the latent inputs
+    jitter: Tensor  # (M, M), which is added to it
 
 
 class LatentPrior(NamedTuple):
@@ -70,11 +76,11 @@ class JointGaussian(NamedTuple):
     covariance: Tensor  # (C, T, T), jitter included
 
 
-class GPModel(nn.Module):
+class GPModel(RefreshedModule):
     """Base of the latent Gaussian models; see :class:`GP` and :class:`SparseGP`.
 
-    Holds copies of data, kernel, mean and likelihood in one dtype. What is derived from them (the layout, private evaluation
-    copies, distances) is rebuilt after ``.to()``, ``deepcopy`` and unpickling, and never saved.
+    Holds copies of data, kernel, mean and likelihood in one dtype, and what is derived from them: the layout, private copies that
+    are evaluated, distances between inputs.
 
     A model with another prior on f overrides :meth:`prior_at`, :meth:`cross` and :meth:`prior_covariance`; engines ask for what it
     can do (``has_latents_at_data``, ``is_conjugate``, ``is_smooth``, ``num_latents``), never for its class.
@@ -85,6 +91,8 @@ class GPModel(nn.Module):
     layout: Layout
     covariance: CovarianceFunction
     mean_function: MeanFunction
+
+    derived = ("layout", "covariance", "mean_function", "_pure_likelihood", "_num_latents", "_bindings")
 
     has_latents_at_data = True  # whether f at the data is u, a function of v
     takes_expectations = False  # whether the likelihood of v is exp E log p(y | f), f being normal given theta and v
@@ -141,34 +149,16 @@ class GPModel(nn.Module):
         self.mean_function = MeanFunction(self.mean, x)
         self._pure_likelihood: Callable[..., Any] = PureModule(self.likelihood, as_likelihood)
         self._num_latents = count_latents(self.likelihood)
-        self._bound = self._bind()
+        self._bindings = self._bind()
+
+    @property
+    def bindings(self) -> Any:
+        """What of the covariances depends on the model's own inputs alone: :class:`Bindings`, or what a subclass has for it."""
+        return self._bindings
 
     def _bind(self) -> Any:
-        """Covariances at the model's own inputs, ready for theta, and the matrix that holds the jitter."""
         u = self.latent_inputs
-        return self.covariance.bind(u, u), self.jitter * torch.eye(len(u), dtype=u.dtype, device=u.device)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in _DERIVED}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self.refresh()
-
-    def _apply(self, fn: Any, recurse: bool = True) -> GPModel:
-        super()._apply(fn, recurse)
-        self.refresh()
-        return self
-
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As every module's; distances between the new data are worked out again."""
-        result = super().load_state_dict(*args, **kwargs)
-        self.refresh()
-        return result
-
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
-        self.refresh()  # also when this model is a part of a larger module
+        return Bindings(self.covariance.bind(u, u), self.jitter * identity_matrix(len(u), u))
 
     @property
     def latent_inputs(self) -> Tensor:
@@ -257,7 +247,7 @@ class GPModel(nn.Module):
         model = object.__new__(type(self))
         model.__dict__.update(self.__dict__)
         model._buffers = {**self._buffers, **buffers}
-        model._bound = model._bind()
+        model._bindings = model._bind()
         return model
 
     def on_rows(self, rows: Tensor) -> Self:
@@ -274,16 +264,14 @@ class GPModel(nn.Module):
     def prior_at(self, hyperparameters: Hyperparameters, inputs: Tensor | None = None) -> LatentPrior:
         """:meth:`prior` from constrained values; ``inputs`` ``(M, D)``, if given, stand in for the latent inputs."""
         values, count = hyperparameters
-        covariance_at, jitter, *_ = self._bound
         u = self.latent_inputs if inputs is None else inputs
-        if inputs is not None:
-            covariance_at = self.covariance.bind(inputs, inputs)
+        covariance_at = self.bindings.among_latents if inputs is None else self.covariance.bind(inputs, inputs)
         covariance = covariance_at(values["kernel"])
         if isinstance(covariance_at, BoundClosedForm) and not covariance.requires_grad:
             # New memory, which nothing else holds, unlike what kernels by others may return.
             covariance.diagonal(dim1=-2, dim2=-1).add_(self.jitter)
         else:
-            covariance = covariance + jitter
+            covariance = covariance + self.bindings.jitter
         return self._factorised(values, self.mean_function(values["mean"], u, count), covariance.expand(count, -1, -1))
 
     def _factorised(self, values: dict[str, dict[str, Tensor]], mean: Tensor, covariance: Tensor) -> LatentPrior:

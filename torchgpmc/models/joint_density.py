@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchgpmc.density import AutogradDensity, keep_freed_memory, mask_failures
+from torchgpmc.density import AutogradDensity, keep_freed_memory, mask_failures, mask_value
 from torchgpmc.models.gp_model import GPModel, LatentsAt
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.whitening import GaussianSites, undo_whitening
+from torchgpmc.overriding import keeps_methods
 from torchgpmc.special import log_standard_normal
 
 
@@ -74,14 +75,14 @@ class JointLogDensity(AutogradDensity):
 
     def _is_written_out(self) -> bool:
         """Whether the model's own ways lead to this density, not to a subclass's or to one at fixed hyperparameters."""
-        return self.fixed is None and type(self)._evaluate is JointLogDensity._evaluate
+        return self.fixed is None and keeps_methods(type(self), JointLogDensity, ("_evaluate",))
 
     def __call__(self, position: Tensor) -> Tensor:
         if self._is_written_out() and not (position.requires_grad and torch.is_grad_enabled()):
             theta, white = position.split([self.model.layout.size, self.model.latent_size], -1)
             value = self.model.value(theta, white, self.targets, self.sites)
             if value is not None:
-                return torch.where(torch.isfinite(value), value, -torch.inf)
+                return mask_value(value)
         return super().__call__(position)
 
     def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:

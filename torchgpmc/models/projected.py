@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchgpmc.adapter.conversion import as_likelihood
+from torchgpmc.adapter.covariance import Covariance
 from torchgpmc.models.gp_model import Cross, LatentPrior, LatentsAt, likelihood_values
 from torchgpmc.models.inducing import InducingModel
 from torchgpmc.models.targets import Targets
+
+
+class _Bindings(NamedTuple):
+    """Those of every model, and others for the inducing points and the data."""
+
+    among_latents: Covariance
+    jitter: Tensor
+    latents_and_data: Covariance  # K(Z, X)
 
 
 class ProjectedProcess(InducingModel):
@@ -52,8 +61,9 @@ class ProjectedProcess(InducingModel):
 
     has_latents_at_data = False
 
-    def _bind(self) -> Any:
-        return *super()._bind(), self.covariance.bind(self.inducing_points, self.train_x)
+    def _bind(self) -> _Bindings:
+        plain = super()._bind()
+        return _Bindings(plain.among_latents, plain.jitter, self.covariance.bind(self.inducing_points, self.train_x))
 
     @property
     def latent_inputs(self) -> Tensor:
@@ -69,7 +79,7 @@ class ProjectedProcess(InducingModel):
         if inputs is not None:
             return super().at(prior, inputs)
         kernel, count = prior.values["kernel"], len(prior.ok)
-        outer = self._bound[-1](kernel).expand(count, -1, -1)
+        outer = self.bindings.latents_and_data(kernel).expand(count, -1, -1)
         mean = self.mean_function(prior.values["mean"], self.train_x, count)
         variance = self.covariance.diagonal(kernel, self.train_x).expand(count, -1)
         at = self._projected(prior, Cross(mean, outer, variance))

@@ -14,11 +14,11 @@ from torch import Tensor
 from torchgpmc.adapter.covariance import BoundClosedForm, Covariance, Values
 from torchgpmc.adapter.mean_function import MeanFunction
 from torchgpmc.likelihoods.likelihood import LogLikelihood
-from torchgpmc.likelihoods.slopes import is_newest
 from torchgpmc.linalg import cholesky
 from torchgpmc.models.gp_model import GPModel, likelihood_parameters
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.whitening import GaussianSites, white_under_prior, white_under_sites
+from torchgpmc.overriding import is_newest, keeps_methods
 from torchgpmc.special import log_standard_normal
 
 
@@ -79,9 +79,9 @@ def prior_part(model: GPModel, covariance_at: Covariance, x: Tensor, values: dic
 
 
 def _has_slope(likelihood: LogLikelihood) -> bool:
-    """Whether the derivative of the very density that :meth:`log_prob` gives is in closed form."""
+    """Whether the derivative of the very density that ``log_prob`` gives is in closed form."""
     kind: Any = type(likelihood)
-    written = kind.log_prob_and_slope is not LogLikelihood.log_prob_and_slope
+    written = not keeps_methods(kind, LogLikelihood, ("log_prob_and_slope",))
     return written and is_newest(kind, "log_prob_and_slope", ("log_prob", "pointwise_log_prob", "forward"))
 
 
@@ -105,6 +105,10 @@ def _likelihood(model: GPModel, values: dict[str, Tensor], sampled: list[str], f
         slope, *others = torch.autograd.grad(log_prob.sum(), [leaf, *leaves.values()], allow_unused=True)
     slopes = {name: other for name, other in zip(leaves, others, strict=True) if other is not None}
     return _Likelihood(log_prob.detach(), torch.zeros_like(f) if slope is None else slope, slopes)
+
+
+# Methods of a model that its gradient by parts is written out for.
+DENSITY = "prior_at", "latents", "log_likelihood"
 
 
 def value_and_grad_by_parts(

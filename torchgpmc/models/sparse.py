@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from gpytorch.kernels import Kernel
@@ -11,7 +11,7 @@ from gpytorch.means import Mean
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from torchgpmc.adapter.covariance import covariance_function
+from torchgpmc.adapter.covariance import Covariance, covariance_function
 from torchgpmc.checks import check_count
 from torchgpmc.likelihoods.gaussian import Gaussian
 from torchgpmc.models.collapsed import CollapsedDensity
@@ -21,7 +21,17 @@ from torchgpmc.models.sparse_gradient import DataBindings, SparseDensity, automa
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.validation import check_inducing_points
 from torchgpmc.models.whitening import GaussianSites
+from torchgpmc.overriding import keeps_methods
 from torchgpmc.parameters.layout import Hyperparameters
+
+
+class _Bindings(NamedTuple):
+    """Those of every model, and others for the inducing points and the data."""
+
+    among_latents: Covariance
+    jitter: Tensor
+    from_inducing: Covariance  # K(Z, [Z; X])
+    in_chunks: DataBindings
 
 
 class SparseGP(InducingModel):
@@ -38,7 +48,7 @@ class SparseGP(InducingModel):
         train_x: inputs ``(N, D)``, or ``(N,)``.
         train_y: targets ``(N,)``, as the likelihood has them.
         kernel: a gpytorch kernel without batch dimensions.
-        likelihood: with one latent function; see :class:`GP`.
+        likelihood: one that factorises over data, of any number of latent functions; see :class:`GP`.
         inducing_points: Z ``(M, D)``; :func:`torchgpmc.kmeans_inducing_points` makes good ones. Fixed while sampling.
         mean: a gpytorch mean; zero by default.
         jitter: variance added to the diagonal of K(Z, Z).
@@ -99,7 +109,7 @@ class SparseGP(InducingModel):
                 f"expected_log_likelihood for SparseGP; use GP, or subclass torchgpmc.likelihoods.Factorised."
             )
 
-    def _bind(self) -> Any:
+    def _bind(self) -> _Bindings:
         z, x = self.inducing_points, self.train_x
         inner, jitter = super()._bind()
         dtype = x.dtype if self.data_dtype is None else self.data_dtype
@@ -108,7 +118,7 @@ class SparseGP(InducingModel):
             covariance = covariance_function(copy.deepcopy(self.kernel).to(dtype), x.to(dtype))
         both = torch.cat([z, x])
         joint = covariance.bind(both.to(dtype), z.to(dtype))
-        return inner, jitter, self.covariance.bind(z, both), DataBindings(inner, jitter, joint, dtype)
+        return _Bindings(inner, jitter, self.covariance.bind(z, both), DataBindings(inner, jitter, joint, dtype))
 
     @property
     def latent_inputs(self) -> Tensor:
@@ -117,9 +127,10 @@ class SparseGP(InducingModel):
 
     def at_data(self, hyperparameters: Hyperparameters) -> LatentsAt:
         values, count = hyperparameters
-        _, jitter, covariance_at, _ = self._bound
-        # One evaluation of K(Z, [Z, X]): at these sizes the calls cost as much as the arithmetic.
-        inner, outer = covariance_at(values["kernel"]).expand(count, -1, -1).split([len(jitter), len(self.train_x)], -1)
+        jitter = self.bindings.jitter
+        # One evaluation of K(Z, [Z; X]): at these sizes the calls cost as much as the arithmetic.
+        joint = self.bindings.from_inducing(values["kernel"]).expand(count, -1, -1)
+        inner, outer = joint.split([len(jitter), len(self.train_x)], -1)
         prior = self._factorised(values, self.mean_function(values["mean"], self.inducing_points, count), inner + jitter)
         mean = self.mean_function(values["mean"], self.train_x, count)
         return self._projected(prior, Cross(mean, outer, self.covariance.diagonal(values["kernel"], self.train_x)))
@@ -147,7 +158,7 @@ class SparseGP(InducingModel):
 
     def _density(self, theta: Tensor, white: Tensor, targets: Targets, *, with_slopes: bool) -> SparseDensity:
         chunk = self.data_chunk or automatic_chunk(len(theta) * len(self.inducing_points), theta.device)
-        return SparseDensity(self, self._bound[-1], chunk, theta, white, targets, with_slopes=with_slopes)
+        return SparseDensity(self, self.bindings.in_chunks, chunk, theta, white, targets, with_slopes=with_slopes)
 
     @property
     def takes_expectations(self) -> bool:  # type: ignore[override]
@@ -160,12 +171,12 @@ class SparseGP(InducingModel):
     def collapsed(self, theta: Tensor, targets: Targets, *, with_slopes: bool) -> CollapsedDensity:
         """The evidence with v integrated out, at C settings; of a model that ``collapses``."""
         chunk = self.data_chunk or automatic_chunk(len(theta) * len(self.inducing_points), theta.device)
-        return CollapsedDensity(self, self._bound[-1], chunk, theta, targets, with_slopes=with_slopes)
+        return CollapsedDensity(self, self.bindings.in_chunks, chunk, theta, targets, with_slopes=with_slopes)
 
     def _is_written_out(self) -> bool:
         """Whether the density is the one of this class, not a subclass's own."""
-        return all(getattr(type(self), name) is getattr(SparseGP, name) for name in _PARTS)
+        return keeps_methods(type(self), SparseGP, _DENSITY)
 
 
-# What the density by parts is made of.
-_PARTS = "prior_at", "at_data", "cross", "marginals", "log_likelihood", "likelihood_function"
+# Methods that the density by chunks is written out for.
+_DENSITY = "prior_at", "at_data", "cross", "marginals", "log_likelihood", "likelihood_function"

@@ -294,8 +294,7 @@ class SparseDensity(InducingSums):
     def _expectation(self, chunk: _Chunk) -> Tensor:
         parameters = likelihood_parameters(self.values["likelihood"])
         value: Tensor = self.model.likelihood_function(
-            parameters,
-            lambda likelihood: likelihood.for_data(chunk.rows).expected_log_likelihood(*self._moments(chunk)).sum(-1),
+            parameters, lambda likelihood: likelihood.for_data(chunk.rows).expected_log_likelihood(*self._moments(chunk)).sum(-1)
         )
         return value
 
@@ -306,8 +305,7 @@ class SparseDensity(InducingSums):
         with torch.set_grad_enabled(bool(leaves)):
             parameters = likelihood_parameters({**values, **leaves})
             found: ExpectedSlopes = self.model.likelihood_function(
-                parameters,
-                lambda likelihood: slopes_function(likelihood.for_data(chunk.rows))(*moments, list(leaves.values())),
+                parameters, lambda likelihood: slopes_function(likelihood.for_data(chunk.rows))(*moments, list(leaves.values()))
             )
         several = self.num_latents > 1
         mean = found.mean if several else found.mean.unsqueeze(-1)

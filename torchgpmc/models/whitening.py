@@ -19,7 +19,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.linalg import apply_factor_slopes, cholesky, factor_adjoint, solve_lower
+from torchgpmc.linalg import (
+    apply_factor_slopes,
+    cholesky,
+    factor_adjoint,
+    identity_matrix,
+    inverse_lower,
+    solve_lower,
+    triangular_log_determinant,
+)
 
 
 class GaussianSites(NamedTuple):
@@ -85,7 +93,7 @@ def white_under_sites(factor: Tensor, mean: Tensor, sites: GaussianSites, white:
     inner = root_map.mT @ root_map
     inner.diagonal(dim1=-2, dim2=-1).add_(1.0)
     root, ok = cholesky(inner)
-    inverse = solve_lower(root, torch.eye(root.shape[-1]).to(root).expand_as(root))
+    inverse = inverse_lower(root)
     shift = (sites.shift - sites.precision * mean).unsqueeze(1)
     explained = shift @ factor @ inverse.mT  # u = R^-1 L' W (g - m), as a row, like all vectors here
     total = explained + white
@@ -105,7 +113,7 @@ def white_under_sites(factor: Tensor, mean: Tensor, sites: GaussianSites, white:
         mean_slope = gradient - sites.precision.unsqueeze(-2) * (shift_slope @ factor.mT)
         return LatentSlopes(factor_adjoint(factor, half), white_slope, mean_slope.squeeze(1))
 
-    log_volume = -root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    log_volume = -triangular_log_determinant(root)
     return Latents(v @ factor.mT, v, torch.where(ok, log_volume, torch.nan), slopes)
 
 
@@ -121,20 +129,20 @@ def undo_whitening(projection: Tensor, mean: Tensor, sites: GaussianSites, white
     root, shift = root_and_shift(projection, mean, sites)
     total = shift + white.unsqueeze(-1)
     v = torch.linalg.solve_triangular(root.mT, total, upper=True).squeeze(-1)
-    return v, -root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    return v, -triangular_log_determinant(root)
 
 
 def whiten_under_sites(projection: Tensor, mean: Tensor, sites: GaussianSites, v: Tensor) -> tuple[Tensor, Tensor]:
     """w ``(C, V)``, from which :func:`undo_whitening` gives back v ``(C, V)``, and log |dv / dw|; other arguments as there."""
     root, shift = root_and_shift(projection, mean, sites)
     w = (root.mT @ v.unsqueeze(-1) - shift).squeeze(-1)
-    return w, -root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    return w, -triangular_log_determinant(root)
 
 
 def root_and_shift(projection: Tensor, mean: Tensor, sites: GaussianSites) -> tuple[Tensor, Tensor]:
     """R ``(C, V, V)``, and R^-1 L' W (g - m) ``(C, V, 1)``; NaN where P does not factorise."""
     root_map = projection * sites.precision.sqrt().unsqueeze(-1)
-    inner = root_map.mT @ root_map + torch.eye(projection.shape[-1]).to(projection)
+    inner = root_map.mT @ root_map + identity_matrix(projection.shape[-1], projection)
     root, info = torch.linalg.cholesky_ex(inner)
     root = torch.where((info == 0)[:, None, None], root, torch.nan)
     return root, solve_lower(root, projection.mT @ (sites.shift - sites.precision * mean).unsqueeze(-1))

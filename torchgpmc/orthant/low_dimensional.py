@@ -75,7 +75,7 @@ def _value(problem: Problem) -> Tensor:
 
 
 def _log_probability(rows: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    """Log probability ``(B,)`` that standard normal z hold their limits; arguments as in :class:`Separated`."""
+    """Log probability ``(B,)`` that standard normal z hold their limits; arguments as in ``separation.Separated``."""
     low, high = lower[:, 0], upper[:, 0]
     if lower.shape[-1] == 1:
         return log_ndtr_interval(low, high)

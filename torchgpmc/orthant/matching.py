@@ -7,13 +7,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.linalg import cholesky
+from torchgpmc.linalg import cholesky, identity_matrix
 from torchgpmc.orthant.problem import Problem, in_order
 from torchgpmc.orthant.separation import SweepProposal, draw, log_weights_at, scaled_limit
 from torchgpmc.special import interval_densities, log_ndtr_interval
 
 _MAX_ITERATIONS = 50
-_LEAST_STEP = 0.1
+# Where means come to rest more slowly than by a tenth an iteration, steps are shortened, but not for ever.
+_SLOW, _SHORTER, _LEAST_STEP = 0.9, 0.7, 0.1
+_LEAST_CAVITY = 1e-3  # share of a marginal's precision that its cavity keeps, however precise the site
 _FAR = 30.0  # sds, beyond which the variance in a tail comes from its series
 _NARROW = 1e-2  # sds, below which an interval is as good as uniform
 # Shares of the matched precisions that are tried: each shape of problem prefers another.
@@ -75,13 +77,13 @@ def matched_sites(problem: Problem, tolerance: float = 1e-3) -> Sites:
     with torch.no_grad():
         factor, lower, upper = problem.factor, problem.lower, problem.upper
         whitened_mean, precision, slope = (torch.zeros_like(lower) for _ in range(3))
-        root = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device).expand_as(factor)
+        root = identity_matrix(lower.shape[-1], lower).expand_as(factor)
         step = torch.ones_like(lower[:, :1])
         last = torch.full_like(step, torch.inf)
         for _ in range(_MAX_ITERATIONS):
             variance = _divided(factor, root).square().sum(-1)
             mean = (factor @ whitened_mean.unsqueeze(-1)).squeeze(-1)
-            cavity_variance = 1 / (1 / variance - precision).clamp_min(1e-3 / variance)
+            cavity_variance = 1 / (1 / variance - precision).clamp_min(_LEAST_CAVITY / variance)
             cavity_sd = cavity_variance.sqrt()
             cavity_mean = mean - slope * cavity_variance
             pull, ratio = _truncated_moments(
@@ -94,7 +96,7 @@ def matched_sites(problem: Problem, tolerance: float = 1e-3) -> Sites:
             going = change > tolerance
             if not bool(going.any()):
                 break
-            step = torch.where(change > 0.9 * last, (0.7 * step).clamp_min(_LEAST_STEP), step)
+            step = torch.where(change > _SLOW * last, (_SHORTER * step).clamp_min(_LEAST_STEP), step)
             last = change
             trial = precision + step * (new_precision - precision)
             aim = slope + step * (new_slope - slope)
@@ -127,20 +129,20 @@ def guided(problem: Problem, sites: Sites) -> SweepProposal:
     root, ok = _root(problem, precision)
     # Where rounding breaks the factorisation, sites without precision still give unbiased weights.
     precision = torch.where(ok.unsqueeze(-1), precision, 0.0)
-    root = torch.where(ok.view(-1, 1, 1), root, torch.eye(root.shape[-1], dtype=root.dtype, device=root.device))
+    root = torch.where(ok.view(-1, 1, 1), root, identity_matrix(root.shape[-1], root))
     factor = _divided(problem.factor, root)
     diagonal = factor.diagonal(dim1=-2, dim2=-1)
     plain, root_diagonal = problem.factor.diagonal(dim1=-2, dim2=-1), root.diagonal(dim1=-2, dim2=-1)
     # 1 / s^2; at least the variable's own precision given those before it, but for rounding.
     sd = plain * (root_diagonal.square() - precision * plain.square()).clamp_min(1.0).rsqrt()
     ratio = diagonal / sd
-    center = (problem.factor @ whitened_mean.unsqueeze(-1)).squeeze(-1)
+    centre = (problem.factor @ whitened_mean.unsqueeze(-1)).squeeze(-1)
     slope = torch.linalg.solve_triangular(problem.factor.mT, whitened_mean.unsqueeze(-1), upper=True).squeeze(-1)
     push = sd * slope
     return SweepProposal(
         rows=(factor * (sd / diagonal.square()).unsqueeze(-1)).tril(-1),
-        lower=scaled_limit(problem.lower - center, sd, push),
-        upper=scaled_limit(problem.upper - center, sd, push),
+        lower=scaled_limit(problem.lower - centre, sd, push),
+        upper=scaled_limit(problem.upper - centre, sd, push),
         shift=-push / ratio,
         slope=1 / ratio - ratio,
         scale=1 / ratio,
@@ -148,7 +150,7 @@ def guided(problem: Problem, sites: Sites) -> SweepProposal:
         linear=-push,
         quadratic=0.5 * (1 - ratio.square()),
         along=torch.zeros_like(push),
-        center=center,
+        centre=centre,
         factor=factor,
     )
 
@@ -161,11 +163,11 @@ def hardest_first(problem: Problem, sites: Sites) -> tuple[Problem, Sites, Tenso
     """
     with torch.no_grad():
         hardness = sites.precision * problem.covariance.diagonal(dim1=-2, dim2=-1)
-        center = (problem.factor @ sites.whitened_mean.unsqueeze(-1)).squeeze(-1)
+        centre = (problem.factor @ sites.whitened_mean.unsqueeze(-1)).squeeze(-1)
         order = (-hardness).argsort(dim=-1, stable=True)
     moved, order = in_order(problem, order)
     with torch.no_grad():
-        whitened = torch.linalg.solve_triangular(moved.factor, center.gather(1, order).unsqueeze(-1), upper=False).squeeze(-1)
+        whitened = torch.linalg.solve_triangular(moved.factor, centre.gather(1, order).unsqueeze(-1), upper=False).squeeze(-1)
         return moved, Sites(whitened, sites.precision.gather(1, order)), order
 
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from torchgpmc.checks import check_count, warn
+from torchgpmc.checks import check_count, check_object, warn
 from torchgpmc.orthant.low_dimensional import MAX_VARIABLES, Quadrature
 from torchgpmc.orthant.problem import OrthantEstimate, OrthantMethod, prepare
 from torchgpmc.orthant.truncated import LEAST_ACCEPTANCE, TruncatedDraws, truncated_draws
@@ -60,10 +60,9 @@ def log_probability(
         >>> round(float(estimate.value.exp()), 6)
         0.125
     """
-    if method is not None and (isinstance(method, type) or not hasattr(method, "estimate")):
-        raise TypeError(
-            f"method is {method!r}. Expected one of torchgpmc.orthant's, for instance torchgpmc.orthant.SeparationOfVariables()."
-        )
+    if method is not None:
+        known = "one of torchgpmc.orthant's, for instance torchgpmc.orthant.SeparationOfVariables()"
+        check_object("method", method, "estimate", known)
     prepared = prepare(covariance, mean, lower, upper)
     if method is None:
         method = Quadrature() if covariance.shape[-1] <= MAX_VARIABLES else SeparationOfVariables()
@@ -81,7 +80,7 @@ def _complain(found: OrthantEstimate) -> None:
         warn(
             f"the weights of batch entry {entry} have k-hat {float(found.pareto_khat[entry]):.2f} (at most {MAX_KHAT} is reliable; "
             f"effective size {float(found.effective_size[entry]):.0f}; {int(poor.sum())} of {len(poor)} entries are so): the "
-            f"estimate is likely too low and its error too small. Use more points, tilting=True, or KnownSplit for known noise.",
+            f"estimate is likely too low and its error too small. Use more points, tilting=True, or KnownSplit for known noise."
         )
 
 
@@ -137,7 +136,7 @@ def truncated_normal_samples(
     warn(
         f"fewer than {LEAST_ACCEPTANCE:g} of the proposals are accepted (as few as {float(found.acceptance_rate.min()):.1g}), "
         f"so that {int((~found.exact).sum())} of {found.exact.numel()} sets of draws are resampled from weighted ones and only "
-        f"approximate: truncated_normal_draws returns their weights.",
+        f"approximate: truncated_normal_draws returns their weights."
     )
     weights = torch.softmax(found.log_weight, -1)
     marks = (torch.arange(num_samples, device=weights.device) + uniform((*weights.shape[:-1], 1), weights, generator)) / num_samples

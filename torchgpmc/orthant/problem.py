@@ -96,18 +96,18 @@ def prepare(covariance: Tensor, mean: Any, lower: Any, upper: Any) -> Prepared:
         ) from error
     batched = batched or shape[0] > 1
     matrix = matrix.expand(shape[0], -1, -1)
-    center, low, high = (limit.expand(shape) for limit in limits)
+    centre, low, high = (limit.expand(shape) for limit in limits)
     _refuse(~torch.isfinite(matrix).all(-1).all(-1), "covariance has NaN or infinite elements. Expected finite numbers")
-    _refuse(~torch.isfinite(center).all(-1), "mean is infinite. Expected finite numbers")
+    _refuse(~torch.isfinite(centre).all(-1), "mean is infinite. Expected finite numbers")
     gap = (matrix - matrix.mT).detach().abs().amax((-2, -1))
     _refuse(gap > 1e-6 * matrix.detach().abs().amax((-2, -1)), "covariance is not symmetric. Expected a symmetric matrix")
     _refuse(~(low < high).all(-1), "lower is not below upper. Expected lower < upper for every variable")
     sign = torch.where(torch.isinf(low) & torch.isfinite(high), -1.0, 1.0).to(matrix)
     mirrored = matrix * (sign.unsqueeze(-1) * sign.unsqueeze(-2))
-    below, above = torch.where(sign < 0, -(high - center), low - center), torch.where(sign < 0, -(low - center), high - center)
+    below, above = torch.where(sign < 0, -(high - centre), low - centre), torch.where(sign < 0, -(low - centre), high - centre)
     factor, ok = cholesky(mirrored)
     _refuse(~ok, "covariance is not positive definite. Expected a positive definite matrix; add a small variance to its diagonal")
-    return Prepared(Problem(mirrored, factor, below, above), center, sign, batched)
+    return Prepared(Problem(mirrored, factor, below, above), centre, sign, batched)
 
 
 def select(problem: Problem, rows: slice) -> Problem:

@@ -33,7 +33,7 @@ class SweepProposal(NamedTuple):
     With :math:`h = R e`, :math:`r_i` a standard normal between :math:`l_i - h_i` and :math:`u_i - h_i`:
 
     .. math::
-        e_i = \text{shift}_i + \text{slope}_i h_i + \text{scale}_i r_i, \qquad x = \text{center} + \text{factor} \; e
+        e_i = \text{shift}_i + \text{slope}_i h_i + \text{scale}_i r_i, \qquad x = \text{centre} + \text{factor} \; e
 
         \log w = \text{constant} + \sum_i \log P(l_i - h_i < N(0, 1) < u_i - h_i) + \text{linear}_i h_i
             + \text{quadratic}_i h_i^2 + \text{along}_i e_i
@@ -49,12 +49,12 @@ class SweepProposal(NamedTuple):
     linear: Tensor  # (B, N)
     quadratic: Tensor
     along: Tensor
-    center: Tensor
+    centre: Tensor
     factor: Tensor  # (B, N, N), lower
 
     def variables(self, points: Tensor) -> Tensor:
         """x ``(B, N, P)`` of points e ``(B, N, P)``."""
-        return self.center.unsqueeze(-1) + self.factor @ points
+        return self.centre.unsqueeze(-1) + self.factor @ points
 
 
 def separate(problem: Problem) -> Separated:
@@ -90,7 +90,7 @@ def tilted(problem: Problem, tilt: Tensor) -> SweepProposal:
         linear=zero,
         quadratic=zero,
         along=-tilt,
-        center=zero,
+        centre=zero,
         factor=problem.factor,
     )
 
@@ -111,7 +111,7 @@ def log_weights(proposal: SweepProposal, uniforms: Tensor) -> Tensor:
 def log_weights_at(proposal: SweepProposal, x: Tensor) -> Tensor:
     """Log weights ``(B, P)`` that x ``(B, N, P)`` would have, had this proposal drawn it; the last variable does not matter."""
     p = proposal
-    e = torch.linalg.solve_triangular(p.factor, x - p.center.unsqueeze(-1), upper=False)
+    e = torch.linalg.solve_triangular(p.factor, x - p.centre.unsqueeze(-1), upper=False)
     h = p.rows @ e
     log_probability = log_ndtr_interval(p.lower.unsqueeze(-1) - h, p.upper.unsqueeze(-1) - h)
     polynomial = (p.linear.unsqueeze(-1) + p.quadratic.unsqueeze(-1) * h) * h + p.along.unsqueeze(-1) * e

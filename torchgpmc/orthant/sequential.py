@@ -100,7 +100,7 @@ class Sequential:
             warn(
                 f"no particle of batch entry {entry}, group {group} was within the limits of some variable, so that its "
                 f"estimate is 0 ({int(particles.emptied.sum())} groups of {particles.emptied.numel()} are so): use more points, or "
-                f"Count.ADAPTED, or SeparationOfVariables().",
+                f"Count.ADAPTED, or SeparationOfVariables()."
             )
         return particles
 

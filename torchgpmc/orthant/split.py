@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.linalg import cholesky, times_vector
+from torchgpmc.linalg import cholesky, identity_matrix, times_vector, triangular_log_determinant
 from torchgpmc.orthant.problem import OrthantEstimate, Problem
 from torchgpmc.orthant.weighting import estimate_from_weights, points_of_replicate, sobol_chunks
 from torchgpmc.special import interval_densities, log_ndtr_interval
@@ -112,7 +112,7 @@ def _find_mode(smooth: _Smooth) -> _Mode:
         alpha = torch.zeros_like(smooth.lower)
         s = torch.zeros_like(alpha)
         value, first, precision = _slopes(smooth, s)
-        eye = torch.eye(alpha.shape[-1], dtype=alpha.dtype, device=alpha.device)
+        eye = identity_matrix(alpha.shape[-1], alpha)
         going = torch.ones_like(value, dtype=torch.bool)
         for _ in range(_MAX_ITERATIONS):
             root = precision.sqrt()
@@ -142,9 +142,9 @@ def _weigh(smooth: _Smooth, mode: _Mode, uniforms: Tensor, wanted: bool) -> Tens
     """Log weights ``(B, P)`` of draws s ~ N(mode, (S^-1 + W)^-1); with derivatives of log(mean weight) if wanted."""
     with torch.no_grad():
         factor = smooth.factor
-        eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
+        eye = identity_matrix(factor.shape[-1], factor)
         root, _ = cholesky(eye + factor.mT @ (mode.precision.unsqueeze(-1) * factor))
-        log_determinant = root.diagonal(dim1=-2, dim2=-1).log().sum(-1, keepdim=True)
+        log_determinant = triangular_log_determinant(root).unsqueeze(-1)
         # Whitened, v = L^-1 s has covariance (root root')^-1 about the mode's L' alpha.
         spread = torch.linalg.solve_triangular(root.mT, torch.special.ndtri(uniforms), upper=True).mT
         gap = spread @ factor.mT

@@ -7,13 +7,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.linalg import cholesky
+from torchgpmc.linalg import cholesky, identity_matrix
 from torchgpmc.orthant.separation import Separated
 from torchgpmc.special import interval_densities, log_ndtr_interval
 
 _MAX_ITERATIONS = 60
-_TOLERANCE = 1e-9
-_SHORTEST_STEP = 1e-4
+# Of the root mean square of the gradient: where iterations end, and up to where a saddle point counts as found.
+_TOLERANCE, _CONVERGED = 1e-9, 1e-6
+_SHORTEST_STEP = 1e-4  # share of a Newton step, below which no descent is looked for
+_LEAST_DESCENT = 1e-4  # share of the gradient's norm that a whole step has to take away
 
 
 class Tilt(NamedTuple):
@@ -65,8 +67,8 @@ def minimax_tilt(separated: Separated) -> Tilt:
     with torch.no_grad():
         rows = separated.rows
         size = rows.shape[-1]
-        unit = (rows + torch.eye(size, dtype=rows.dtype, device=rows.device))[..., :-1]
-        eye = torch.eye(size - 1, dtype=rows.dtype, device=rows.device)
+        unit = (rows + identity_matrix(size, rows))[..., :-1]
+        eye = identity_matrix(size - 1, rows)
         point, shift = torch.zeros_like(separated.lower), torch.zeros_like(separated.lower)
         slopes = _slopes(separated, point, shift)
         for _ in range(_MAX_ITERATIONS if size > 1 else 0):
@@ -92,7 +94,7 @@ def minimax_tilt(separated: Separated) -> Tilt:
                 moved_point = point + torch.nn.functional.pad(step[:, None] * along_point, (0, 1))
                 moved_shift = shift + torch.nn.functional.pad(step[:, None] * along_shift, (0, 1))
                 moved = _slopes(separated, moved_point, moved_shift)
-                worse = ~(moved.size() <= (1 - 1e-4 * step) * slopes.size()) & (step > 0)
+                worse = ~(moved.size() <= (1 - _LEAST_DESCENT * step) * slopes.size()) & (step > 0)
                 if not bool(worse.any()):
                     break
                 step = torch.where(worse, 0.5 * step, step)
@@ -100,4 +102,4 @@ def minimax_tilt(separated: Separated) -> Tilt:
             if not bool((step > 0).any()):
                 break
             point, shift, slopes = moved_point, moved_shift, moved
-        return Tilt(shift, point, slopes.log_weight, slopes.size() <= 1e-6 * size**0.5)
+        return Tilt(shift, point, slopes.log_weight, slopes.size() <= _CONVERGED * size**0.5)

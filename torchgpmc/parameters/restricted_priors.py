@@ -103,7 +103,7 @@ def support_of(prior: Distribution) -> Interval:
 class RestrictedPrior:
     """A prior over one parameter, restricted to an interval and renormalised there where it has a distribution function.
 
-    ``is_normalised`` says whether it is; :func:`torchgpmc.prior_mass.log_prior_mass` has what is missing.
+    ``is_normalised`` says whether it is; :func:`torchgpmc.parameters.prior_mass.log_prior_mass` has what is missing.
 
     Args:
         prior: a gpytorch prior on constrained values; a user's own with ``log_prob`` alone is enough.

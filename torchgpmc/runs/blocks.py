@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from torchgpmc.density import AutogradDensity
-from torchgpmc.likelihoods.slopes import is_newest
 from torchgpmc.linalg import times_blocks
 from torchgpmc.models.gp_model import GPModel, LatentsAt, likelihood_values
 from torchgpmc.models.joint_density import JointLogDensity
+from torchgpmc.overriding import is_newest, keeps_methods
 from torchgpmc.samplers.sweep import Conditional
 from torchgpmc.special import log_standard_normal
 from torchgpmc.trees import take
@@ -79,8 +79,7 @@ class JointWithPrior:
 
 def sees_f_alone(model: GPModel) -> bool:
     """Whether the model's log likelihood is that of f at its latent inputs, and no way of its own."""
-    own = getattr(model.log_likelihood, "__func__", None), getattr(model.latents, "__func__", None)
-    return own == (GPModel.log_likelihood, GPModel.latents)
+    return keeps_methods(type(model), GPModel, ("log_likelihood", "latents"))
 
 
 def _at_parameters(likelihood: Any) -> Any:

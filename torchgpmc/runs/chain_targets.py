@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from torchgpmc.approximations import ApproximateMarginal, Approximation, CollapsedMarginal, Conjugate, Variational, marginal_of
-from torchgpmc.checks import check_count
+from torchgpmc.checks import check_count, check_object
 from torchgpmc.density import SharedDensity
 from torchgpmc.evidence import CollapsedEstimator, Evidence, LatentEstimate, LatentEstimator, importance, latents_kept
+from torchgpmc.linalg import identity_matrix
 from torchgpmc.models.affine import AffineJointLogDensity, white_at_fixed_theta
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
@@ -90,9 +91,9 @@ def joint_target(
             theta = ridges.straight(theta.unsqueeze(0)).squeeze(0)
             inverse = torch.linalg.inv(ridges.slope(theta))
             covariance = inverse @ covariance @ inverse.mT
-        center = torch.cat([theta, torch.zeros_like(fit.mean).flatten().to(theta)])
-        covariance = torch.block_diag(covariance, torch.eye(model.latent_size).to(center))
-        return positions_around(center, covariance, size, density, chains, generator), covariance
+        centre = torch.cat([theta, torch.zeros_like(fit.mean).flatten().to(theta)])
+        covariance = torch.block_diag(covariance, identity_matrix(model.latent_size, centre))
+        return positions_around(centre, covariance, size, density, chains, generator), covariance
 
     return ChainTarget(density, size, size + model.latent_size, start, read, _EXACT, is_guess=fit is not None)
 
@@ -235,19 +236,14 @@ def suited_approximation(model: GPModel, approximation: Approximation) -> Approx
 
 
 def estimator_for(
-    model: GPModel,
-    approximation: Approximation,
-    num_importance: int,
-    antithetic: bool | None,
-    evidence: Evidence | None,
+    model: GPModel, approximation: Approximation, num_importance: int, antithetic: bool | None, evidence: Evidence | None
 ) -> LatentEstimator:
     """The estimator of p(y | theta) that a method's options ask for."""
     if evidence is None and model.collapses:
         return CollapsedEstimator(CollapsedMarginal(model))
     if evidence is None:
         return importance(model, approximation, num_importance=num_importance, antithetic=antithetic)
-    if isinstance(evidence, type) or not hasattr(evidence, "estimator"):
-        raise TypeError(f"evidence is {evidence!r}. Expected options such as torchgpmc.evidence.Orthant(), or None.")
+    check_object("evidence", evidence, "estimator", "options such as torchgpmc.evidence.Orthant(), or None")
     return evidence.estimator(model)
 
 

@@ -51,7 +51,7 @@ class IndependentRun(NamedTuple):
         if not exact:
             warn(
                 f"only {rate:.1g} of the proposals would be accepted, too few for exact draws: these are weighted. Use them with "
-                f"their log_weights, or sample with EllipticalSlice().",
+                f"their log_weights, or sample with EllipticalSlice()."
             )
         with torch.no_grad():
             prior = self.model.prior(theta.expand(len(found.whitened), -1))

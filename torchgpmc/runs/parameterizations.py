@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from torchgpmc.approximations import Approximation
-from torchgpmc.density import AutogradDensity
-from torchgpmc.linalg import factor_with_gradient
+from torchgpmc.density import AutogradDensity, mask_value
+from torchgpmc.linalg import factor_with_gradient, triangular_log_determinant
 from torchgpmc.models.gp_model import GPModel, LatentsAt, likelihood_values
 from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.models.targets import Targets
@@ -162,7 +162,7 @@ class Sufficient(_Held):
     def _log_volume(self, model: GPModel, at: LatentsAt) -> Tensor:
         """log |dv / df| = -K log |L|."""
         factor = factor_with_gradient(at.prior.covariance, at.prior.factor)
-        return -model.num_latents * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return -model.num_latents * triangular_log_determinant(factor)
 
 
 class _Noisy(NamedTuple):
@@ -332,7 +332,7 @@ class ThetaGiven(AutogradDensity):
     def draw(self, theta: Tensor, generator: torch.Generator) -> tuple[Tensor, Moved]:
         with torch.no_grad():
             value, moved = self._value_and_moved(theta)
-        return torch.where(torch.isfinite(value), value, -torch.inf), moved
+        return mask_value(value), moved
 
     def select(self, rows: Tensor) -> ThetaGiven:
         return ThetaGiven(self.joint.select(rows), self.parameterization, take(self.held, rows))

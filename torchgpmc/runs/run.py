@@ -1,4 +1,4 @@
-"""How an engine enters the one loop in ``run.py``: a Method prepares a Run, and the Run advances."""
+"""How an engine enters the one loop over draws (``loop.py``): a Method prepares a Run, and the Run advances."""
 
 from __future__ import annotations
 

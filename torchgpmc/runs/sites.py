@@ -50,7 +50,7 @@ def posterior_sites(model: GPModel, approximation: Approximation) -> GaussianSit
     if not bool(ok.all()):
         warn(
             f"{type(approximation).__name__} did not converge at the hyperparameters it was to give sites for: the chains sample "
-            f"[theta, v] as without whitening. Try the other of Laplace() and EP().",
+            f"[theta, v] as without whitening. Try the other of Laplace() and EP()."
         )
     sites = GaussianSites(torch.where(ok[:, None], precision, 0.0), torch.where(ok[:, None], shift, 0.0))
     return sites if model.targets.one_a_chain else GaussianSites(*(part.squeeze(0) for part in sites))
@@ -60,8 +60,7 @@ def _check_sparse(model: GPModel, approximation: Approximation) -> None:
     if not isinstance(approximation, Laplace):
         raise ValueError(
             f"whitening is {approximation!r}, whose sites need f at the data, which {type(model).__name__} does not have among its "
-            f"latents. "
-            f"Expected whitening=torchgpmc.Laplace()."
+            f"latents. Expected whitening=torchgpmc.Laplace()."
         )
     if model.num_latents != 1 or not model.factorises:
         raise ValueError(

@@ -57,7 +57,7 @@ def posterior_modes(
     if not modes:
         warn(
             f"no mode of the approximate posterior with a positive definite curvature was found in {_SEARCHES * num_starts} "
-            f"starts: sampling begins from the prior instead, and may need more draws.",
+            f"starts: sampling begins from the prior instead, and may need more draws."
         )
     return modes
 
@@ -104,7 +104,7 @@ def starting_positions(model: GPModel, density: LogDensity, num_chains: int, gen
 
 
 def positions_around(
-    center: Tensor, covariance: Tensor, num_hyperparameters: int, density: LogDensity, num_chains: int, generator: torch.Generator
+    centre: Tensor, covariance: Tensor, num_hyperparameters: int, density: LogDensity, num_chains: int, generator: torch.Generator
 ) -> Tensor:
     """Positions [theta, w] of finite log density ``(C, P + V)`` around a Gaussian fit.
 
@@ -112,7 +112,7 @@ def positions_around(
     far out, or lower than the centre by five deviations more than if the fit were right, comes half as near.
 
     Args:
-        center: ``(P + V,)``.
+        centre: ``(P + V,)``.
         covariance: of the fit, ``(P + V, P + V)``.
         num_hyperparameters: P.
         density: of [theta, w].
@@ -122,17 +122,17 @@ def positions_around(
     Raises:
         ValueError: the density is zero at the centre too.
     """
-    offset = normal_like(center.expand(num_chains, -1), generator) @ cholesky(covariance).factor.mT
+    offset = normal_like(centre.expand(num_chains, -1), generator) @ cholesky(covariance).factor.mT
     offset[:, :num_hyperparameters] *= _OVERDISPERSION
-    squares = torch.ones_like(center)
+    squares = torch.ones_like(centre)
     squares[:num_hyperparameters] = _OVERDISPERSION**2
     lower = 0.5 * squares.sum() + _DEVIATIONS_LOWER * (0.5 * squares.square().sum()).sqrt()
-    lowest = density(center.expand(num_chains, -1)) - lower
+    lowest = density(centre.expand(num_chains, -1)) - lower
     for _ in range(_NUM_HALVINGS):
-        value = density(center + offset)
+        value = density(centre + offset)
         bad = torch.isinf(value) | (value < lowest)
         if not bool(bad.any()):
-            return center + offset
+            return centre + offset
         offset = torch.where(bad.unsqueeze(-1), 0.5 * offset, offset)
     raise ValueError(
         "the posterior density is zero at the start. Expected a start fitted to this model; fit again, or sample without start."

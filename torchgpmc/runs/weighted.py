@@ -23,7 +23,7 @@ from torchgpmc.importance import (
     start,
     with_defence,
 )
-from torchgpmc.linalg import solve_lower
+from torchgpmc.linalg import identity_matrix, solve_lower
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.parameters.normal_scale import NormalScale
 from torchgpmc.parameters.prior_mass import log_prior_mass
@@ -90,7 +90,7 @@ class ImportanceRun(NamedTuple):
         last is the defensive component. Where no mode is found, or looked for, the prior stands in for one and needs no such help.
         """
         modes = posterior_modes(self.marginal, self.num_starts, generator, self.scale) if self.num_starts else []
-        unit = torch.eye(self.scale.size).to(self.scale.coefficients)
+        unit = identity_matrix(self.scale.size, self.scale.coefficients)
         mean, covariance, share = 0 * unit[:1], unit[None], unit.new_zeros(1)
         if modes:
             mean, covariance = torch.stack([m.position for m in modes]), torch.stack([m.covariance for m in modes])

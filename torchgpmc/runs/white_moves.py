@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchgpmc.approximations import Approximation
 from torchgpmc.density import as_linear
-from torchgpmc.linalg import solve_lower, times_blocks
+from torchgpmc.linalg import identity_matrix, solve_lower, times_blocks
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.whitening import GaussianSites, root_and_shift
 from torchgpmc.runs.latent_moves import Move
@@ -61,7 +61,7 @@ def white_map(projection: Tensor, mean: Tensor, sites: GaussianSites) -> WhiteMa
         tensor([1.5000, 2.0000])
     """
     root, shift = root_and_shift(projection, mean, sites)
-    unit = torch.eye(root.shape[-1]).to(root).expand_as(root)
+    unit = identity_matrix(root.shape[-1], root).expand_as(root)
     ok = torch.isfinite(root).all(-1).all(-1) & torch.isfinite(shift).all(-1).all(-1)
     root = torch.where(ok[:, None, None], root, unit)
     return WhiteMap(root.mT, solve_lower(root, unit), torch.where(ok[:, None], shift.squeeze(-1), 0.0))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.linalg import cholesky
+from torchgpmc.linalg import cholesky, identity_matrix
 from torchgpmc.samplers.hmc import init_hmc, reasonable_step_size
 from torchgpmc.samplers.preconditioner import MassMatrix, Preconditioner, identity_preconditioner
 from torchgpmc.types import LogDensity
@@ -35,7 +35,7 @@ class DualAveraging(NamedTuple):
     log_step: Tensor
     log_average: Tensor
     error: Tensor
-    center: Tensor
+    centre: Tensor
     num_seen: Tensor
 
 
@@ -51,9 +51,9 @@ def update_dual_averaging(state: DualAveraging, acceptance: Tensor, target: floa
     count = state.num_seen + 1
     weight = 1 / (count + _OFFSET)
     error = (1 - weight) * state.error + weight * (target - acceptance)
-    log_step = state.center - count.sqrt() / _SHRINKAGE * error
+    log_step = state.centre - count.sqrt() / _SHRINKAGE * error
     forget = count**-_FORGETTING
-    return DualAveraging(log_step, forget * log_step + (1 - forget) * state.log_average, error, state.center, count)
+    return DualAveraging(log_step, forget * log_step + (1 - forget) * state.log_average, error, state.centre, count)
 
 
 def harmonic_mean(acceptance: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ def preconditioner_from(moments: PositionMoments) -> Preconditioner:
     """Stan's regularised covariance, n / (n + 5) times the estimate plus 5e-3 / (n + 5) times the identity, as its root."""
     keep, ridge = moments.num_seen / (moments.num_seen + 5), 5e-3 / (moments.num_seen + 5)
     scale = keep / (moments.num_seen - 1).clamp_min(1)
-    dense = moments.dense * scale + ridge * torch.eye(len(moments.dense), dtype=ridge.dtype, device=ridge.device)
+    dense = moments.dense * scale + ridge * identity_matrix(len(moments.dense), ridge)
     factor, ok = cholesky(dense)
     factor = torch.where(ok, factor, dense.diagonal().sqrt().diag())  # rounding broke it: its diagonal still serves
     return Preconditioner(factor, (moments.diagonal * scale + ridge).sqrt())

@@ -63,12 +63,7 @@ def van_der_corput(index: int) -> float:
 
 
 def chees(
-    density: LogDensity,
-    *,
-    step_size: Tensor,
-    preconditioner: Preconditioner,
-    trajectory_length: Tensor,
-    max_steps: int = 1000,
+    density: LogDensity, *, step_size: Tensor, preconditioner: Preconditioner, trajectory_length: Tensor, max_steps: int = 1000
 ) -> Sampler:
     """Hamiltonian Monte Carlo with jittered lengths (Hoffman, Radul & Sountsov 2021): h_n T / step_size leapfrog steps, rounded up.
 

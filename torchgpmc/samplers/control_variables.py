@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.density import as_linear
-from torchgpmc.linalg import cholesky, solve_lower
+from torchgpmc.linalg import cholesky, identity_matrix, solve_lower
 from torchgpmc.random import log_uniform, normal_like
 from torchgpmc.samplers.metropolis import Attempt, MetropolisInfo, accept
 from torchgpmc.types import Density, LinearDensity, Sampler
@@ -215,5 +215,5 @@ class _Moves:
     def _slopes(self, num_latents: int) -> tuple[Tensor, ...]:
         """Of what follows from a control variable's value in each of K latents, ``(C, K, J)`` for each of M."""
         chains, _, count = self.prior.gain.shape
-        unit = torch.eye(num_latents * count).to(self.prior.gain).view(1, -1, num_latents, count)
+        unit = identity_matrix(num_latents * count, self.prior.gain).view(1, -1, num_latents, count)
         return self._follows(unit.expand(chains, -1, -1, -1)).unflatten(1, (num_latents, count)).unbind(2)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.density import as_density
+from torchgpmc.density import as_density, mask_value
 from torchgpmc.linalg import solve_lower
 from torchgpmc.random import normal_like
 from torchgpmc.samplers.elliptical_slice import EllipticalSliceState, elliptical_slice
@@ -68,8 +68,7 @@ def _white_site(
 
     def log_likelihood(white: Tensor) -> Tensor:
         candidate[..., site] = centre + deviation * white
-        value = pointwise(candidate)[:, site]
-        return torch.where(torch.isfinite(value), value, -torch.inf)
+        return mask_value(pointwise(candidate)[:, site])
 
     return log_likelihood
 

@@ -65,12 +65,7 @@ def leapfrog(
 
 
 def hmc(
-    density: LogDensity,
-    *,
-    step_size: Tensor,
-    preconditioner: Preconditioner,
-    num_steps: int,
-    random_length: bool = False,
+    density: LogDensity, *, step_size: Tensor, preconditioner: Preconditioner, num_steps: int, random_length: bool = False
 ) -> Sampler:
     """Hamiltonian Monte Carlo (Neal 2011): a trajectory of leapfrog steps, then a Metropolis test.
 

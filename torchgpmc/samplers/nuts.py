@@ -8,14 +8,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.random import normal_like, uniform
-from torchgpmc.samplers.hmc import (
-    DIVERGENCE_THRESHOLD,
-    HMCInfo,
-    HMCState,
-    init_hmc,
-    kinetic_energy,
-    leapfrog,
-)
+from torchgpmc.samplers.hmc import DIVERGENCE_THRESHOLD, HMCInfo, HMCState, init_hmc, kinetic_energy, leapfrog
 from torchgpmc.samplers.preconditioner import Preconditioner
 from torchgpmc.trees import put, where
 from torchgpmc.trees import take as take_rows

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.linalg import solve_lower
+from torchgpmc.linalg import identity_matrix, solve_lower
 
 
 class MassMatrix(Enum):
@@ -69,5 +69,5 @@ class Preconditioner(NamedTuple):
 
 def identity_preconditioner(dense_size: int, dimension: int, like: Tensor) -> Preconditioner:
     """S = I, with room for a dense block of ``dense_size``; dtype and device of ``like``."""
-    factor = torch.eye(dense_size, dtype=like.dtype, device=like.device)
+    factor = identity_matrix(dense_size, like)
     return Preconditioner(factor, torch.ones(dimension - dense_size, dtype=like.dtype, device=like.device))

@@ -16,14 +16,7 @@ from torch import Tensor
 from torchgpmc.density import DrawnDensity, as_density
 from torchgpmc.random import log_uniform, normal_like
 from torchgpmc.samplers.elliptical_slice import EllipticalSliceState, elliptical_slice
-from torchgpmc.samplers.metropolis import (
-    IndependentProposal,
-    MetropolisInfo,
-    MetropolisState,
-    accept,
-    metropolis,
-    propose,
-)
+from torchgpmc.samplers.metropolis import IndependentProposal, MetropolisInfo, MetropolisState, accept, metropolis, propose
 from torchgpmc.samplers.preconditioner import Preconditioner
 from torchgpmc.samplers.slice import SliceState, slice_sampler
 from torchgpmc.trees import put, take

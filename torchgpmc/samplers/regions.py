@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.density import as_density
-from torchgpmc.linalg import solve_lower
+from torchgpmc.linalg import inverse_lower
 from torchgpmc.random import log_uniform, normal_like
 from torchgpmc.samplers.metropolis import Attempt, MetropolisState, accept
 from torchgpmc.types import Density, Sampler
@@ -57,7 +57,7 @@ def region_bases(factor: Tensor, labels: Tensor) -> Tensor:
         >>> region_bases(torch.tensor([[[1.0, 0.0], [3.0, 4.0]]]), torch.tensor([0, 1]))[..., 1].abs()  # the second value's
         tensor([[0., 1.]])
     """
-    inverse = solve_lower(factor, torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device).expand_as(factor))
+    inverse = inverse_lower(factor)
     members = labels.argsort(stable=True).split(labels.bincount().tolist())
     return torch.cat([torch.linalg.qr(inverse[..., rows]).Q for rows in members], -1)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,10 @@ from torchgpmc.checks import check_count, warn
 from torchgpmc.diagnostics import complaints, complaints_about_divergences, complaints_about_latents, least_effective, verdict
 from torchgpmc.fitted import Fitted
 from torchgpmc.likelihoods.counts import checked_exposure
-from torchgpmc.models.gp_model import GPModel, JointGaussian, likelihood_parameters
+from torchgpmc.models.gp_model import GPModel, likelihood_parameters
 from torchgpmc.models.validation import check_test_inputs
-from torchgpmc.prediction import Given, Jointly, Prediction
+from torchgpmc.posterior.function_draws import FunctionDraws, draws_at_once
+from torchgpmc.prediction import Prediction
 from torchgpmc.random import make_generator
 from torchgpmc.storage.draws import Draw, Draws, check_draws
 from torchgpmc.storage.files import read_tensors, write_atomically
@@ -28,7 +28,6 @@ from torchgpmc.storage.fingerprint import differences, model_fingerprint
 from torchgpmc.summaries import Summary, nested_rhat, summarise
 
 _FORMAT = "torchgpmc posterior 2"
-_CHUNK_ELEMENTS = 4_000_000
 
 
 class Posterior:
@@ -94,7 +93,7 @@ class Posterior:
         if self._latents is None:
             theta, v = self._flat(None)
             if theta.shape[1]:
-                pieces = zip(*(part.split(self._draws_at_once(0)) for part in (theta, v)), strict=True)
+                pieces = zip(*(part.split(draws_at_once(self.model)) for part in (theta, v)), strict=True)
                 joined = torch.cat([self.model.latents(self.model.prior(t), w).cpu() for t, w in pieces])
             else:
                 joined = self.model.latents(self.model.prior(theta[:1]), v).cpu()
@@ -113,10 +112,6 @@ class Posterior:
         if num_draws is None or num_draws >= len(weighing):
             return weighing
         return weighing[torch.linspace(0, len(weighing) - 1, num_draws).round().long()]
-
-    def _draws_at_once(self, num_points: int) -> int:
-        inner = self.model.latent_shape[1]
-        return max(1, _CHUNK_ELEMENTS // (inner * (inner + len(self.model.train_x) + num_points)))
 
     def predict(
         self, x: Tensor | ArrayLike, *, num_draws: int | None = None, test_chunk: int = 2048, exposure: float | Tensor | None = None
@@ -139,26 +134,19 @@ class Posterior:
             check_count("num_draws", num_draws, example=", or None for all draws")
         check_count("test_chunk", test_chunk, example=", for instance 2048")
         index = self._spaced(num_draws)
-        theta, v = self._flat(index)
-        v = self._several(v, index)
-        several = v.shape[1]
-        with torch.no_grad():
-            values = likelihood_parameters(self.model.layout.raw_values(theta).by_module["likelihood"])
-        values = {name: value.repeat_interleave(several, 0) for name, value in values.items()}
-        log_weights = torch.log_softmax(self._log_weights()[index].to(x).repeat_interleave(several), 0)
+        functions = self._functions(index)
+        log_weights = self._log_weights()[index].to(x).repeat_interleave(functions.each)
         chunk = min(test_chunk, len(x))
-        # Hyperparameters that are all fixed are factorised once for all draws.
-        draws_at_once = several * (self._draws_at_once(chunk) if theta.shape[1] else max(1, _CHUNK_ELEMENTS // chunk))
         return Prediction(
             self.model,
-            self._given(x, theta, v),
+            functions.marginals(x),
             len(x),
             chunk,
-            draws_at_once,
-            values,
-            log_weights,
+            functions.at_once(chunk),
+            functions.likelihood_values(),
+            torch.log_softmax(log_weights, 0),
             exposure=self._exposure(exposure, x),
-            jointly=self._jointly(x, theta, v),
+            jointly=functions.jointly(x),
         )
 
     def _exposure(self, exposure: float | Tensor | None, x: Tensor) -> Tensor | None:
@@ -170,28 +158,15 @@ class Posterior:
         as_likelihood(self.model.likelihood).at_test_points(found)  # says so where there is no use for one
         return found
 
-    @property
-    def _integrates_out(self) -> bool:
-        """Whether predictions are exact given theta: of normal latents, and one data set."""
-        return self.model.is_conjugate and not self.model.targets.one_a_chain
-
-    def _several(self, v: Tensor, index: Tensor) -> Tensor:
-        """Latent vectors of each theta ``(S, J, V)``, ``v`` ``(S, V)`` being the first."""
-        if self._others is None or self._integrates_out:
-            return v.unsqueeze(1)
-        others = self._others.flatten(0, 1)[index]
-        return torch.cat([v.unsqueeze(1), others.to(v)], 1)
-
-    def _jointly(self, x: Tensor, theta: Tensor, v: Tensor) -> Jointly:
-        """Some of S J latent vectors to f at all test points together."""
-        several = v.shape[1]
-
-        def jointly(rows: Tensor) -> JointGaussian:
-            with torch.no_grad():
-                prior = self.model.prior(theta[rows // several] if theta.shape[1] else theta[:1])
-                return self.model.predict_jointly(prior, v.flatten(0, 1)[rows], x)
-
-        return jointly
+    def _functions(self, index: Tensor) -> FunctionDraws:
+        """Some draws, with all latent vectors that are kept of each."""
+        theta, v = self._flat(index)
+        # Exact given theta: of normal latents, and one data set.
+        integrates_out = self.model.is_conjugate and not self.model.targets.one_a_chain
+        latents = v.unsqueeze(1)
+        if self._others is not None and not integrates_out:
+            latents = torch.cat([latents, self._others.flatten(0, 1)[index].to(v)], 1)
+        return FunctionDraws(self.model, theta, latents, integrates_out)
 
     def fitted(self) -> Fitted:
         """The expected response at the data under each draw, noise left out: ``mean``, ``quantile(q)`` and ``draws``.
@@ -210,37 +185,11 @@ class Posterior:
         latents = self.latents.flatten(0, 1).to(theta)
         parts = []
         with torch.no_grad():
-            for t, f in zip(*(part.split(self._draws_at_once(0)) for part in (theta, latents)), strict=True):
+            for t, f in zip(*(part.split(draws_at_once(model)) for part in (theta, latents)), strict=True):
                 values = likelihood_parameters(model.layout.raw_values(t).by_module["likelihood"])
                 parts.append(model.likelihood_function(values, lambda likelihood, f=f: likelihood.expected_response(f)).cpu())
         joined = torch.cat(parts)
         return Fitted(joined.reshape(self.num_chains, self.num_draws, *joined.shape[1:]), self._log_weights())
-
-    def _given(self, x: Tensor, theta: Tensor, v: Tensor) -> Given:
-        """Some of S J latent vectors, then some of the test points, to mean and variance of f ``(s, K, t)``."""
-        model, several, integrates_out = self.model, v.shape[1], self._integrates_out
-        with torch.no_grad():
-            shared = None if theta.shape[1] else model.prior(theta[:1])
-
-        def given(rows: slice) -> Callable[[slice], tuple[Tensor, Tensor]]:
-            draws = slice(rows.start // several, rows.stop // several)
-            with torch.no_grad():
-                prior = model.prior(theta[draws]) if shared is None else shared
-
-            def moments(points: slice) -> tuple[Tensor, Tensor]:
-                with torch.no_grad():
-                    at = model.at(prior, x[points])
-                    if integrates_out:
-                        mean, variance = model.given_data(at)
-                        count = draws.stop - draws.start
-                        return mean.expand(count, -1, -1), variance.expand(count, -1, -1)
-                    parts = [model.marginals(at, latents) for latents in v[draws].unbind(1)]
-                mean, variance = (torch.stack(part, 1).flatten(0, 1) for part in zip(*parts, strict=True))
-                return mean, variance
-
-            return moments
-
-        return given
 
     def _log_weights(self) -> Tensor:
         if self.log_weights is None:
@@ -327,7 +276,7 @@ class Posterior:
         if self.log_weights is not None:
             warn(
                 "these draws are weighted, and ArviZ's summaries and plots take all draws for equal. Export "
-                "posterior.resampled(n).to_arviz() in their place, or apply sample_stats['log_weight'] yourself.",
+                "posterior.resampled(n).to_arviz() in their place, or apply sample_stats['log_weight'] yourself."
             )
             groups["sample_stats"]["log_weight"] = self.log_weights.numpy()
         if not self.model.targets.one_a_chain:
