@@ -1,9 +1,11 @@
 """The posterior of two or three hyperparameters by a lattice over all of their prior: nothing is followed, so no lobe is missed.
 
 Cells on the scale on which each prior is standard normal, in a box that closes in on those within some nats of the highest, or
-grows to hold them; then draws uniform within cells chosen by Gaussian evidence, each weighed by an unbiased estimate or the
-exact evidence.
+grows to hold them; then draws from the Gaussian evidence at the cells' centres, interpolated between them, each weighed by an
+unbiased estimate or the exact evidence.
 """
+
+import itertools
 
 import torch
 
@@ -19,8 +21,9 @@ from torchgpmc.storage.draws import Draws
 _REACH = 4.0  # at first
 _NATS = 14.0
 _CELLS = {1: 100, 2: 20, 3: 12}  # along each coordinate
+_FEW_CELLS = {1: 100, 2: 12, 3: 8}  # until the box holds what matters
 _UNIFORM = 0.1  # of the draws: whatever a cell's centre says, or fails to
-_AT_ONCE = 100
+_AT_ONCE = 8
 _LATENTS = 16  # a theta, for predictions
 
 
@@ -36,7 +39,7 @@ def _evaluated(log_density, points):
 def _cells(log_density, size):
     """Centres ``(cells, P)`` of a lattice over what matters, their width ``(P,)``, and log densities."""
     low, high = torch.full((2, size), _REACH, dtype=torch.float64) * torch.tensor([[-1.0], [1.0]])
-    count = _CELLS[size]
+    count = _FEW_CELLS[size]
     while True:
         width = (high - low) / count
         middles = [low[i] + width[i] * (torch.arange(count, dtype=torch.float64) + 0.5) for i in range(size)]
@@ -49,8 +52,23 @@ def _cells(log_density, size):
         new_low = torch.where(below, low - span / 2, matter.amin(0) - 1.5 * width)
         new_high = torch.where(above, high + span / 2, matter.amax(0) + 1.5 * width)
         if not bool((below | above).any()) and float(((new_high - new_low) / span).prod()) > 0.4:
-            return centres, width, value
+            if count == _CELLS[size]:
+                return centres, width, value
+            count = _CELLS[size]
         low, high = new_low, new_high
+
+
+def _between(centres, width, mass, z):
+    """Log density ``(S,)`` at ``z`` of a centre by its mass plus a tent of two widths: what interpolates the masses."""
+    count, low = round(len(mass) ** (1 / z.shape[-1])), centres[0]
+    place = (z - low) / width
+    below, density = place.floor(), torch.zeros_like(place[:, 0])
+    for corner in itertools.product((0, 1), repeat=z.shape[-1]):
+        index = below + torch.tensor(corner)
+        inside = ((index >= 0) & (index < count)).all(-1)
+        flat = (index * count ** torch.arange(z.shape[-1]).flip(0)).sum(-1).long()
+        density += inside * mass[flat.clamp(0, len(mass) - 1)] * (1 - (place - index).abs()).prod(-1)
+    return density.log() - width.log().sum()
 
 
 def reference(model, num_draws, seed=9):
@@ -69,12 +87,13 @@ def reference(model, num_draws, seed=9):
     mass = (1 - _UNIFORM) * torch.softmax(value, 0) + _UNIFORM / len(value)
     levels = (torch.arange(num_draws) + torch.rand(1, generator=generator)) / num_draws  # systematic
     chosen = torch.searchsorted(mass.cumsum(0), levels.double()).clamp_max(len(mass) - 1)
-    inside = torch.rand(num_draws, scale.size, generator=generator, dtype=torch.float64) - 0.5
-    theta, log_slope = scale.theta(centres[chosen] + width * inside)
+    tent = torch.rand(2, num_draws, scale.size, generator=generator, dtype=torch.float64).sum(0) - 1
+    z = centres[chosen] + width * tent
+    theta, log_slope = scale.theta(z)
     with torch.no_grad():
         estimate = estimator.draw(theta, generator, num_latents=_LATENTS)
         log_prior = model.layout.log_prior(theta)
-    log_weights = log_prior + log_slope + estimate.value - mass[chosen].log()
+    log_weights = log_prior + log_slope + estimate.value - _between(centres, width, mass, z)
     draws = Draws(theta[None], estimate.whitened[None], log_weights[None], others=estimate.others[None])
     lp = log_prior + estimate.log_likelihood + log_standard_normal(estimate.whitened)
     stats = {"lp": lp[None], "log_evidence_variance": estimate.variance[None]}

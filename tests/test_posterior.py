@@ -17,7 +17,7 @@ from tests.problems import fixed_kernel, gp, inputs, kernel, sparse_gp, targets
 from torchgpmc.diagnostics import complaints, complaints_about_divergences, verdict
 from torchgpmc.storage.draws import Draws
 from torchgpmc.summaries import summarise
-from torchgpmc.weights import is_heavy_tailed, pareto_khat, smoothed_log_weights
+from torchgpmc.weights import is_heavy_tailed, kish_effective_size, pareto_khat, smoothed_log_weights
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")
 
@@ -287,8 +287,20 @@ def test_weighted_summaries_use_the_weights():
     assert row.mean == pytest.approx(4 / 3)
     assert row.sd == pytest.approx(math.sqrt(14 / 9))
     assert row.ess_tail == pytest.approx(3.6)  # Kish's
-    # The variance over the estimate's, the sum of squared weights times squared distances from the mean.
-    assert row.ess_bulk == pytest.approx(14 / 9 / ((1 + 1 + 4 * 16 + 4 * 25) / 9 / 36))
+    # Of the scores' mean, which are symmetric here: their variance over the sum of squared weights times squared scores.
+    assert row.ess_bulk == pytest.approx((2 / 3) / (2 / 9))
+
+
+def test_effective_sizes_are_those_of_ranks_weighted_or_not():
+    # Of 250 houses in raw units a log-normal prior left the mean of a lengthscale 38 of 90 effective draws, which no number of
+    # draws makes up for; chains, judged by ranks, went on to pass for a minute and more.
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(1, 2000, generator=generator, dtype=torch.float64)
+    even, uneven = torch.zeros_like(values), 0.7 * values
+    sizes = [summarise({"x": shape}, weights)["x"].ess_bulk for shape in (values, (5 * values).exp()) for weights in (even, uneven)]
+    assert sizes[0] == pytest.approx(2000) and sizes[:2] == pytest.approx(sizes[2:])
+    # Draws high up weigh more, and are few: of normal ones, Kish's size over 1 + 0.7^2.
+    assert sizes[1] < 0.8 * kish_effective_size(uneven)
 
 
 def test_draws_of_no_weight_say_nothing_however_far_out_they_are():

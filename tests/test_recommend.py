@@ -62,6 +62,13 @@ def test_an_engine_of_weighted_draws_may_make_as_many_however_few_are_wanted():
     assert few == usual < many
 
 
+@pytest.mark.parametrize(("size", "more"), [(6, (0.99, 1.01)), (250, (5, 10))])
+def test_chains_of_regressions_may_spend_more_where_their_matrices_are_large(size, more):
+    # Ten times as many evaluations of small ones, which are all overhead, were half an hour.
+    found = [candidates(make(num_data=size))[-1].budget for make in (gp_regression, gp)]
+    assert more[0] < found[0] / found[1] < more[1]
+
+
 def test_many_hyperparameters_of_a_likelihood_with_several_modes_are_for_chains():
     model = wide(9)
     heavy = tg.GP(model.train_x, targets("student_t", 6), model.kernel, gp("student_t").likelihood)

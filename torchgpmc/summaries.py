@@ -86,6 +86,19 @@ def effective_sizes(values: Tensor) -> tuple[float, float, float]:
     return bulk, chain_statistics.ess(array, "tail", (0.05, 0.95)), chain_statistics.rhat(array)
 
 
+def _normal_scores(values: Tensor, weights: Tensor) -> Tensor:
+    """Phi^-1 of each value's place in the weighted distribution of all, ``(S,)``, so that a heavy tail weighs as a normal one.
+
+    Args:
+        values: ``(S,)``; equal ones share a place.
+        weights: ``(S,)``, of sum one.
+    """
+    distinct, place = values.unique(return_inverse=True)
+    mass = torch.zeros_like(distinct).scatter_add_(0, place, weights)
+    smallest = torch.finfo(mass.dtype).eps
+    return torch.special.ndtri((mass.cumsum(0) - mass / 2).clamp(smallest, 1 - smallest))[place]
+
+
 def nested_rhat(values: Tensor, superchain_ids: list[int]) -> float:
     """R-hat of many short chains ``(C, S)`` in groups that share a start (Margossian et al. 2024).
 
@@ -100,11 +113,11 @@ def summarise(samples: Mapping[str, Tensor], log_weights: Tensor | None = None) 
 
     Args:
         samples: ``{name: (C, S, *shape)}``.
-        log_weights: ``(C, S)`` for weighted draws. One chain of them is taken as independent: ``ess_bulk`` is that of the
-            quantity's mean, at most Kish's size, ``ess_tail`` is Kish's size, and there is no R-hat. The sizes of several chains
-            are those of the draws times Kish's fraction, and R-hat is that of the draws. ``khat`` is the larger of those of the
-            weights and of :func:`log_contributions`. Draws worth less than two have no spread to speak of: sd, quantiles and R-hat
-            are then NaN, and ``khat`` is infinite.
+        log_weights: ``(C, S)`` for weighted draws. One chain of them is taken as independent: ``ess_bulk`` is that of the mean of
+            the quantity's normal scores, as it is of chains, at most Kish's size, ``ess_tail`` is Kish's size, and there is no
+            R-hat. The sizes of several chains are those of the draws times Kish's fraction, and R-hat is that of the draws.
+            ``khat`` is the larger of those of the weights and of :func:`log_contributions`, which is about the mean itself. Draws
+            worth less than two have no spread to speak of: sd, quantiles and R-hat are then NaN, and ``khat`` is infinite.
     """
     kish = math.inf if log_weights is None else kish_effective_size(log_weights)
     collapsed = kish < MIN_EVEN_DRAWS
@@ -123,8 +136,9 @@ def summarise(samples: Mapping[str, Tensor], log_weights: Tensor | None = None) 
         cumulative = weights[order].cumsum(0)
         low, high = (float(flat[order][(cumulative < p).sum().clamp_max(len(flat) - 1)]) for p in (0.05, 0.95))
         if log_weights is not None and len(values) == 1:
-            # A mean's own size rests on the spread that was seen, which few draws decide where the weights are uneven.
-            bulk, tail, rhat = min(weighted_effective_size(values, log_weights), kish), kish, math.nan
+            # A score's own size rests on the spread that was seen, which few draws decide where the weights are uneven.
+            scores = _normal_scores(flat, weights)
+            bulk, tail, rhat = min(weighted_effective_size(scores, log_weights), kish), kish, math.nan
         else:
             bulk, tail, rhat = effective_sizes(values)
             kept = 1.0 if log_weights is None else kish / log_weights.numel()
