@@ -2,28 +2,35 @@ r"""Integrals of a sampled function against a decaying exponential: what a first
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import pad
 
 # exp(-700) is about the smallest number that is not denormal, and denormal numbers cost a hundredfold.
 _MAX_EXPONENT = 700.0
-# Below this D h weights are by Gauss-Legendre, exact to rounding there with so many nodes; above, where nothing cancels, in closed
-# form.
-_SMALL, _NUM_NODES = 2.0, 12
 # The parabola through values at -1, 0 and 1 is the values times these polynomials of r, the distance before the end of the
 # interval; coefficients of 1, r and r^2 in rows. The interval of the first table is (-1, 0), of the second (0, 1).
 _FIRST_HALF = ((0.0, 0.5, 0.5), (1.0, 0.0, -1.0), (0.0, -0.5, 0.5))
 _SECOND_HALF = ((0.0, -0.5, 0.5), (0.0, 2.0, -1.0), (1.0, -1.5, 0.5))
+# z^{j+1} times the moment of r^j, from P(4, z), z e^-z, z^2 e^-z and z^3 e^-z in rows: by parts, from the highest moment down, so
+# that all terms are positive and nothing cancels.
+_BY_PARTS = ((1.0, 1.0, 2.0, 6.0), (1.0, 0.0, 0.0, 0.0), (1 / 2, 1 / 2, 0.0, 0.0), (1 / 6, 1 / 6, 1 / 3, 0.0))
 
 
 def decayed(exponent: Tensor) -> Tensor:
     """exp(-exponent), without denormal numbers."""
     return (-exponent.clamp_max(_MAX_EXPONENT)).exp()
+
+
+class _Weights(NamedTuple):
+    """Of the three points of a parabola in an integral, ``(..., 3)`` each; W with its derivative in D h."""
+
+    pair: Tensor  # over both of its intervals
+    pair_slope: Tensor
+    halves: Tensor  # over the first and over the second alone, (..., 6)
+    halves_slope: Tensor
 
 
 class DecayingIntegral(torch.nn.Module):
@@ -51,37 +58,36 @@ class DecayingIntegral(torch.nn.Module):
     """
 
     lags: Tensor
-    lag_numbers: Tensor
+    is_before: Tensor
+    odd_ends: Tensor
     odd_points: Tensor
     odd_weights: Tensor
-    nodes: Tensor
-    low_table: Tensor
-    high_table: Tensor
+    powers: Tensor
+    by_parts: Tensor
+    table: Tensor
 
     def __init__(self, spacing: float, num_points: int, rows: list[int]):
         super().__init__()
         self.spacing, self.num_points = spacing, num_points
         self.num_ends, self.num_pairs = len(rows), (num_points - 1) // 2
-        lags = sorted({row - end for row in rows for end in range(2, row + 1, 2)})
-        numbers = [lags.index(row - end) if end <= row else len(lags) for row in rows for end in range(2, num_points, 2)]
-        # A last interval without a partner: its parabola's points, among those of all integrals, and which weights they have.
+        # A last interval without a partner: its parabola's points, and which weights they have.
         odd = [(number, row) for number, row in enumerate(rows) if row % 2]
-        points = [number * num_points + max(row - 2, 0) + point for number, row in odd for point in range(3)]
-        kinds = [3 * (1 if row == 1 else 2) + point for _, row in odd for point in range(3)]
-        self.register_buffer("lags", torch.tensor(lags, dtype=torch.float64))  # from the ends of pairs, in units of the spacing
-        self.register_buffer("lag_numbers", torch.tensor(numbers))  # (T * pairs,)
+        points = [max(row - 2, 0) + point for _, row in odd for point in range(3)]
+        kinds = [3 * (row > 1) + point for _, row in odd for point in range(3)]
+        # Between ends of pairs and of integrals, (T, pairs) in units of the spacing.
+        lags = torch.tensor(rows, dtype=torch.float64).unsqueeze(-1) - torch.arange(2.0, num_points, 2.0)
+        self.register_buffer("lags", lags.clamp_min(0.0))
+        self.register_buffer("is_before", (lags >= 0).double())
+        self.register_buffer("odd_ends", torch.tensor([number for number, _ in odd], dtype=torch.long))
         self.register_buffer("odd_points", torch.tensor(points, dtype=torch.long))
         self.register_buffer("odd_weights", torch.tensor(kinds, dtype=torch.long))
-        nodes, masses = (torch.as_tensor(made) for made in np.polynomial.legendre.leggauss(_NUM_NODES))
-        nodes, masses = 0.5 * (nodes + 1), 0.5 * masses.unsqueeze(-1)
-        powers = nodes.unsqueeze(-1) ** torch.arange(4)
-        # Columns: weights of the first interval, of the second, and the derivatives of both.
+        self.register_buffer("powers", torch.arange(4, dtype=torch.float64))
+        self.register_buffer("by_parts", torch.tensor(_BY_PARTS, dtype=torch.float64))
+        # Columns: weights of the first interval, of the second, and the derivatives of both: moments' derivatives are moments.
         table = torch.zeros(4, 12, dtype=torch.float64)
         table[:3, :6] = spacing * torch.tensor((*_FIRST_HALF, *_SECOND_HALF), dtype=torch.float64).mT
         table[1:, 6:] = -table[:3, :6]
-        self.register_buffer("nodes", nodes)
-        self.register_buffer("low_table", masses * powers @ table)
-        self.register_buffer("high_table", table)
+        self.register_buffer("table", table)
 
     def forward(self, values: Tensor, decay: Tensor) -> Tensor:
         """I: values of R functions g that decay alike ``(..., R, P)`` and their D, not negative ``(...)``, to ``(..., R, T)``."""
@@ -91,46 +97,56 @@ class DecayingIntegral(torch.nn.Module):
     def matrix(self, decay: Tensor) -> Tensor:
         """The integrals' weights W ``(..., T, P)``, without a graph: I = g W' for any g."""
         with torch.no_grad():
-            return self.matrix_and_slope(self.spacing * decay.unsqueeze(-1), with_slope=False)[0]
+            scaled = self.spacing * decay.unsqueeze(-1)
+            left = self.left(scaled)
+            return self.spread(left, torch.eye(self.num_ends).to(left), self.weights(scaled))
 
-    def matrix_and_slope(self, scaled: Tensor, *, with_slope: bool) -> tuple[Tensor, Tensor | None]:
-        """W ``(..., T, P)`` at D h ``(..., 1)``, and its derivative there: products of what is left and of a parabola's weights."""
-        weights, weight_slopes = self._weights(scaled)
-        left = decayed(scaled * self.lags)
-        pairs = self._of_pairs(left).unsqueeze(-3)
-        matrix = self._assembled(pairs * weights[..., :3, None, None], weights)
-        if not with_slope:
-            return matrix, None
-        pair_slopes = self._of_pairs(-self.lags * left).unsqueeze(-3)
-        products = torch.addcmul(pair_slopes * weights[..., :3, None, None], pairs, weight_slopes[..., :3, None, None])
-        return matrix, self._assembled(products, weight_slopes)
+    def left(self, scaled: Tensor) -> Tensor:
+        """What is left of each pair of intervals at each end, ``(..., T, pairs)`` at D h ``(..., 1)``: nothing of later ones."""
+        return decayed(scaled.unsqueeze(-1) * self.lags) * self.is_before
 
-    def _of_pairs(self, of_lags: Tensor) -> Tensor:
-        """From a number a lag to one a pair of intervals ``(..., T, pairs)``, which is zero for pairs after the end."""
-        return pad(of_lags, (0, 1)).index_select(-1, self.lag_numbers).unflatten(-1, (self.num_ends, self.num_pairs))
-
-    def _assembled(self, pairs: Tensor, weights: Tensor) -> Tensor:
-        """Weights of the grid's points ``(..., T, P)``, from those of each pair's three ``(..., 3, T, pairs)`` and of odd ends."""
-        last = 2 * self.num_pairs
-        matrix = pairs.new_zeros(*pairs.shape[:-3], self.num_ends, self.num_points)
-        matrix[..., 0:last:2] = pairs[..., 0, :, :]
-        matrix[..., 1:last:2] = pairs[..., 1, :, :]
-        matrix[..., 2 : last + 1 : 2] += pairs[..., 2, :, :]
-        matrix.flatten(-2).index_add_(-1, self.odd_points, weights.index_select(-1, self.odd_weights))
-        return matrix
-
-    def _weights(self, scaled: Tensor) -> tuple[Tensor, Tensor]:
-        """Of three points, over both of their intervals, the first, and the second: ``(..., 9)``, with derivatives in D h.
-
-        All are moments, whose derivatives are moments.
-        """
-        low = (-scaled.clamp_max(_SMALL) * self.nodes).exp() @ self.low_table
-        high = _moments(scaled.clamp_min(_SMALL)) @ self.high_table
-        first, second, first_slope, second_slope = torch.where(scaled < _SMALL, low, high).chunk(4, -1)
+    def weights(self, scaled: Tensor) -> _Weights:
+        """At D h ``(..., 1)``."""
+        first, second, first_slope, second_slope = (self.moments(scaled) @ self.table).chunk(4, -1)
         over_second = decayed(scaled)
-        both_slope = (first_slope - first) * over_second + second_slope
-        weights = torch.cat([first * over_second + second, first, second], -1)
-        return weights, torch.cat([both_slope, first_slope, second_slope], -1)
+        pair = torch.addcmul(second, first, over_second)
+        pair_slope = torch.addcmul(second_slope, first_slope - first, over_second)
+        return _Weights(pair, pair_slope, torch.cat([first, second], -1), torch.cat([first_slope, second_slope], -1))
+
+    def moments(self, scaled: Tensor) -> Tensor:
+        r""":math:`\int_0^1 r^j e^{-z r} dr` for j = 0, ..., 3 at z ``(..., 1)``, not negative: ``(..., 4)``."""
+        z = scaled.clamp_min(torch.finfo(scaled.dtype).tiny ** 0.2)  # the least whose fourth power is not denormal
+        powers = z**self.powers
+        highest = torch.special.gammainc(torch.full_like(z, 4.0), z)
+        terms = torch.cat([highest, powers[..., 1:] * decayed(z)], -1)
+        return terms @ self.by_parts / (z * powers)
+
+    def windows(self, values: Tensor) -> Tensor:
+        """The three points of each pair of intervals, from ``(..., R, P)`` to ``(..., 3, R, pairs)``."""
+        return values[..., : 2 * self.num_pairs + 1].unfold(-1, 3, 2).movedim(-1, -3)
+
+    def with_odd_ends(self, integrals: Tensor, values: Tensor, halves: Tensor) -> Tensor:
+        """Integrals ``(..., R, T)``, and over the last intervals that have no partner."""
+        if not len(self.odd_ends):
+            return integrals
+        weights = halves.index_select(-1, self.odd_weights).unsqueeze(-2)
+        odd = (values.index_select(-1, self.odd_points) * weights).unflatten(-1, (-1, 3)).sum(-1)
+        return integrals.index_add(-1, self.odd_ends, odd.expand(*integrals.shape[:-1], -1))
+
+    def spread(self, of_pairs: Tensor, of_ends: Tensor, weights: _Weights) -> Tensor:
+        """Slopes in the values ``(..., R, P)``, from those in what pairs of intervals give ``(..., R, pairs)``.
+
+        ``of_ends`` are those in the integrals ``(..., R, T)``, for last intervals that have no partner.
+        """
+        last, found = 2 * self.num_pairs, of_pairs.new_zeros(*of_pairs.shape[:-1], self.num_points)
+        first, middle, third = (weights.pair[..., point, None, None] for point in range(3))
+        torch.mul(of_pairs, first, out=found[..., 0:last:2])
+        torch.mul(of_pairs, middle, out=found[..., 1:last:2])
+        found[..., 2 : last + 1 : 2].addcmul_(of_pairs, third)
+        if len(self.odd_ends):
+            odd = of_ends.index_select(-1, self.odd_ends).repeat_interleave(3, -1) * weights.halves[..., None, self.odd_weights]
+            found.index_add_(-1, self.odd_points, odd.expand(*found.shape[:-1], -1))
+        return found
 
 
 class _Integral(torch.autograd.Function):
@@ -138,24 +154,27 @@ class _Integral(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, scaled: Tensor, integral: DecayingIntegral) -> Tensor:
-        matrix, slope = integral.matrix_and_slope(scaled, with_slope=ctx.needs_input_grad[1])
-        ctx.shapes = values.shape, scaled.shape
-        ctx.save_for_backward(matrix, None if slope is None else values @ slope.mT)
-        return values @ matrix.mT
+        left, weights = integral.left(scaled), integral.weights(scaled)
+        windows, of_points = integral.windows(values).contiguous(), weights.pair[..., None, None]
+        with_slope = ctx.needs_input_grad[1]
+        # What is left of each point's values at each end, and its derivative; weighted over a pair's points.
+        rows = torch.cat([left, left * -integral.lags], -2) if with_slope else left
+        remain, *changes = (windows.flatten(-3, -2) @ rows.mT).unflatten(-2, (3, -1)).split(integral.num_ends, -1)
+        found = integral.with_odd_ends((remain * of_points).sum(-3), values, weights.halves)
+        slope = None
+        if with_slope:
+            slope = torch.addcmul(changes[0] * of_points, remain, weights.pair_slope[..., None, None]).sum(-3)
+            slope = integral.with_odd_ends(slope, values, weights.halves_slope)
+        ctx.integral, ctx.shapes = integral, (values.shape, scaled.shape)
+        ctx.save_for_backward(slope, left, *weights)
+        return found
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        matrix, slope = ctx.saved_tensors
+        slope, left, *weights = ctx.saved_tensors
         of_values, of_scaled = ctx.shapes
-        values = (gradient @ matrix).sum_to_size(of_values) if ctx.needs_input_grad[0] else None
+        values = None
+        if ctx.needs_input_grad[0]:
+            values = ctx.integral.spread(gradient @ left, gradient, _Weights(*weights)).sum_to_size(of_values)
         return values, None if slope is None else (gradient * slope).sum((-2, -1)).unsqueeze(-1).sum_to_size(of_scaled), None
-
-
-def _moments(z: Tensor) -> Tensor:
-    r""":math:`\int_0^1 r^j e^{-z r} dr` for j = 0, ..., 3, where z is not small: ``(..., 1)`` to ``(..., 4)``."""
-    end = decayed(z)
-    moments = [(1 - end) / z]
-    for j in range(1, 4):
-        moments.append((j * moments[-1] - end) / z)
-    return torch.cat(moments, -1)
