@@ -20,7 +20,7 @@ from torchgpmc.isolation import warn_of_isolated_data
 from torchgpmc.methods import NUTS
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.posterior import Posterior
-from torchgpmc.random import make_generator
+from torchgpmc.random import derived_seed, make_generator
 from torchgpmc.recommend import WANTED, Candidate, candidates
 from torchgpmc.runs.run import Method, Run, Settings, chain_settings
 from torchgpmc.storage.checkpoint import Checkpoint, CheckpointFile
@@ -130,7 +130,8 @@ def _sample_by_default(model: GPModel, order: Order) -> Posterior:
 
     def run(number: int, engine: Candidate, rule: Rule) -> Posterior:
         settings = Settings(engine.most, engine.warmup_steps, engine.num_chains, chain_chunk, engine.start())
-        trial = order._replace(method=engine.method, settings=settings, wanted=wanted)
+        seed = order.seed if not number else derived_seed(order.seed, number)
+        trial = order._replace(method=engine.method, settings=settings, wanted=wanted, seed=seed)
         if order.checkpoint is not None and number:
             first = order.checkpoint if isinstance(order.checkpoint, Checkpoint) else Checkpoint(order.checkpoint)
             trial = trial._replace(checkpoint=first._replace(path=f"{os.fspath(first.path)}.{number + 1}"))
