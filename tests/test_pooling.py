@@ -215,3 +215,4 @@ def test_engines_in_turn_have_random_numbers_of_their_own(monkeypatch):
     with pytest.warns(tg.SamplingWarning, match="no engine gave"):
         posterior = tg.sample(gp("probit"), num_samples=10_000, seed=0, progress=False)
     assert len(posterior.theta[0].unique(dim=0)) == posterior.num_draws > 0 and posterior.info["num_runs"] == 2
+    assert posterior.info["seed"] == 0  # the call's, which gives all of it again
