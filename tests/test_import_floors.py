@@ -28,7 +28,7 @@ FLOORS = [
     {"models"},
     {"prediction", "storage"},
     {"posterior", "approximations"},
-    {"evidence", "fitting", "isolation", "variational"},
+    {"evidence", "fitting", "isolation", "pooling", "variational"},
     {"runs"},
     {"methods"},
     {"recommend", "tuning"},

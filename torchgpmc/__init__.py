@@ -52,6 +52,7 @@ from torchgpmc.models import (
     kmeans_inducing_points,
 )
 from torchgpmc.point_process import bin_events
+from torchgpmc.pooling import pool
 from torchgpmc.posterior import Posterior
 from torchgpmc.prediction import Prediction
 from torchgpmc.recommend import explain, recommend
@@ -121,6 +122,7 @@ __all__ = [
     "likelihoods",
     "orthant",
     "plots",
+    "pool",
     "priors",
     "recommend",
     "refine_inducing_points",

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from torchgpmc.checks import warn
 from torchgpmc.diagnostics import MAX_ESTIMATE_VARIANCE, estimate_noise
 from torchgpmc.importance import truncated_log_weights
+from torchgpmc.pooling import can_be_pooled, pooled
 from torchgpmc.posterior import Posterior
 from torchgpmc.recommend import Candidate, as_typed, described
 from torchgpmc.storage.checkpoint import CheckpointError
@@ -31,12 +32,14 @@ class Rule(NamedTuple):
         every: draws a chain between two looks.
         most: draws a chain that the run makes at most.
         budget: evaluations.
+        before: weighted draws of other engines, which the run's may join.
     """
 
     wanted: int
     every: int
     most: int
     budget: float
+    before: Posterior | None = None
 
     def __call__(self, num_kept: int, num_evaluations: float, so_far: Callable[[], Posterior]) -> bool:
         """Whether to end after ``num_kept`` draws a chain; ``so_far`` makes a posterior of them."""
@@ -45,7 +48,10 @@ class Rule(NamedTuple):
         if not num_kept or num_kept % self.every:
             return False
         posterior = so_far()
-        return is_good(posterior, self.wanted) or self._is_hopeless(posterior)
+        if is_good(posterior, self.wanted) or self._is_hopeless(posterior):
+            return True
+        together = with_those_before(posterior, self.before)
+        return together is not None and is_good(together, self.wanted)
 
     def _is_hopeless(self, posterior: Posterior) -> bool:
         """Of weighted draws: more of them will hardly do.
@@ -65,14 +71,25 @@ def is_good(posterior: Posterior, wanted: int) -> bool:
     return posterior.effective_size() >= wanted and not posterior.complaints()
 
 
+def with_those_before(posterior: Posterior, before: Posterior | None) -> Posterior | None:
+    """Weighted draws pooled with those of engines that had their turn, which are independent of them; ``None`` without any."""
+    return pooled([before, posterior]) if before is not None and can_be_pooled(posterior) else None
+
+
 class Trial(NamedTuple):
     """One engine's turn."""
 
     candidate: Candidate
-    posterior: Posterior | None
+    posterior: Posterior | None  # the engine's own draws
     seconds: float
     verdict: str
     heard: list[warnings.WarningMessage]  # while it ran
+    pool: Posterior | None = None  # those and the draws of engines before
+
+    @property
+    def offered(self) -> Posterior | None:
+        """The draws that the call may return."""
+        return self.posterior if self.pool is None else self.pool
 
     def described(self) -> dict[str, Any]:
         """Plain words and numbers, for ``posterior.info["tried"]``."""
@@ -101,24 +118,27 @@ def sample_by_default(engines: Sequence[Candidate], wanted: int, run: Callable[[
         KeyboardInterrupt: interrupted before there were any.
     """
     trials: list[Trial] = []
+    before: Posterior | None = None
     for number, engine in enumerate(engines):
-        rule = Rule(wanted, engine.every, engine.most, engine.budget)
+        rule = Rule(wanted, engine.every, engine.most, engine.budget, before)
         try:
-            trials.append(_tried(engine, wanted, partial(run, number, engine, rule)))
+            trials.append(_tried(engine, rule, partial(run, number, engine, rule)))
         except KeyboardInterrupt:
             if not any(trial.posterior for trial in trials):
                 raise
             warn(f"interrupted: {described(engine)} had no draws yet; those of an engine tried before are returned.")
             return _result(trials, _best(trials), interrupted=True)
-        last = trials[-1].posterior
+        last = trials[-1].offered
         if last is not None and (is_good(last, wanted) or last.info["interrupted"]):
             return _result(trials, trials[-1])
+        if last is not None and can_be_pooled(last):
+            before = last
     best = _best(trials)
     warn(_what_was_tried(trials, best, wanted))
     return _result(trials, best)
 
 
-def _tried(engine: Candidate, wanted: int, run: Callable[[], Posterior]) -> Trial:
+def _tried(engine: Candidate, rule: Rule, run: Callable[[], Posterior]) -> Trial:
     began = time.perf_counter()
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
@@ -129,10 +149,17 @@ def _tried(engine: Candidate, wanted: int, run: Callable[[], Posterior]) -> Tria
         except ValueError as error:
             return Trial(engine, None, time.perf_counter() - began, str(error), heard)
     seconds = max(time.perf_counter() - began, posterior.info["seconds"])  # one that was resumed has been at it before
-    verdict = posterior.verdict()
+    pool = None if is_good(posterior, rule.wanted) else with_those_before(posterior, rule.before)
+    verdict = _verdict(posterior, rule.wanted)
+    if pool is not None:
+        verdict = f"{verdict.rstrip('.')}. Pooled with those before: {_verdict(pool, rule.wanted)}"
+    return Trial(engine, posterior, seconds, verdict, heard, pool)
+
+
+def _verdict(posterior: Posterior, wanted: int) -> str:
     if not posterior.complaints() and posterior.effective_size() < wanted:
-        verdict = f"Too few: {posterior.effective_size():.0f} effective draws, and {wanted} were wanted."
-    return Trial(engine, posterior, seconds, verdict, heard)
+        return f"Too few: {posterior.effective_size():.0f} effective draws, and {wanted} were wanted."
+    return posterior.verdict()
 
 
 def _best(trials: Sequence[Trial]) -> Trial:
@@ -141,7 +168,7 @@ def _best(trials: Sequence[Trial]) -> Trial:
     Raises:
         ValueError: none has draws.
     """
-    worth = [-1.0 if trial.posterior is None else trial.posterior.effective_size() for trial in trials]
+    worth = [-1.0 if trial.offered is None else trial.offered.effective_size() for trial in trials]
     if max(worth) < 0:
         raise ValueError(f"no draws could be had. {_list_of(trials)} Expected draws from one of them; {_how_to_go_on(trials[-1])}")
     return trials[worth.index(max(worth))]
@@ -151,7 +178,7 @@ def _result(trials: Sequence[Trial], chosen: Trial, *, interrupted: bool = False
     """The posterior of one trial, with what was tried; what was said while it ran is said now, at the caller's line."""
     for message in chosen.heard:
         warnings.warn_explicit(message.message, message.category, message.filename, message.lineno)
-    posterior = chosen.posterior
+    posterior = chosen.offered
     assert posterior is not None
     posterior.info["tried"] = [trial.described() for trial in trials]
     posterior.info["interrupted"] = interrupted or posterior.info["interrupted"]

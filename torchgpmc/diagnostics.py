@@ -13,6 +13,8 @@ from torchgpmc.summaries import Summary, effective_sizes, scalar_columns
 from torchgpmc.weights import (
     MAX_KHAT,
     MIN_DRAWS_FOR_KHAT,
+    error_by_runs,
+    evidence_error_by_runs,
     is_heavy_tailed,
     kish_effective_size,
     pareto_khat,
@@ -26,6 +28,8 @@ MAX_ESTIMATE_VARIANCE = 0.5  # relative: that of a mean of n weights with fewer 
 MAX_FAILED_SHARE = 0.01  # of weighted draws
 MAX_HEAT = 0.1  # by which the temperature of stochastic gradients may miss 1, and variances with it
 MIN_EFFICIENCY = 0.1  # Kish's size over draws; ours: at 4 % most of a posterior was missed (docs/results/theta_engines.md)
+MAX_RUN_ERRORS = 3.0  # by which independent runs may differ: two of them alike in 12 means do in 3 of 100 pools
+MAX_NOISE_OF_RUNS = 0.02  # as above; Laplace's estimates that missed most of a posterior in every run had 0.04 and more
 
 
 def worst_latent(whitened: Tensor) -> tuple[int, float]:
@@ -139,7 +143,7 @@ def complaints(summary: Summary, stats: Mapping[str, Tensor], num_chains: int, l
                 f"the importance weights have k-hat {khat:.2f} (at most {MAX_KHAT} is reliable): "
                 f"draw more, use heavier tails, or NUTS."
             )
-        elif kish_effective_size(log_weights) < MIN_EFFICIENCY * log_weights.numel():
+        elif kish_effective_size(log_weights) < MIN_EFFICIENCY * log_weights.numel() and not _agreement_tells(stats, log_weights):
             found.append(_about_efficiency(kish_effective_size(log_weights), log_weights.numel()))
         found += _complaints_about_mixing(summary)  # of several chains, whose draws are weighted: weights do not make up for it
         found += [] if found else _complaints_about_size(summary, num_chains)
@@ -189,13 +193,48 @@ def _complaints_about_temperature(stats: Mapping[str, Tensor]) -> list[str]:
     ]
 
 
+def _agreement_tells(stats: Mapping[str, Tensor], log_weights: Tensor) -> bool:
+    """Whether uneven weights are left to :func:`complaints_about_runs`: where there are several runs, with nearly exact evidence.
+
+    What proposals miss one run finds and another does not. Estimates that miss p(f | y, theta) miss it in every run.
+    """
+    return "run" in stats and estimate_noise(stats, log_weights) <= MAX_NOISE_OF_RUNS
+
+
 def _about_efficiency(size: float, count: int) -> str:
     """Weights so uneven that what they do not show may matter more than what they do."""
     return (
         f"{count} weighted draws are worth {size:.0f} even ones ({size / count:.1%}; at least {MIN_EFFICIENCY:.0%} is reliable): "
         f"a part of the posterior may hardly have been seen, or its evidence estimates be too noisy, and means be off by more than "
-        f"their errors say. Use EP(), more importance samples or (probit) evidence.Orthant(), and compare with NUTS()."
+        f"their errors say. Use EP(), more importance samples or (probit) evidence.Orthant(), and compare with NUTS(); or "
+        f"pool() this run with others, from other seeds, which is reliable where they agree."
     )
+
+
+def complaints_about_runs(samples: Mapping[str, Tensor], stats: Mapping[str, Tensor], log_weights: Tensor) -> list[str]:
+    """That independent runs, pooled, differ by more than as many effective draws should; empty if nothing says so.
+
+    Each mean's error, and the evidence's, by how runs differ is held against :data:`MAX_RUN_ERRORS` errors of Kish's size, or of
+    400 draws where there are more: what is known so well is known well enough.
+
+    Args:
+        samples: ``{name: (1, S, *shape)}``.
+        stats: per-draw statistics ``(1, S)``, among them ``run`` where there are several.
+        log_weights: ``(1, S)``.
+    """
+    if "run" not in stats:
+        return []
+    runs = stats["run"]
+    limit = MAX_RUN_ERRORS / math.sqrt(min(kish_effective_size(log_weights), ENOUGH_ESS))
+    errors = [(error_by_runs(values, log_weights, runs), f"the mean of '{name}'") for name, values in scalar_columns(samples)]
+    worst, name = max([*errors, (evidence_error_by_runs(log_weights, runs), "the evidence")])
+    if not worst > limit:
+        return []
+    unit = "relative" if name == "the evidence" else "in standard deviations"
+    return [
+        f"the {len(runs.unique())} runs disagree: they differ as if {name} were known to {worst:.2f}, {unit} (at most {limit:.2f} "
+        f"is reliable), since some have hardly seen a part of the posterior that others have. Pool more runs, or longer ones."
+    ]
 
 
 _LESS_NOISE = "use more importance samples (num_importance), EP() in place of Laplace()"

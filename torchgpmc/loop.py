@@ -20,7 +20,7 @@ from torchgpmc.isolation import warn_of_isolated_data
 from torchgpmc.methods import NUTS
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.posterior import Posterior
-from torchgpmc.random import make_generator
+from torchgpmc.random import derived_seed, make_generator
 from torchgpmc.recommend import WANTED, Candidate, candidates
 from torchgpmc.runs.run import Method, Run, Settings, chain_settings
 from torchgpmc.storage.checkpoint import Checkpoint, CheckpointFile
@@ -128,7 +128,7 @@ def _sample_by_default(model: GPModel, order: Order) -> Posterior:
 
     def run(number: int, engine: Candidate, rule: Rule) -> Posterior:
         settings = Settings(engine.most, engine.warmup_steps, engine.num_chains, chain_chunk, engine.start())
-        trial = order._replace(method=engine.method, settings=settings, wanted=wanted)
+        trial = order._replace(method=engine.method, settings=settings, wanted=wanted, number=number)
         if order.checkpoint is not None and number:
             first = order.checkpoint if isinstance(order.checkpoint, Checkpoint) else Checkpoint(order.checkpoint)
             trial = trial._replace(checkpoint=first._replace(path=f"{os.fspath(first.path)}.{number + 1}"))
@@ -199,6 +199,7 @@ class Order(NamedTuple):
     checkpoint: str | os.PathLike[str] | Checkpoint | None
     progress: bool
     wanted: int | None = None  # effective draws, of a run that ends with them
+    number: int = 0  # of an engine among those of a call, each of which has random numbers of its own
 
     def on_model(self, model: GPModel, enough: Enough | None = None) -> Found:
         """All draws of the method's run on ``model``."""
@@ -216,7 +217,8 @@ class Order(NamedTuple):
             identity: what is sampled, for checkpoints.
             enough: whether the run may end before its full length.
         """
-        loop = _Loop(run, self.device, make_generator(self.seed, self.device), self._file(widths, identity))
+        seed = derived_seed(self.seed, self.number) if self.number else self.seed
+        loop = _Loop(run, self.device, make_generator(seed, self.device), self._file(widths, identity))
         loop.run({**self._description(), "target": run.label, "threads": num_cores()}, self.progress, enough)
         return loop.found()
 

@@ -16,6 +16,11 @@ def make_generator(seed: int, device: torch.device | str = "cpu") -> torch.Gener
     return torch.Generator(device=device).manual_seed(int(seed))
 
 
+def derived_seed(seed: int, number: int) -> int:
+    """A seed for the ``number``-th of several runs that are to be independent, from one for all."""
+    return int(torch.randint(2**62, (number + 1,), generator=make_generator(seed))[number])
+
+
 def normal_like(tensor: Tensor, generator: torch.Generator) -> Tensor:
     """Standard normal numbers of the shape, dtype and device of ``tensor``."""
     return torch.randn(tensor.shape, dtype=tensor.dtype, device=tensor.device, generator=generator)

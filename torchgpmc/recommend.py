@@ -37,6 +37,7 @@ _FEW_DRAWS = 4
 _MANY_DRAWS = 64
 # Of proposals for more hyperparameters than a few: in a dozen dimensions most draws of a Student t with five lie too far out.
 _SHORT_TAILS = 30
+_MORE_RUNS = 3  # of 4000 draws, worth 50 to 300 each where proposals reach the posterior's lobes by turns
 # What chains may cost, in seconds of two idle cores of 2020s make; counted in evaluations, so that seeds reproduce.
 _BUDGET = 100.0
 _SECONDS_A_BATCH, _OPERATIONS_A_SECOND = 3e-3, 2e9
@@ -181,8 +182,11 @@ def _through_estimates(model: GPModel, few: str, wanted: int) -> list[Candidate]
         found = [(MOST_HYPERPARAMETERS, first, few), (MANY_HYPERPARAMETERS, AMIS(evidence=Orthant()), hardly)]
         if model.layout.size > MANY_HYPERPARAMETERS:
             apart = "what labels leave open has lobes apart from the modes: weighted draws that begin with the prior."
+            again = "the same from other random numbers: runs that agree are worth their draws together."
             first = replace(first, degrees_of_freedom=_SHORT_TAILS)
-            found = [(MOST_HYPERPARAMETERS, first, few), (MOST_HYPERPARAMETERS, replace(first, num_starts=0), apart)]
+            prior = replace(first, num_starts=0)
+            turns = [(first, few), (prior, apart), *[(prior, again)] * _MORE_RUNS]
+            found = [(MOST_HYPERPARAMETERS, method, why) for method, why in turns]
     else:
         closer = "EP follows the latents more closely where Laplace's estimates are noisy: weighted draws, no warm-up."
         found = [(MANY_HYPERPARAMETERS, AMIS(), few)]

@@ -81,7 +81,7 @@ def is_heavy_tailed(log_weights: Tensor, khat: float) -> bool:
 
 
 def smoothed_log_weights(log_weights: Tensor) -> Tensor:
-    """Pareto-smoothed log weights (Vehtari et al. 2024); as they are for fewer than 25, too few to have a tail.
+    """Pareto-smoothed log weights (Vehtari et al. 2024), of the same sum; as they are for fewer than 25, too few to have a tail.
 
     Example:
         >>> import torch
@@ -92,7 +92,8 @@ def smoothed_log_weights(log_weights: Tensor) -> Tensor:
     """
     if log_weights.numel() < MIN_DRAWS_FOR_KHAT:
         return log_weights
-    return _tail_fit(log_weights)[0]
+    smoothed = _tail_fit(log_weights)[0]
+    return smoothed + torch.logsumexp(log_weights.flatten(), 0) - torch.logsumexp(smoothed.flatten(), 0)
 
 
 def weighted_effective_size(values: Tensor, log_weights: Tensor) -> float:
@@ -109,3 +110,54 @@ def weighted_effective_size(values: Tensor, log_weights: Tensor) -> float:
     gap = gap - (weights * gap).sum()
     error = (weights * gap).square().sum()
     return float((weights * gap.square()).sum() / error) if float(error) > 0 else float(len(gap))
+
+
+def error_by_runs(values: Tensor, log_weights: Tensor, runs: Tensor) -> float:
+    r"""The error of a weighted mean that independent runs show by how they differ, in standard deviations within a run.
+
+    .. math:: \Big(\frac{n}{n - 1} \sum_r p_r^2 (\bar h_r - \bar h)^2 \Big/ \sum_r p_r s_r^2\Big)^{1/2}
+
+    of n runs, each with mean, variance and its share of all weight: a run counts by its estimate of the evidence. What all runs
+    miss does not show.
+
+    Args:
+        values: h of each draw.
+        log_weights: of each, their mean in a run being its estimate of the evidence.
+        runs: the number of the run that each comes from.
+
+    Example:
+        >>> import torch
+        >>> values, runs = torch.tensor([0.0, 2.0, 1.0, 3.0]), torch.tensor([0, 0, 1, 1])
+        >>> error_by_runs(values, torch.zeros(4), runs)  # means 1 and 2, variances 1
+        0.5
+    """
+    weights = torch.softmax(log_weights.double().flatten(), 0)
+    values = torch.where(weights > 0, values.double().flatten(), 0.0)
+    gap = values - (weights * values).sum()
+    sums, shares = _by_run(weights * gap, runs), _by_run(weights, runs)
+    within = float((weights * gap.square()).sum() - (sums.square() / shares.clamp_min(1e-300)).sum())
+    error = _error_of_sum(sums)
+    return error / math.sqrt(within) if within > 0 else (math.inf if error > 0 else 0.0)
+
+
+def evidence_error_by_runs(log_weights: Tensor, runs: Tensor) -> float:
+    """The same of the evidence, relative: what the mean weights of runs differ by.
+
+    Example:
+        >>> import torch
+        >>> round(evidence_error_by_runs(torch.tensor([1.0, 1.0, 3.0, 3.0]).log(), torch.tensor([0, 0, 1, 1])), 3)
+        0.5
+    """
+    weights = torch.softmax(log_weights.double().flatten(), 0)
+    return _error_of_sum(_by_run(weights - 1 / len(weights), runs))
+
+
+def _by_run(parts: Tensor, runs: Tensor) -> Tensor:
+    """Sums over each run's draws."""
+    present, index = torch.unique(runs.flatten(), return_inverse=True)
+    return parts.new_zeros(len(present)).index_add_(0, index, parts)
+
+
+def _error_of_sum(sums: Tensor) -> float:
+    """Of a sum of independent terms whose total is known to be zero."""
+    return math.sqrt(len(sums) / (len(sums) - 1) * float(sums.square().sum()))

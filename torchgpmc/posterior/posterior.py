@@ -14,7 +14,14 @@ from torch import Tensor
 from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.chain_statistics import as_datatree
 from torchgpmc.checks import check_count, warn
-from torchgpmc.diagnostics import complaints, complaints_about_divergences, complaints_about_latents, least_effective, verdict
+from torchgpmc.diagnostics import (
+    complaints,
+    complaints_about_divergences,
+    complaints_about_latents,
+    complaints_about_runs,
+    least_effective,
+    verdict,
+)
 from torchgpmc.fitted import Fitted
 from torchgpmc.likelihoods.counts import checked_exposure
 from torchgpmc.models.gp_model import GPModel, likelihood_parameters
@@ -251,9 +258,9 @@ class Posterior:
 
     def _complaints(self, rows: Summary) -> list[str]:
         found = complaints(rows, self.stats, self.num_chains, self.log_weights)
-        if self.log_weights is not None:
-            return found
         named = {**self.samples, "lp": self.stats["lp"]}
+        if self.log_weights is not None:
+            return found + complaints_about_runs(named, self.stats, self.log_weights)
         return found + complaints_about_divergences(named, rows, self.stats) + complaints_about_latents(self.whitened)
 
     def nested_rhat(self, name: str, superchain_ids: list[int]) -> Tensor:

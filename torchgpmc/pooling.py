@@ -1,0 +1,108 @@
+"""Weighted draws of several independent runs as those of one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchgpmc.posterior import Posterior
+from torchgpmc.storage.draws import Draws
+from torchgpmc.storage.fingerprint import differences, model_fingerprint
+
+
+def pool(posteriors: Sequence[Posterior]) -> Posterior:
+    r"""Weighted draws of independent runs on one model, from other seeds or by other options, as one posterior.
+
+    The mean of a run's weights w is its estimate of p(y), by which it enters: :math:`\bar h = \sum_{ri} w_{ri} h_{ri} /
+    \sum_{ri} w_{ri}` over draws i of runs r. The verdict on the pool rests on how far the runs agree: where they do, draws are
+    worth Kish's size however uneven their weights. What every run misses does not show, so let them begin apart.
+
+    Args:
+        posteriors: of :class:`AMIS` or :class:`MAMIS`, with any estimates of the evidence, or pooled before.
+
+    Returns:
+        All draws ``(1, S)``; ``stats["run"]`` says which run each is of.
+
+    Raises:
+        ValueError: fewer than two, of different models, or not importance samples of hyperparameters.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+        >>> runs = [tg.sample(model, tg.AMIS(), num_samples=500, seed=seed, progress=False) for seed in (0, 1)]
+        >>> tg.pool(runs).log_weights.shape
+        torch.Size([1, 1000])
+    """
+    if len(posteriors) < 2:
+        raise ValueError(f"{len(posteriors)} posteriors were given. Expected two or more, of different seeds.")
+    for posterior in posteriors:
+        if not can_be_pooled(posterior):
+            raise ValueError(
+                f"draws of {posterior.info.get('method')} cannot be pooled by weight. Expected those of AMIS() or MAMIS(), whose "
+                f"mean weight is the evidence; of chains, run more at once."
+            )
+    if any(torch.equal(one.theta, other.theta) for one, other in combinations(posteriors, 2)):
+        raise ValueError("two of the posteriors have the same draws. Expected independent runs: give each another seed.")
+    first, *others = (model_fingerprint(posterior.model) for posterior in posteriors)
+    for other in others:
+        different = differences(first, other)
+        if different:
+            raise ValueError(f"the posteriors are of different models: {different}. Expected runs on one model.")
+    return pooled(posteriors)
+
+
+def can_be_pooled(posterior: Posterior) -> bool:
+    """Whether the mean of the weights is an estimate of p(y)."""
+    return posterior.log_weights is not None and posterior.num_chains == 1 and "log_evidence" in posterior.info
+
+
+def pooled(posteriors: Sequence[Posterior]) -> Posterior:
+    """:func:`pool` of posteriors that are known to be of one model."""
+
+    def joined(name: str) -> Tensor | None:
+        parts = [getattr(posterior, name) for posterior in posteriors]
+        return None if any(part is None for part in parts) else torch.cat(parts, 1)
+
+    theta, whitened = (torch.cat([getattr(posterior, name) for posterior in posteriors], 1) for name in ("theta", "whitened"))
+    draws = Draws(theta, whitened, joined("log_weights"), others=joined("_others"))
+    names = set.intersection(*(set(posterior.stats) for posterior in posteriors)) - {"run"}
+    stats = {name: torch.cat([posterior.stats[name] for posterior in posteriors], 1) for name in sorted(names)}
+    stats["run"] = _runs(posteriors)
+    return Posterior(posteriors[0].model, draws, stats, _info([posterior.info for posterior in posteriors], stats["run"]))
+
+
+def _runs(posteriors: Sequence[Posterior]) -> Tensor:
+    """The number of each draw's run; one that was pooled already brings several."""
+    numbers: list[Tensor] = []
+    for posterior in posteriors:
+        own = posterior.stats.get("run", torch.zeros(1, posterior.num_draws, dtype=torch.float64))
+        numbers.append(own + (float(numbers[-1].max()) + 1 if numbers else 0.0))
+    return torch.cat(numbers, 1)
+
+
+def _info(infos: Sequence[dict[str, Any]], runs: Tensor) -> dict[str, Any]:
+    """What was run, in all; the evidence is the mean of the runs', each by its draws."""
+    shares = torch.bincount(runs.flatten().long()).double()
+    counts = [info.get("num_runs", 1) for info in infos]
+    log_draws = torch.stack([part.sum() for part in shares.split(counts)]).log()
+    log_parts = log_draws + torch.tensor([info["log_evidence"] for info in infos], dtype=torch.float64)
+    errors = torch.tensor([info["log_evidence_error"] for info in infos], dtype=torch.float64)
+    log_evidence = torch.logsumexp(log_parts, 0) - math.log(runs.numel())
+    totals = ("seconds", "warmup_seconds", "num_evaluations")
+    return {
+        **infos[-1],
+        **{name: sum(info[name] for info in infos) for name in totals},
+        "interrupted": any(info["interrupted"] for info in infos),
+        "method": "; ".join(info["method"] for info in infos),
+        "num_runs": sum(counts),
+        "log_evidence": float(log_evidence),
+        "log_evidence_error": float((torch.softmax(log_parts, 0) * errors).square().sum().sqrt()),
+    }
