@@ -11,7 +11,7 @@ import torchgpmc as tg
 from tests.problems import fixed_kernel, gp, gp_regression, inputs, sparse_gp, targets
 from tests.runs.resume import Stop, same
 from torchgpmc import loop
-from torchgpmc.default_call import Rule
+from torchgpmc.default_call import Rule, sample_by_default
 from torchgpmc.posterior import Posterior
 from torchgpmc.recommend import Candidate, as_typed, candidates
 from torchgpmc.runs.chain import ChainRun
@@ -265,6 +265,19 @@ def test_one_heavy_draw_does_not_end_a_run():
 def test_noise_of_the_evidence_ends_a_run():
     rule = Rule(1000, 1, 400, math.inf)
     assert not rule(200, 0.0, lambda: weighted(0.0, noise=0.4)) and rule(200, 0.0, lambda: weighted(0.0, noise=0.6))
+
+
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+@pytest.mark.parametrize(("wanted", "draws"), [(350, [200, 400]), (450, [200, 150])])
+def test_weighted_draws_that_were_only_short_are_made_again_twice_as_many(wanted, draws):
+    # Of a trend and a season, 4000 draws were worth 359 in 9 CPU seconds, and chains had none after 90 more.
+    def run(number, engine, rule):
+        repeated = [torch.cat([part] * 2, 1)[:, : engine.most] for part in (even().theta, even().whitened, even().stats["lp"])]
+        weights = torch.zeros(1, engine.most, dtype=torch.float64)
+        return Posterior(even().model, Draws(*repeated[:2], weights), {"lp": repeated[2]}, dict(even().info))
+
+    posterior = sample_by_default([engine(tg.AMIS(), 200), engine(tg.AMIS(), 150)], wanted, run)
+    assert [trial["evaluations"] for trial in posterior.info["tried"]] == draws
 
 
 def test_a_latent_that_does_not_mix_counts():

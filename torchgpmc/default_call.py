@@ -65,6 +65,11 @@ def is_good(posterior: Posterior, wanted: int) -> bool:
     return posterior.effective_size() >= wanted and not posterior.complaints()
 
 
+def _was_short(posterior: Posterior, wanted: int) -> bool:
+    """Whether twice as many weighted draws will do: then another engine, from its start, costs more."""
+    return posterior.log_weights is not None and not posterior.complaints() and 2 * posterior.effective_size() >= wanted
+
+
 class Trial(NamedTuple):
     """One engine's turn."""
 
@@ -101,6 +106,7 @@ def sample_by_default(engines: Sequence[Candidate], wanted: int, run: Callable[[
         KeyboardInterrupt: interrupted before there were any.
     """
     trials: list[Trial] = []
+    engines = list(engines)
     for number, engine in enumerate(engines):
         rule = Rule(wanted, engine.every, engine.most, engine.budget)
         try:
@@ -113,6 +119,8 @@ def sample_by_default(engines: Sequence[Candidate], wanted: int, run: Callable[[
         last = trials[-1].posterior
         if last is not None and (is_good(last, wanted) or last.info["interrupted"]):
             return _result(trials, trials[-1])
+        if last is not None and _was_short(last, wanted):
+            engines.insert(number + 1, engine._replace(most=2 * engine.most))
     best = _best(trials)
     warn(_what_was_tried(trials, best, wanted))
     return _result(trials, best)
