@@ -76,6 +76,11 @@ def with_those_before(posterior: Posterior, before: Posterior | None) -> Posteri
     return pooled([before, posterior]) if before is not None and can_be_pooled(posterior) else None
 
 
+def _is_half_done(posterior: Posterior, wanted: int) -> bool:
+    """Whether as many weighted draws again will do: then another engine, from its start, costs more."""
+    return can_be_pooled(posterior) and not posterior.complaints() and 2 * posterior.effective_size() >= wanted
+
+
 class Trial(NamedTuple):
     """One engine's turn."""
 
@@ -119,6 +124,7 @@ def sample_by_default(engines: Sequence[Candidate], wanted: int, run: Callable[[
     """
     trials: list[Trial] = []
     before: Posterior | None = None
+    engines = list(engines)
     for number, engine in enumerate(engines):
         rule = Rule(wanted, engine.every, engine.most, engine.budget, before)
         try:
@@ -133,6 +139,8 @@ def sample_by_default(engines: Sequence[Candidate], wanted: int, run: Callable[[
             return _result(trials, trials[-1])
         if last is not None and can_be_pooled(last):
             before = last
+            if _is_half_done(last, wanted) and engine not in engines[:number]:
+                engines.insert(number + 1, engine)
     best = _best(trials)
     warn(_what_was_tried(trials, best, wanted))
     return _result(trials, best)

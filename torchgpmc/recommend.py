@@ -33,8 +33,10 @@ _USUAL_DRAWS_AN_EFFECTIVE_ONE = 3
 _DRAWS_AN_EFFECTIVE_ONE = 10  # weights worth less than a tenth of their number are not to be trusted
 # An estimate's; those of inducing values around their nearest normal density vary by some hundredths, and cost little else.
 _FEW_DRAWS = 4
-# Of an estimate by EP, whose sweeps cost as much as some hundreds of them.
+# Of an estimate by EP, whose sweeps cost as much as some hundreds of them, or of several latents, whose factorisations do.
 _MANY_DRAWS = 64
+# Latents of several functions: an estimate factorises a matrix of so many rows some times, where chains need each function's alone.
+_MOST_TOGETHER = 500
 # Of proposals for more hyperparameters than a few: in a dozen dimensions most draws of a Student t with five lie too far out.
 _SHORT_TAILS = 30
 _MORE_RUNS = 3  # of 4000 draws, worth 50 to 300 each where proposals reach the posterior's lobes by turns
@@ -163,7 +165,7 @@ def candidates(model: GPModel, wanted: int = WANTED) -> list[Candidate]:
     one_latent = model.factorises and model.num_latents == 1
     few = "the latents integrate out well and the hyperparameters are few: weighted draws, no warm-up."
     if not (model.has_latents_at_data and one_latent):
-        together = _together(model, one_latent)
+        together = _together(model, one_latent, wanted)
         if size > MOST_HYPERPARAMETERS or not has_inducing_normal(model):
             return together
         return [_weighted(model, AMIS(num_importance=_FEW_DRAWS), few, wanted), *together]
@@ -196,15 +198,20 @@ def _through_estimates(model: GPModel, few: str, wanted: int) -> list[Candidate]
     return [_weighted(model, method, why, wanted) for most, method, why in found if model.layout.size <= most]
 
 
-def _together(model: GPModel, one_latent: bool) -> list[Candidate]:
+def _together(model: GPModel, one_latent: bool, wanted: int) -> list[Candidate]:
     """Of models whose latents cannot be integrated out one site a datum."""
     why = "hyperparameters and latents are sampled together, as the latents cannot be integrated out one site a datum."
     white = NUTS(whitening=Laplace(), max_tree_depth=8) if one_latent else NUTS(max_tree_depth=8, target_accept_prob=0.9)
     found = [_chains(model, white, why, 200)]
-    if model.factorises:
-        around = "chains begin around a variational fit, in coordinates white under it."
-        fit = partial(initialize, model, optimize_inducing_points=False, progress=False)
-        found.insert(0, _chains(model, NUTS(max_tree_depth=8, target_accept_prob=0.9), around, 100)._replace(start=fit))
+    if not model.factorises:
+        return found
+    around = "chains begin around a variational fit, in coordinates white under it."
+    fit = partial(initialize, model, optimize_inducing_points=False, progress=False)
+    found.insert(0, _chains(model, NUTS(max_tree_depth=8, target_accept_prob=0.9), around, 100)._replace(start=fit))
+    few = model.layout.size <= MANY_HYPERPARAMETERS and model.latent_size <= _MOST_TOGETHER
+    if few and model.has_latents_at_data and as_likelihood(model.likelihood).is_log_concave:
+        joint = "the latents of all functions integrate out together, and they and the hyperparameters are few: weighted draws."
+        found.insert(0, _weighted(model, AMIS(num_importance=_MANY_DRAWS), joint, wanted))
     return found
 
 
@@ -225,7 +232,7 @@ def _budget(model: GPModel, num_chains: int, operations_a_second: float) -> floa
 
 
 def _weighted(model: GPModel, method: AMIS, why: str, wanted: int) -> Candidate:
-    thetas = max(2, min(_MOST_TIMED_THETAS, int(_TIMED_OPERATIONS / model.operations)))
+    thetas = max(2, min(_MOST_TIMED_THETAS, int(_TIMED_OPERATIONS / max(model.operations, model.latent_size**3))))
 
     def evaluate() -> Any:
         generator = make_generator(0, model.train_x.device)
