@@ -21,6 +21,7 @@ FLOORS = [
         "point_process",
         "fitted",
         "kernels",
+        "kept_rows",
         "priors",
     },
     {"summaries", "likelihoods"},
