@@ -20,6 +20,7 @@ FLOORS = [
         "intensity",
         "point_process",
         "fitted",
+        "kept_rows",
         "priors",
     },
     {"summaries", "likelihoods", "kernels"},

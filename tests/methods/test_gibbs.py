@@ -14,6 +14,7 @@ from torchgpmc.models.gp_model import likelihood_values
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.parameterizations import ThetaGiven, _single_site_precision
 from torchgpmc.samplers import auxiliary_gradient
+from torchgpmc.samplers.auxiliary_gradient import axes_of
 from torchgpmc.samplers.metropolis import accept
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")
@@ -97,7 +98,7 @@ def test_the_ratio_of_auxiliary_gradients_is_that_of_the_proposals_densities_of_
     seen = []
     module = sys.modules["torchgpmc.samplers.auxiliary_gradient"]
     monkeypatch.setattr(module, "accept", lambda *ends: seen.append(ends) or accept(*ends))
-    sampler = auxiliary_gradient(Likelihood(), step_size=torch.tensor(delta), gram=lambda: (factor.T @ factor)[None])
+    sampler = auxiliary_gradient(Likelihood(), step_size=torch.tensor(delta), axes=lambda: axes_of((factor.T @ factor)[None]))
     sampler.step(sampler.init(torch.randn(4, 6, generator=generator, dtype=torch.float64), generator), generator)
     ((move, proposed, state),) = seen
     covariance = factor @ factor.T

@@ -40,6 +40,7 @@ from torchgpmc.samplers import (
     stochastic_gradient_hmc,
     sweep,
 )
+from torchgpmc.samplers.auxiliary_gradient import axes_of
 from torchgpmc.samplers.gibbs_like import by_slices
 from torchgpmc.types import Sampler
 
@@ -138,7 +139,7 @@ def _pcn_white(density):
 
 def _auxiliary_gradient(density):
     projection = density.kept.at.projection
-    return auxiliary_gradient(density, step_size=torch.tensor(1.5).to(projection), gram=lambda: projection @ projection.mT)
+    return auxiliary_gradient(density, step_size=torch.tensor(1.5).to(projection), axes=lambda: axes_of(projection @ projection.mT))
 
 
 def _gibbs_like(density):

@@ -96,5 +96,5 @@ def test_chains_begin_there_and_give_draws_of_v(start):
 def test_what_has_no_mode_to_climb_to_is_refused():
     with pytest.raises(ValueError, match=r"^Jumps neither factorises over data nor has slopes in f\. Expected one or the other"):
         tg.initialize(sums(Jumps), progress=False)
-    with pytest.raises(ValueError, match=r"(?s)^no mode of the hyperparameters and latents together.*2 searches of 1 steps.*raise"):
-        tg.initialize(sums(), max_iterations=1, progress=False)
+    with pytest.raises(ValueError, match=r"(?s)^no mode of the hyperparameters and latents.*2 searches of 1 rounds.*raise"):
+        tg.initialize(transcription(), max_iterations=1, progress=False)

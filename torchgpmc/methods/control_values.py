@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from torchgpmc.checks import check_positive
+from torchgpmc.kept_rows import KeptRows
 from torchgpmc.methods.latent_options import LatentOptions
 from torchgpmc.models.gp_model import GPModel, LatentPrior
 from torchgpmc.runs.control_inputs import ControlSearch, ControlTuning, prior_of_controls
 from torchgpmc.runs.latent_moves import Move
 from torchgpmc.samplers.control_variables import ControlPrior, control_variables
+from torchgpmc.trees import take
 from torchgpmc.types import Sampler
 
 
@@ -99,17 +101,14 @@ class ControlVariables(LatentOptions):
 
 
 class _Kept:
-    """The prior of latents and control variables, worked out once as long as both stay where they are.
-
-    It is no part of a chain's state, whose tensors must not change their shape from one checkpoint to the next.
-    """
+    """The prior of latents and control variables, worked out anew for chains whose theta moved, and for all with new inputs."""
 
     def __init__(self, model: GPModel):
         self.model = model
-        self.key: tuple[Tensor, Tensor] | None = None
-        self.value: ControlPrior | None = None
+        self.inputs: Tensor | None = None
 
     def __call__(self, prior: LatentPrior, inputs: Tensor) -> ControlPrior:
-        if self.value is None or self.key is None or self.key[0] is not prior.factor or self.key[1] is not inputs:
-            self.key, self.value = (prior.factor, inputs), prior_of_controls(self.model, prior, inputs)
-        return self.value
+        if self.inputs is not inputs:
+            self.inputs, self.rows = inputs, KeptRows()
+        found: ControlPrior = self.rows(prior.factor, lambda rows: prior_of_controls(self.model, take(prior, rows), inputs))
+        return found

@@ -126,7 +126,7 @@ class ConditionedGP(GPModel):
         size = len(everything) - len(self.known_inputs)
         covariance, mean = covariance_at(values["kernel"]), self.mean_function(values["mean"], everything, count)
         given = self._pulled(covariance[:, size:, size:], covariance[:, size:, :size], mean[:, size:], mean[:, :size])
-        covariance = covariance[:, :size, :size] + self.bindings.jitter - given.root.mT @ given.root
+        covariance = torch.baddbmm(covariance[:, :size, :size], given.root.mT, given.root, alpha=-1).add_(self.bindings.jitter)
         prior = self._factorised(values, given.mean, covariance)
         return prior._replace(ok=prior.ok & given.ok)
 

@@ -31,7 +31,19 @@ class AuxiliaryGradientState(NamedTuple):
     axes: Any  # Axes
 
 
-def auxiliary_gradient(log_likelihood: LogDensity, *, step_size: Tensor, gram: Callable[[], Tensor]) -> Sampler:
+def axes_of(gram: Tensor) -> Axes:
+    """Of symmetric matrices L' L ``(C, M, M)``; one eigendecomposition each.
+
+    Example:
+        >>> import torch
+        >>> axes_of(torch.diag(torch.tensor([1.0, 4.0]))[None]).values
+        tensor([[1., 4.]])
+    """
+    values, vectors = torch.linalg.eigh(gram)
+    return Axes(vectors, values.clamp_min(torch.finfo(values.dtype).tiny))
+
+
+def auxiliary_gradient(log_likelihood: LogDensity, *, step_size: Tensor, axes: Callable[[], Axes]) -> Sampler:
     r"""The marginal sampler "mGrad" of Titsias & Papaspiliopoulos (2018, section 3.2), in white coordinates.
 
     With f = m + L v and gradient g of the log likelihood in f, they add u ~ N(f + (delta / 2) g, (delta / 2) I), draw
@@ -47,7 +59,7 @@ def auxiliary_gradient(log_likelihood: LogDensity, *, step_size: Tensor, gram: C
     Args:
         log_likelihood: on ``(C, K M)``; its prior is N(0, I), so latents come whitened.
         step_size: delta ``()``.
-        gram: gives L' L ``(C, M, M)``, or ``(1, M, M)`` for all chains; called once, at the start.
+        axes: gives them, see :func:`axes_of`; called once, at the start.
 
     Returns:
         A sampler with :class:`AuxiliaryGradientState` and :class:`MetropolisInfo`.
@@ -56,9 +68,10 @@ def auxiliary_gradient(log_likelihood: LogDensity, *, step_size: Tensor, gram: C
         >>> import torch
         >>> from torchgpmc.density import AutogradDensity
         >>> from torchgpmc.samplers import auxiliary_gradient
+        >>> from torchgpmc.samplers.auxiliary_gradient import axes_of
         >>> generator = torch.Generator().manual_seed(0)
         >>> density = AutogradDensity(lambda v: -0.5 * (v - 1).square().sum(-1))  # the posterior is N(1/2, 1/2)
-        >>> sampler = auxiliary_gradient(density, step_size=torch.tensor(2.0), gram=lambda: torch.ones(1, 1, 1))
+        >>> sampler = auxiliary_gradient(density, step_size=torch.tensor(2.0), axes=lambda: axes_of(torch.ones(1, 1, 1)))
         >>> state = sampler.init(torch.zeros(1000, 1), generator)
         >>> for _ in range(20):
         ...     state, info = sampler.step(state, generator)
@@ -66,14 +79,13 @@ def auxiliary_gradient(log_likelihood: LogDensity, *, step_size: Tensor, gram: C
         (tensor(True), tensor(True))
     """
 
-    def at(position: Tensor, along: Tensor, axes: Axes) -> AuxiliaryGradientState:
+    def at(position: Tensor, along: Tensor, own: Axes) -> AuxiliaryGradientState:
         value, gradient = log_likelihood.value_and_grad(position)
-        return AuxiliaryGradientState(position, value, along, times_blocks(gradient, axes.vectors), axes)
+        return AuxiliaryGradientState(position, value, along, times_blocks(gradient, own.vectors), own)
 
     def init(position: Tensor, generator: torch.Generator) -> AuxiliaryGradientState:
-        values, vectors = torch.linalg.eigh(gram())
-        axes = Axes(vectors, values.clamp_min(torch.finfo(values.dtype).tiny))
-        return at(position, times_blocks(position, vectors), axes)
+        own = axes()
+        return at(position, times_blocks(position, own.vectors), own)
 
     def step(state: AuxiliaryGradientState, generator: torch.Generator) -> tuple[AuxiliaryGradientState, MetropolisInfo]:
         vectors, values = state.axes

@@ -13,6 +13,7 @@ from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.random import make_generator, normal_like
 from torchgpmc.variational.start import Start
 
+_ROUND_MOVES = 20  # of L-BFGS, as in the rounds of other fits
 _NUM_CANDIDATES, _NUM_SEARCHES = 9, 2  # present values and draws from the prior, of which searches start from the best
 _CHUNK_ELEMENTS = 2_000_000  # of covariances
 _NUM_DRAWS = 256  # of q(v), over which the bound is averaged
@@ -28,7 +29,7 @@ def start_at_joint_mode(model: GPModel, max_iterations: int, seed: int, bar: tqd
 
     Args:
         model: of [theta, v], with one data set and a smooth likelihood.
-        max_iterations: of each search by L-BFGS.
+        max_iterations: rounds of twenty moves of L-BFGS, of each search at most; it ends where nothing rises any more.
         seed: of the draws from the prior that searches start from, and of the normal draws in the bound.
         bar: counts gradients.
 
@@ -41,10 +42,10 @@ def start_at_joint_mode(model: GPModel, max_iterations: int, seed: int, bar: tqd
     candidates = torch.cat([theta, theta.new_zeros(len(theta), model.latent_size)], -1)
     density = _InChunks(model, bar)
     starts = candidates[density(candidates).argsort(descending=True)[: _NUM_SEARCHES if size else 1]]
-    modes = find_modes(density, starts, max_iterations=max_iterations)
+    modes = find_modes(density, starts, max_iterations=_ROUND_MOVES * max_iterations)
     if not modes:
         raise ValueError(
-            f"no mode of the hyperparameters and latents together was found in {len(starts)} searches of {max_iterations} steps. "
+            f"no mode of the hyperparameters and latents together was found in {len(starts)} searches of {max_iterations} rounds. "
             f"Expected one with a positive definite curvature; raise max_iterations, or sample this model without a start."
         )
     position, covariance = modes[0].position, modes[0].covariance
