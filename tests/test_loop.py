@@ -233,6 +233,20 @@ def test_ctrl_c_in_warm_up_has_nothing_to_keep(monkeypatch):
         tg.sample(gp("probit"), tg.HMC(num_steps=3), **OPTIONS)
 
 
+def test_batches_of_weighted_draws_are_saved_as_they_come(tmp_path, monkeypatch):
+    saves = []
+    original = checkpoint_module.CheckpointFile.save
+
+    def counted(self, state, generator_state, num_done, info, store):
+        saves.append(len(store))
+        original(self, state, generator_state, num_done, info, store)
+
+    monkeypatch.setattr(checkpoint_module.CheckpointFile, "save", counted)
+    method = tg.AMIS(num_importance=2, batch_sizes=[150, 20, 20, 160, 50])
+    tg.sample(gp("probit"), method, num_samples=400, seed=0, progress=False, checkpoint=tmp_path / "run.ckpt")
+    assert saves == [150, 350, 400]  # beyond 100, 300 and 400 draws, not after 100 batches
+
+
 SCRIPT = """
     import sys
     import torchgpmc as tg

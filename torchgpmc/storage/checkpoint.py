@@ -23,7 +23,7 @@ class Checkpoint(NamedTuple):
 
     Args:
         path: the state's file; segments of draws lie beside it as ``<path>.00000``, ``<path>.00001``, ...
-        every: advances between two saves, warm-up included.
+        every: steps between two saves, warm-up included; each draw of a batch of weighted ones is a step.
 
     Example:
         >>> import torch, torchgpmc as tg
@@ -107,9 +107,9 @@ class CheckpointFile:
         self._segments, self._pieces_saved = content["segments"], store.num_pieces
         return Saved(content["state"], content["generator"], content["num_done"], content["info"], store)
 
-    def is_due(self, num_done: int) -> bool:
-        """Whether to save after ``num_done`` advances."""
-        return num_done % self.every == 0
+    def is_due(self, before: int, after: int) -> bool:
+        """Whether an advance from ``before`` to ``after`` steps ends with a save."""
+        return after // self.every > before // self.every
 
     def save(self, state: Any, generator_state: Tensor, num_done: int, info: dict[str, Any], store: DrawStore) -> None:
         """New draws to a segment, then the state; if the disk refuses, a warning, and the draws wait for the next save."""
