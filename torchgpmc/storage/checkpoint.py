@@ -129,7 +129,7 @@ class CheckpointFile:
             }
             write_atomically(self.path, content)
             self._segments, self._pieces_saved = segments, pieces
-        except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
+        except OSError as error:
             warn(
                 f"checkpoint {self.path} could not be written ({error}); sampling goes on and the draws are kept in memory. "
                 f"Free some space: the next save will try again.",
