@@ -93,6 +93,12 @@ def _forward(f: Tensor, module: Any) -> Any:
     return module.forward(f)
 
 
+def _stated_support(kind: type) -> Any:
+    """Of a class of distributions, "dependent" where it depends on parameters; one's own may state none, as torch's base class."""
+    support = getattr(kind, "support", constraints.dependent)
+    return constraints.dependent if support is torch.distributions.Distribution.support else support
+
+
 def check_forward(likelihood: nn.Module, targets: Tensor) -> None:
     """Checks that a foreign likelihood factorises and treats C settings as C rows, and that it can give the targets.
 
@@ -130,7 +136,7 @@ def check_forward(likelihood: nn.Module, targets: Tensor) -> None:
             f"Expected (2, 3): one distribution for each observation."
         )
     # Where the support depends on parameters, targets outside it have density zero at some of them.
-    if not (constraints.is_dependent(getattr(type(together), "support", constraints.dependent)) or together.event_shape):
+    if not (constraints.is_dependent(_stated_support(type(together))) or together.event_shape):
         distribution, support = type(together).__name__, together.support
         require_targets(
             support.check(targets), targets, f"{support}, the support of {name}'s {distribution}", "Use another likelihood."
