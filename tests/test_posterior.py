@@ -213,7 +213,7 @@ def test_a_gradient_in_test_inputs_is_refused_where_it_would_be_lost():
 
 
 def test_a_name_that_is_not_there_names_those_that_are():
-    with pytest.raises(KeyError, match=r"no hyperparameter 'lengthscale'. Expected 'kernel.base_kernel.lengthscale', or another of "):
+    with pytest.raises(KeyError, match=r"no hyperparameter 'lengthscale'. Expected 'kernel.base_kernel.lengthscale', or"):
         posterior_of(gp("probit")).samples["lengthscale"]
     with pytest.raises(KeyError, match=r"Expected 'kernel.outputscale', or another.*function values are in posterior.latents"):
         posterior_of(gp("probit")).samples["kernel.outputscales"]

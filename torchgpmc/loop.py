@@ -304,7 +304,7 @@ class _Loop:
         self._check_for_draws()
 
     def _steps(self, done: int) -> int:
-        """Of a run that has advanced ``done`` times: an advance of weighted draws may take minutes, and is as many steps as draws."""
+        """Of a run that has advanced ``done`` times: a batch of weighted draws may take minutes, and is as many steps."""
         return max(done, len(self.store))
 
     def _has_ended(self, state: Any, enough: Enough | None) -> bool:

@@ -37,12 +37,8 @@ class _Samples(dict[str, Tensor]):
 
     def __missing__(self, name: Any) -> Tensor:
         near = [key for key in self if str(name) in key] or difflib.get_close_matches(str(name), self, n=1, cutoff=0.0)
-        raise KeyError(
-            f"no hyperparameter {name!r}. Expected {' or '.join(map(repr, near))}, or another of {list(self)}; function values are in "
-            f"posterior.latents."
-            if near
-            else f"no hyperparameter {name!r}: all are fixed. Function values are in posterior.latents."
-        )
+        expected = f"Expected {' or '.join(map(repr, near))}, or another of {list(self)}" if near else "All are fixed"
+        raise KeyError(f"no hyperparameter {name!r}. {expected}; function values are in posterior.latents.")
 
 
 class Posterior:
