@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, constraints
 
 from torchgpmc.adapter.functional import PureModule, parameters_with_owners
-from torchgpmc.checks import warn
+from torchgpmc.checks import described, warn
 from torchgpmc.likelihoods.bernoulli import Bernoulli
 from torchgpmc.likelihoods.beta import Beta
 from torchgpmc.likelihoods.fixed_noise import FixedNoiseGaussian
@@ -58,7 +58,7 @@ def convert_likelihood(likelihood: Any) -> Any:
     """
     if not isinstance(likelihood, gpytorch.likelihoods.Likelihood):
         raise TypeError(
-            f"likelihood is {likelihood!r}. Expected a gpytorch or torchgpmc likelihood object, for instance "
+            f"likelihood is {described(likelihood)}. Expected a gpytorch or torchgpmc likelihood object, for instance "
             f"torchgpmc.likelihoods.Bernoulli()."
         )
     if isinstance(likelihood, LogLikelihood):
