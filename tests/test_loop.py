@@ -22,6 +22,7 @@ from torchgpmc import loop as run_module
 from torchgpmc.models import JointLogDensity
 from torchgpmc.storage import checkpoint as checkpoint_module
 from torchgpmc.storage.draws import DrawStore
+from torchgpmc.storage.files import read_tensors, write_atomically
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")
 OPTIONS = {"num_samples": 12, "warmup_steps": 25, "num_chains": 3, "seed": 4, "progress": False}
@@ -233,6 +234,20 @@ def test_ctrl_c_in_warm_up_has_nothing_to_keep(monkeypatch):
         tg.sample(gp("probit"), tg.HMC(num_steps=3), **OPTIONS)
 
 
+def test_batches_of_weighted_draws_are_saved_as_they_come(tmp_path, monkeypatch):
+    saves = []
+    original = checkpoint_module.CheckpointFile.save
+
+    def counted(self, state, generator_state, num_done, info, store):
+        saves.append(len(store))
+        original(self, state, generator_state, num_done, info, store)
+
+    monkeypatch.setattr(checkpoint_module.CheckpointFile, "save", counted)
+    method = tg.AMIS(num_importance=2, batch_sizes=[150, 20, 20, 160, 50])
+    tg.sample(gp("probit"), method, num_samples=400, seed=0, progress=False, checkpoint=tmp_path / "run.ckpt")
+    assert saves == [150, 350, 400]  # beyond 100, 300 and 400 draws, not after 100 batches
+
+
 SCRIPT = """
     import sys
     import torchgpmc as tg
@@ -296,6 +311,19 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
         patch.setattr(checkpoint_module, "write_atomically", sometimes_full)
         assert same(plain, tg.sample(model, tg.HMC(num_steps=2), **OPTIONS, checkpoint=tg.Checkpoint(path, every=5)))
     assert same(plain, tg.sample(model, tg.HMC(num_steps=2), **OPTIONS, checkpoint=tg.Checkpoint(path, every=5)))
+
+
+def test_a_disk_that_fills_while_torch_writes_is_said_to_be_full(tmp_path):
+    path = tmp_path / "file.pt"
+    write_atomically(path, {"format": "kind 1"})
+
+    class Full(torch.Tensor):
+        def __reduce_ex__(self, protocol):
+            raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 73152 vs 73104")
+
+    with pytest.raises(OSError, match="torch could not write all of it; is the disk full"):
+        write_atomically(path, {"format": "kind 1", "theta": torch.zeros(2).as_subclass(Full)})
+    assert read_tensors(path, "kind 1", []) == {"format": "kind 1"} and list(tmp_path.iterdir()) == [path]
 
 
 def test_a_failed_row_is_that_chains_alone():

@@ -204,6 +204,21 @@ def test_bad_test_inputs_are_errors(x, match):
         posterior_of(gp("probit")).predict(x)
 
 
+def test_a_gradient_in_test_inputs_is_refused_where_it_would_be_lost():
+    posterior, x = posterior_of(gp("probit")), inputs(3).requires_grad_(True)
+    with pytest.raises(ValueError, match=r"predictions have none in their inputs. Expected x.detach\(\)"):
+        posterior.predict(x)
+    with torch.no_grad():
+        assert not posterior.predict(x).probs.requires_grad
+
+
+def test_a_name_that_is_not_there_names_those_that_are():
+    with pytest.raises(KeyError, match=r"no hyperparameter 'lengthscale'. Expected 'kernel.base_kernel.lengthscale', or"):
+        posterior_of(gp("probit")).samples["lengthscale"]
+    with pytest.raises(KeyError, match=r"Expected 'kernel.outputscale', or another.*function values are in posterior.latents"):
+        posterior_of(gp("probit")).samples["kernel.outputscales"]
+
+
 def test_bad_test_targets_are_errors():
     prediction = posterior_of(gp("probit")).predict(inputs(3))
     with pytest.raises(ValueError, match=r"test_y has shape \(4,\). Expected \(3,\)"):

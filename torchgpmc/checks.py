@@ -23,6 +23,17 @@ def warn(message: str, category: type[Warning] = SamplingWarning) -> None:
     warnings.warn(message, category, stacklevel=level)
 
 
+def described(value: Any) -> str:
+    """``value`` as it prints, or its kind where that would fill the screen.
+
+    Example:
+        >>> described("nuts"), described([0.5] * 100)
+        ("'nuts'", 'a list')
+    """
+    shown = repr(value)
+    return shown if isinstance(value, type) or (len(shown) <= 80 and "\n" not in shown) else f"a {type(value).__name__}"
+
+
 def is_count(value: Any, least: int = 1) -> bool:
     """Whether ``value`` is a whole number of at least ``least``; ``True`` is no number."""
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least

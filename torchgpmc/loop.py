@@ -276,7 +276,7 @@ class _Loop:
         ended = self._has_ended(state, enough)
         try:
             while not ended:
-                began = time.perf_counter()
+                began, before = time.perf_counter(), self._steps(done)
                 state, draw, stats = self.run_.advance(state, self.generator)
                 if draw is not None:
                     self.store.append(draw, stats)
@@ -286,7 +286,7 @@ class _Loop:
                 ended = self._has_ended(state, enough)
                 if self.file is not None:
                     generator_state = self.generator.get_state()
-                    if self.file.is_due(done) or ended:
+                    if self.file.is_due(before, self._steps(done)) or ended:
                         self.file.save(state, generator_state, done, {**info, **self.totals}, self.store)
                         last_saved = done
                 display.show(stats, draw is None)
@@ -300,6 +300,10 @@ class _Loop:
         finally:
             bar.close()
         self._check_for_draws()
+
+    def _steps(self, done: int) -> int:
+        """Of a run that has advanced ``done`` times: a batch of weighted draws may take minutes, and is as many steps."""
+        return max(done, len(self.store))
 
     def _has_ended(self, state: Any, enough: Enough | None) -> bool:
         if self.run_.is_finished(state):

@@ -257,6 +257,33 @@ def test_any_factorised_gpytorch_likelihood_works():
         assert bool(torch.isfinite(value).all() and torch.isfinite(gradient).all())
 
 
+class Gumbel(torch.distributions.Distribution):
+    """A user's, with what sampling needs of one, and no support."""
+
+    def __init__(self, location):
+        self.location = location
+        super().__init__(location.shape, validate_args=False)
+
+    def log_prob(self, value):
+        z = value - self.location
+        return -z - (-z).exp()
+
+    def sample(self, shape=()):
+        return self.location - (-torch.rand(*shape, *self.location.shape).to(self.location).log()).log()
+
+
+class OfGumbel(gpytorch.likelihoods._OneDimensionalLikelihood):
+    def forward(self, function_samples, **options):
+        return Gumbel(function_samples)
+
+
+def test_a_distribution_of_ones_own_need_not_state_its_support():
+    y = torch.linspace(-1.0, 2.0, 8, dtype=torch.float64)
+    model = tg.GP(inputs(8), y, kernel(), OfGumbel())
+    found = tg.approximations.laplace(model, torch.zeros(1, model.layout.size, dtype=torch.float64))
+    assert bool(found.converged.all()) and bool(torch.isfinite(found.log_evidence).all())
+
+
 class OwnLaplace(tg.likelihoods.Factorised, gpytorch.likelihoods.LaplaceLikelihood):
     """A user's, by this package's base class."""
 

@@ -100,6 +100,18 @@ def test_inducing_points_are_checked(points, match):
         tg.SparseGP(X, Y, kernel(), BERNOULLI(), inducing_points=points)
 
 
+@pytest.mark.parametrize("kind", [tg.SparseGP, tg.FITC])
+def test_a_number_of_inducing_points_names_what_places_them(kind):
+    with pytest.raises(TypeError, match=r"inducing_points is 3. Expected their places.*kmeans_inducing_points\(train_x, 3\)"):
+        kind(X, Y, kernel(), BERNOULLI(), inducing_points=3)
+
+
+@pytest.mark.parametrize("options", [{"k": X}, {"likelihood": X}, {"mean": X}])
+def test_a_tensor_in_anothers_place_is_not_printed(options):
+    with pytest.raises(TypeError, match=r"^(kernel|likelihood|mean) is a Tensor. Expected a gpytorch"):
+        build(**options)
+
+
 @pytest.mark.parametrize("count", [0, 7, 2.0])
 def test_kmeans_wants_a_possible_number(count):
     with pytest.raises(ValueError, match="Expected a whole number from 1 to 6"):

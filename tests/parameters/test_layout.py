@@ -354,6 +354,19 @@ def test_a_prior_that_cannot_draw_says_so_and_still_has_starting_points():
     assert start.shape == (5, 1) and bool(torch.isfinite(layout.log_prior(start)).all())
 
 
+class WithoutShapes(Prior):
+    def __init__(self):
+        torch.nn.Module.__init__(self)
+
+    def log_prob(self, x):
+        return -x.square()
+
+
+def test_a_prior_whose_constructor_leaves_torchs_out_says_so():
+    with pytest.raises(ValueError, match=r"'kernel.x': its WithoutShapes has no batch_shape.*Expected super\(\).__init__\(\)"):
+        layout_of(WithoutShapes(), Positive())
+
+
 def test_columns_of_a_prefix():
     layout = gp("gaussian").layout
     assert layout.names == ["kernel.outputscale", "kernel.base_kernel.lengthscale", "likelihood.noise_covar.noise"]

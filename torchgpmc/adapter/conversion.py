@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, constraints
 
 from torchgpmc.adapter.functional import PureModule, parameters_with_owners
-from torchgpmc.checks import warn
+from torchgpmc.checks import described, warn
 from torchgpmc.likelihoods.bernoulli import Bernoulli
 from torchgpmc.likelihoods.beta import Beta
 from torchgpmc.likelihoods.fixed_noise import FixedNoiseGaussian
@@ -58,7 +58,7 @@ def convert_likelihood(likelihood: Any) -> Any:
     """
     if not isinstance(likelihood, gpytorch.likelihoods.Likelihood):
         raise TypeError(
-            f"likelihood is {likelihood!r}. Expected a gpytorch or torchgpmc likelihood object, for instance "
+            f"likelihood is {described(likelihood)}. Expected a gpytorch or torchgpmc likelihood object, for instance "
             f"torchgpmc.likelihoods.Bernoulli()."
         )
     if isinstance(likelihood, LogLikelihood):
@@ -91,6 +91,12 @@ def count_latents(module: Any) -> int:
 
 def _forward(f: Tensor, module: Any) -> Any:
     return module.forward(f)
+
+
+def _stated_support(kind: type) -> Any:
+    """Of a class of distributions, "dependent" where it depends on parameters; one's own may state none, as torch's base class."""
+    support = getattr(kind, "support", constraints.dependent)
+    return constraints.dependent if support is torch.distributions.Distribution.support else support
 
 
 def check_forward(likelihood: nn.Module, targets: Tensor) -> None:
@@ -130,7 +136,7 @@ def check_forward(likelihood: nn.Module, targets: Tensor) -> None:
             f"Expected (2, 3): one distribution for each observation."
         )
     # Where the support depends on parameters, targets outside it have density zero at some of them.
-    if not (constraints.is_dependent(getattr(type(together), "support", constraints.dependent)) or together.event_shape):
+    if not (constraints.is_dependent(_stated_support(type(together))) or together.event_shape):
         distribution, support = type(together).__name__, together.support
         require_targets(
             support.check(targets), targets, f"{support}, the support of {name}'s {distribution}", "Use another likelihood."

@@ -18,7 +18,7 @@ from torchgpmc.adapter.conversion import as_likelihood, check_forward, convert_l
 from torchgpmc.adapter.covariance import BoundClosedForm, Covariance, CovarianceFunction, covariance_function
 from torchgpmc.adapter.functional import PureModule, constraint_of, parameters_with_owners
 from torchgpmc.adapter.mean_function import MeanFunction
-from torchgpmc.checks import is_number
+from torchgpmc.checks import described, is_number
 from torchgpmc.likelihoods.likelihood import Factorised
 from torchgpmc.linalg import apply_factor, cholesky, factor_with_gradient, identity_matrix, whiten
 from torchgpmc.models.refreshed import RefreshedModule
@@ -113,9 +113,9 @@ class GPModel(RefreshedModule):
     ):
         super().__init__()
         if not isinstance(kernel, Kernel):
-            raise TypeError(f"kernel is {kernel!r}. Expected a gpytorch kernel, for instance ScaleKernel(RBFKernel()).")
+            raise TypeError(f"kernel is {described(kernel)}. Expected a gpytorch kernel, for instance ScaleKernel(RBFKernel()).")
         if mean is not None and not isinstance(mean, Mean):
-            raise TypeError(f"mean is {mean!r}. Expected a gpytorch mean, for instance gpytorch.means.ConstantMean(), or None.")
+            raise TypeError(f"mean is {described(mean)}. Expected a gpytorch mean, for instance ConstantMean(), or None.")
         if not (is_number(jitter) and 0 <= jitter < math.inf):
             raise ValueError(f"jitter is {jitter!r}. Expected a variance of at least 0, for instance 1e-6.")
         with torch.inference_mode(False):  # else autograd could follow no copy made here

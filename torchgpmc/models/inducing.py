@@ -10,6 +10,7 @@ from gpytorch.means import Mean
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from torchgpmc.checks import is_number
 from torchgpmc.models.gp_model import GPModel
 
 
@@ -30,5 +31,10 @@ class InducingModel(GPModel):
         jitter: float = 1e-6,
         dtype: torch.dtype = torch.float64,
     ):
+        if is_number(inducing_points):
+            raise TypeError(
+                f"inducing_points is {inducing_points:g}. Expected their places (M, D): "
+                f"torchgpmc.kmeans_inducing_points(train_x, {inducing_points:g}) finds so many."
+            )
         extra_inputs = {"inducing_points": inducing_points}
         super().__init__(train_x, train_y, kernel, likelihood, mean=mean, jitter=jitter, dtype=dtype, extra_inputs=extra_inputs)

@@ -103,8 +103,13 @@ def check_test_inputs(x: Any, train_x: Tensor, columns: list[str] | None) -> Ten
 
     Raises:
         TypeError: not numbers.
-        ValueError: wrong shape, NaN or infinite values, or a frame with other columns, or in another order.
+        ValueError: wrong shape, NaN or infinite values, a gradient asked for, or a frame with other columns, or in another order.
     """
+    if getattr(x, "requires_grad", False) and torch.is_grad_enabled():
+        raise ValueError(
+            "x requires a gradient, and predictions have none in their inputs. Expected x.detach(), or with torch.no_grad(); "
+            "acquisition functions that are optimised over x can be had from torchgpmc.integrations.botorch."
+        )
     names = names_of(x)
     if columns is not None and names is not None and names != columns:
         raise ValueError(f"x has columns {names} and train_x had {columns}. Expected those, in that order: x[{columns}].")

@@ -282,6 +282,11 @@ def build_layout(modules: dict[str, nn.Module], dtype: torch.dtype, device: torc
 def _check_prior_shape(name: str, shape: torch.Size, prior: Prior) -> None:
     """Whatever broadcasts is evaluated without a word: a prior of vectors of two at one number twice, say."""
     shape = shape or torch.Size([1])  # a number serves priors that sum over a last dimension
+    if not hasattr(prior, "event_shape"):
+        raise ValueError(
+            f"parameter '{name}': its {type(prior).__name__} has no batch_shape and event_shape, as its constructor does not call "
+            f"that of torch's distributions. Expected super().__init__() in it, before anything else."
+        )
     event, whole = prior.event_shape, prior.batch_shape + prior.event_shape
     if math.prod(event) > 1 and shape[-len(event) :] != event:
         raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import os
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,15 @@ from torchgpmc.storage.fingerprint import differences, model_fingerprint
 from torchgpmc.summaries import Summary, nested_rhat, summarise
 
 _FORMAT = "torchgpmc posterior 2"
+
+
+class _Samples(dict[str, Tensor]):
+    """Draws by name, which know what else a name that is not there may have meant."""
+
+    def __missing__(self, name: Any) -> Tensor:
+        near = [key for key in self if str(name) in key] or difflib.get_close_matches(str(name), self, n=1, cutoff=0.0)
+        expected = f"Expected {' or '.join(map(repr, near))}, or another of {list(self)}" if near else "All are fixed"
+        raise KeyError(f"no hyperparameter {name!r}. {expected}; function values are in posterior.latents.")
 
 
 class Posterior:
@@ -78,7 +88,7 @@ class Posterior:
         self.info = info
         chains, count, size = draws.theta.shape
         flat = model.layout.constrain(draws.theta.reshape(chains * count, size).to(model.train_x.device))
-        self.samples = {name: value.reshape(chains, count, *value.shape[1:]).cpu() for name, value in flat.items()}
+        self.samples = _Samples({name: value.reshape(chains, count, *value.shape[1:]).cpu() for name, value in flat.items()})
         self._latents: Tensor | None = None
 
     @property

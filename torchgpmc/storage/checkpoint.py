@@ -23,7 +23,7 @@ class Checkpoint(NamedTuple):
 
     Args:
         path: the state's file; segments of draws lie beside it as ``<path>.00000``, ``<path>.00001``, ...
-        every: advances between two saves, warm-up included.
+        every: steps between two saves, warm-up included; each draw of a batch of weighted ones is a step.
 
     Example:
         >>> import torch, torchgpmc as tg
@@ -107,9 +107,9 @@ class CheckpointFile:
         self._segments, self._pieces_saved = content["segments"], store.num_pieces
         return Saved(content["state"], content["generator"], content["num_done"], content["info"], store)
 
-    def is_due(self, num_done: int) -> bool:
-        """Whether to save after ``num_done`` advances."""
-        return num_done % self.every == 0
+    def is_due(self, before: int, after: int) -> bool:
+        """Whether an advance from ``before`` to ``after`` steps ends with a save."""
+        return after // self.every > before // self.every
 
     def save(self, state: Any, generator_state: Tensor, num_done: int, info: dict[str, Any], store: DrawStore) -> None:
         """New draws to a segment, then the state; if the disk refuses, a warning, and the draws wait for the next save."""
@@ -129,7 +129,7 @@ class CheckpointFile:
             }
             write_atomically(self.path, content)
             self._segments, self._pieces_saved = segments, pieces
-        except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
+        except OSError as error:
             warn(
                 f"checkpoint {self.path} could not be written ({error}); sampling goes on and the draws are kept in memory. "
                 f"Free some space: the next save will try again.",

@@ -70,16 +70,18 @@ class DrawStore:
     def __init__(self) -> None:
         self._draws: list[Draw] = []
         self._stats: list[dict[str, Tensor]] = []
+        self._count = 0  # asked for at every step
 
     def append(self, draw: Draw, stats: dict[str, Tensor]) -> None:
         """Keeps one advance's draws, with statistics ``(C,)`` or ``(C, B)`` each."""
         weight, others = (None if part is None else part.to("cpu") for part in draw[2:])
         self._draws.append(Draw(draw.theta.to("cpu"), draw.whitened.to("cpu"), weight, others))
         self._stats.append({name: value.to("cpu").view(len(draw.theta), -1) for name, value in stats.items()})
+        self._count += draw.theta.shape[1]
 
     def __len__(self) -> int:
         """Draws kept a chain."""
-        return sum(draw.theta.shape[1] for draw in self._draws)
+        return self._count
 
     def piece(self, start: int) -> dict[str, Any]:
         """The advances from number ``start`` on, joined, as tensors alone."""
@@ -98,6 +100,7 @@ class DrawStore:
         """Puts back what :meth:`piece` gave."""
         self._draws.append(draws_of(piece))
         self._stats.append(dict(piece["stats"]))
+        self._count += piece["theta"].shape[1]
 
     def joined(self) -> tuple[Draw, dict[str, Tensor]]:
         """All draws ``(C, S, ...)`` and statistics ``(C, S)``."""

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
 
 def write_atomically(path: Path, content: dict[str, Any]) -> None:
-    """Writes ``content`` beside ``path`` and moves it into place, so that a reader sees the old file or the new one."""
+    """Writes ``content`` beside ``path`` and moves it into place, so that a reader sees the old file or the new one.
+
+    Raises:
+        OSError: it could not be written; what was at ``path`` is as it was.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
-            torch.save(content, file)
+            _save(content, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _save(content: dict[str, Any], file: BinaryIO) -> None:
+    try:
+        torch.save(content, file)
+    except RuntimeError as error:  # of torch's writer, which says where it stopped and not why
+        raise OSError(errno.EIO, "torch could not write all of it; is the disk full?", file.name) from error
 
 
 def read_tensors(path: Path, expected_format: str, names: Collection[str]) -> dict[str, Any]:

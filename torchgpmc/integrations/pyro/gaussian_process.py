@@ -20,6 +20,7 @@ from torch.distributions import constraints
 
 from torchgpmc.adapter.covariance import covariance_function
 from torchgpmc.adapter.mean_function import MeanFunction
+from torchgpmc.checks import described
 from torchgpmc.linalg import apply_factor, cholesky, factor_with_gradient, whiten
 from torchgpmc.models.validation import as_tensor, check_devices, check_inputs
 from torchgpmc.parameters.bijections import Interval
@@ -177,9 +178,9 @@ class GP:
         jitter: float = 1e-6,
     ):
         if not isinstance(kernel, Kernel):
-            raise TypeError(f"kernel is {kernel!r}. Expected a gpytorch kernel, for instance ScaleKernel(RBFKernel()).")
+            raise TypeError(f"kernel is {described(kernel)}. Expected a gpytorch kernel, for instance ScaleKernel(RBFKernel()).")
         if mean is not None and not isinstance(mean, Mean):
-            raise TypeError(f"mean is {mean!r}. Expected a gpytorch mean, for instance gpytorch.means.ConstantMean(), or None.")
+            raise TypeError(f"mean is {described(mean)}. Expected a gpytorch mean, for instance ConstantMean(), or None.")
         if not (isinstance(jitter, int | float) and 0 <= jitter < math.inf):
             raise ValueError(f"jitter is {jitter!r}. Expected a variance of at least 0, for instance 1e-6.")
         inputs = as_tensor("x", x, next((parameter.device for parameter in kernel.parameters()), None))
