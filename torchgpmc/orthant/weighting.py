@@ -14,7 +14,7 @@ from torch import Tensor
 from torchgpmc.checks import check_count, is_count
 from torchgpmc.orthant.matching import PILOT_POINTS, guided, hardest_first, matched_sites, mildest, shared
 from torchgpmc.orthant.problem import OrthantEstimate, Problem, detached, select
-from torchgpmc.orthant.separation import SweepProposal, draw, log_weights, separate, tilted
+from torchgpmc.orthant.separation import SeparatedProposal, draw, log_weights, separate, tilted
 from torchgpmc.orthant.tilting import minimax_tilt
 from torchgpmc.random import open_uniform, sobol_points
 from torchgpmc.weights import pareto_khat
@@ -24,7 +24,7 @@ _CHUNK_ELEMENTS = 2**21
 # Where no pilot decides.
 NARROWING = 0.5
 
-Proposer = Callable[[Problem], SweepProposal]
+Proposer = Callable[[Problem], SeparatedProposal]
 
 
 def check_points(num_points: int, least: int) -> None:
