@@ -155,8 +155,8 @@ def log_probabilities_of_normals(mean: Tensor, variance: Tensor) -> Tensor:
 
     Both integrands are analytic in a strip, so sums over lattices converge geometrically (Trefethen & Weideman 2014): the error is
     below 1e-7, relative to each probability. Lattices grow with the normals: beyond standard deviations of 50 quasi-random points
-    stand in (:func:`torchgpmc.quadrature.log_integral_of_several`). They are right to about 1e-2 nats, and a warning says where they
-    are worse.
+    stand in (:func:`torchgpmc.quadrature.log_integral_of_several`). They are right to about 1e-2 nats; a warning
+    says where they are worse.
 
     Args:
         mean: ``(..., K)``.
@@ -181,8 +181,8 @@ def expected_log_sum_exp(mean: Tensor, variance: Tensor) -> Tensor:
     r"""E log sum exp(f), f independent normals: ``(..., K)`` to ``(...)``; a sum in one dimension, whatever K is, to 5e-7.
 
     Given f, the greatest of all :math:`f_j + g_j` is a Gumbel variable about log sum exp(f), whose mean lies higher by Euler's
-    constant. Beyond standard deviations of 50 lattices would fill the memory: there :func:`torchgpmc.quadrature.product_rule` stands
-    in, right to about a twentieth of the deviation.
+    constant. Beyond standard deviations of 50 lattices would fill the memory: there :func:`torchgpmc.quadrature.product_rule`
+    stands in, right to about a twentieth of the deviation.
 
     Example:
         >>> import torch
