@@ -13,7 +13,6 @@ import argparse
 import collections
 import json
 import sys
-import time
 
 import numpy as np
 from arviz_stats.base import array_stats
@@ -51,35 +50,14 @@ METHODS = {  # name: (expression, warm-up, draws, chains)
 
 
 def worker(name, num_data, seed):
-    import warnings
-
     from problems import probit_model
-
-    import torchgpmc as tg
+    from timed_run import timed_run
 
     expression, warmup_steps, num_samples, num_chains = METHODS[name]
     model = probit_model(num_data, 2, ard=False)
-    method = eval(expression, {"tg": tg})  # the table's own expressions, so that it shows what was run
-    warnings.simplefilter("ignore")
-    began, cpu_began = time.perf_counter(), time.process_time()
-    posterior = tg.sample(
-        model, method, num_samples=num_samples, warmup_steps=warmup_steps, num_chains=num_chains, seed=seed, progress=False
-    )
-    seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
-    rows = [row for row in posterior.summary().rows if row.name != "lp"]
-    # Of weighted draws the smaller of Kish's size and that of each quantity's mean.
-    worst = min(min(row.ess_bulk, row.ess_tail) if posterior.log_weights is not None else row.ess_bulk for row in rows)
-    khat = tg.weights.pareto_khat(posterior.log_weights) if posterior.log_weights is not None else float("nan")
-    row = {
-        "khat": khat,
-        "ess": worst,
-        "seconds": seconds,
-        "ess_a_second": worst / seconds,
-        "compile": 0.0,
-        "cpu_seconds": cpu_seconds,
-        "means": [row.mean for row in rows],
-    }
-    print(json.dumps(row | {"rhat": max(row.rhat for row in rows)}))
+    options = {"num_samples": num_samples, "warmup_steps": warmup_steps, "num_chains": num_chains, "seed": seed}
+    _, row = timed_run(model, expression, **options)
+    print(json.dumps(row))
 
 
 def single_chain(name, seed):

@@ -11,7 +11,6 @@ run whose worst hyperparameter has fewer than 200 effective draws is refused. Ta
 import argparse
 import json
 import sys
-import time
 
 from processes import measure, median, peer_python
 
@@ -20,35 +19,13 @@ CASES = (50, 16, 300, 500), (200, 4, 200, 250)  # data, chains, warm-up, draws
 
 def worker(num_data, num_chains, warmup_steps, num_samples, seed, white):
     from problems import probit_model
-
-    import torchgpmc as tg
+    from timed_run import timed_run
 
     model = probit_model(num_data, 2, ard=False)
-    began = time.perf_counter()
-    posterior = tg.sample(
-        model,
-        tg.NUTS(whitening=tg.Laplace() if white else None),
-        num_samples=num_samples,
-        warmup_steps=warmup_steps,
-        num_chains=num_chains,
-        seed=seed,
-        progress=False,
-    )
-    seconds = time.perf_counter() - began
-    rows = [row for row in posterior.summary().rows if row.name != "lp"]
-    worst = min(row.ess_bulk for row in rows)
-    print(
-        json.dumps(
-            {
-                "ess": worst,
-                "seconds": seconds,
-                "ess_a_second": worst / seconds,
-                "gradients_a_second": posterior.info["num_evaluations"] / seconds,
-                "compile": 0.0,
-                "means": [row.mean for row in rows],
-            }
-        )
-    )
+    method = "tg.NUTS(whitening=tg.Laplace())" if white else "tg.NUTS()"
+    options = {"num_samples": num_samples, "warmup_steps": warmup_steps, "num_chains": num_chains, "seed": seed}
+    posterior, row = timed_run(model, method, **options)
+    print(json.dumps(row | {"gradients_a_second": posterior.info["num_evaluations"] / row["seconds"]}))
 
 
 def main():

@@ -10,7 +10,6 @@ its errors across seeds (variance over mean squared error against the longest ru
 import argparse
 import json
 import sys
-import time
 
 import numpy as np
 from processes import measure, median, peer_python
@@ -26,27 +25,13 @@ METHODS = {  # name: (expression, warm-up, draws, chains)
 
 
 def worker(name, seed, draws):
-    import warnings
-
     from problems import regression_model
-
-    import torchgpmc as tg
+    from timed_run import timed_run
 
     expression, warmup_steps, num_samples, num_chains = METHODS[name]
-    model = regression_model(*SIZE)
-    method = eval(expression, {"tg": tg})  # the table's own expressions, so that it shows what was run
-    warnings.simplefilter("ignore")
-    began = time.perf_counter()
-    posterior = tg.sample(
-        model, method, num_samples=draws or num_samples, warmup_steps=warmup_steps, num_chains=num_chains, seed=seed, progress=False
-    )
-    seconds = time.perf_counter() - began
-    rows = [row for row in posterior.summary().rows if row.name != "lp"]
-    weighted = posterior.log_weights is not None
-    worst = min(min(row.ess_bulk, row.ess_tail) if weighted else row.ess_bulk for row in rows)
-    khat = tg.weights.pareto_khat(posterior.log_weights) if weighted else float("nan")
-    row = {"ess": worst, "seconds": seconds, "ess_a_second": worst / seconds, "khat": khat}
-    print(json.dumps(row | {"means": [row.mean for row in rows], "sds": [row.sd for row in rows]}))
+    options = {"num_samples": draws or num_samples, "warmup_steps": warmup_steps, "num_chains": num_chains, "seed": seed}
+    _, row = timed_run(regression_model(*SIZE), expression, **options)
+    print(json.dumps(row))
 
 
 def main():

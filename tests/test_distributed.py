@@ -1,5 +1,10 @@
-"""Two gloo processes, started once, again after one was killed, and by torchrun; what they did is in ``distributed_program.py``."""
+"""Two gloo processes, started once, again after one was killed, and by torchrun; what they did is in ``distributed_program.py``.
 
+The tests' own workers share these runs: the first to need one starts it, the others read what it left.
+"""
+
+import fcntl
+import json
 import multiprocessing
 import os
 import signal
@@ -20,7 +25,7 @@ LIMIT = 240  # seconds a pair, which takes a few on two free cores
 
 
 def run_pair(folder, scenarios, by_environment=False):
-    """What each scenario left, by scenario and rank; and how the processes ended."""
+    """How the two processes ended; what each scenario left is in the folder."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
@@ -39,16 +44,11 @@ def run_pair(folder, scenarios, by_environment=False):
     for process in late:
         process.kill()
     assert not late, f"{len(late)} of two processes were still at work after {LIMIT} seconds"
-    left = {name: {} for name in scenarios}
-    for name in scenarios:
-        for rank in range(2):
-            path = folder / f"{name}.{rank}.pt"
-            left[name][rank] = torch.load(path, weights_only=False) if path.exists() else None
-    return left, [process.exitcode for process in processes]
+    return [process.exitcode for process in processes]
 
 
 def run_by_torchrun(folder, scenarios):
-    """What each scenario left, by scenario and rank, started by torchrun with the options that the documentation gives."""
+    """Started by torchrun with the options that the documentation gives; what each scenario left is in the folder."""
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tests.distributed_program"]
     root = program.CLUSTERS.parent.parent.parent
     done = subprocess.run(
@@ -60,22 +60,47 @@ def run_by_torchrun(folder, scenarios):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    return {name: {rank: torch.load(folder / f"{name}.{rank}.pt", weights_only=False) for rank in range(2)} for name in scenarios}
+
+
+def left_in(folder, scenarios):
+    """What each scenario left, by scenario and rank."""
+    paths = {name: {rank: folder / f"{name}.{rank}.pt" for rank in range(2)} for name in scenarios}
+    return {
+        name: {rank: torch.load(path, weights_only=False) if path.exists() else None for rank, path in ranks.items()}
+        for name, ranks in paths.items()
+    }
+
+
+def once_for_all_workers(tmp_path_factory, name, program_run):
+    """The folder in which ``program_run(folder)`` left its files, and what it returned: run by whichever worker comes first."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    folder.mkdir(exist_ok=True)
+    returned = folder / "returned.json"
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # let go at the file's close, or by a worker that dies
+        if not returned.exists():
+            returned.write_text(json.dumps(program_run(folder)))
+    return folder, json.loads(returned.read_text())
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ranks")
-    names = ["pooled", "refused", "interrupted", "sharded", "sharded_interrupted", "killed"]
-    first, first_codes = run_pair(folder, names)
-    second, second_codes = run_pair(folder, ["resumed", "leader_killed"], by_environment=True)
-    return SimpleNamespace(folder=folder, codes=first_codes + second_codes, **first, **second)
+    first = ["pooled", "refused", "interrupted", "sharded", "sharded_interrupted", "killed"]
+    second = ["resumed", "leader_killed"]
+    folder, codes = once_for_all_workers(
+        tmp_path_factory,
+        "ranks",
+        lambda folder: run_pair(folder, first) + run_pair(folder, second, by_environment=True),
+    )
+    return SimpleNamespace(folder=folder, codes=codes, **left_in(folder, first + second))
 
 
 @pytest.fixture(scope="module")
 def by_torchrun(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("torchrun")
-    return SimpleNamespace(folder=folder, **run_by_torchrun(folder, ["repeated", "documented"]))
+    scenarios = ["repeated", "documented"]
+    folder, _ = once_for_all_workers(tmp_path_factory, "torchrun", lambda folder: run_by_torchrun(folder, scenarios))
+    return SimpleNamespace(folder=folder, **left_in(folder, scenarios))
 
 
 def same(one, other):

@@ -61,6 +61,13 @@ def test_documents_name_what_exists():
         assert (ROOT / path).exists(), f"the documents speak of {path}"
 
 
+def test_every_benchmark_is_named_by_a_page():
+    pages = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *(ROOT / "docs").rglob("*.md")]
+    text = "\n".join(page.read_text() for page in pages)
+    scripts = {path.name for path in (ROOT / "benchmarks").glob("*.py")}
+    assert not {name for name in scripts if not re.search(rf"\b{re.escape(name)}", text)}
+
+
 def reaches(start, name):
     """Whether ``name``, with dots, leads from an object to another; fields that are annotated count."""
     *path, last = name.split(".")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from typing import TypeVar
 
 import torch
@@ -110,7 +109,7 @@ def _undetermined(theta: Tensor, model: GPModel, approximation: Approximation) -
         found = approximation.evidence(model, model.prior(torch.cat([theta[None], theta + step, theta - step]))).log_evidence
     loss = (found[0] - found[1:]).view(2, size)
     flat = (loss < _FLAT).any(0)
-    names = [entry.name for entry in model.layout.entries for _ in range(math.prod(entry.shape))]
+    names = [entry.name for entry in model.layout.entries for _ in range(entry.size)]
     return list(dict.fromkeys(name for name, undetermined in zip(names, flat.tolist(), strict=True) if undetermined))
 
 

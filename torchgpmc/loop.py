@@ -190,10 +190,10 @@ Enough = Callable[[int, float, Callable[[], Found]], bool]
 
 
 class Order(NamedTuple):
-    """What was asked for, beside what is sampled."""
+    """One run, to be carried out on a model: everything that was asked for except the model."""
 
     method: Any
-    settings: Settings
+    settings: Settings  # its counts of draws and chains, and its start
     seed: int
     device: torch.device
     checkpoint: str | os.PathLike[str] | Checkpoint | None
@@ -219,7 +219,7 @@ class Order(NamedTuple):
         """
         seed = derived_seed(self.seed, self.number) if self.number else self.seed
         loop = _Loop(run, self.device, make_generator(seed, self.device), self._file(widths, identity))
-        loop.run({**self._description(), "target": run.label, "threads": num_cores()}, self.progress, enough)
+        loop.to_the_end({**self._description(), "target": run.label, "threads": num_cores()}, self.progress, enough)
         return loop.found()
 
     def _description(self) -> dict[str, Any]:
@@ -242,7 +242,7 @@ class _Loop:
     """Advances a run to its end, or to an interruption; what is kept is in ``store``."""
 
     def __init__(self, run: Run, device: torch.device, generator: torch.Generator, file: CheckpointFile | None):
-        self.run_ = run
+        self.run = run
         self.device = device
         self.generator = generator
         self.file = file
@@ -254,11 +254,11 @@ class _Loop:
     def found(self) -> Found:
         """The draws made so far."""
         draw, stats = self.store.joined()
-        draws = self.run_.finish(self.state, draw)
+        draws = self.run.finish(self.state, draw)
         stats = {name: value[:, : draws.theta.shape[1]] for name, value in stats.items()}
         return draws, stats, {**self.info, **self.totals, **draws.info}
 
-    def run(self, info: dict[str, Any], progress: bool, enough: Enough | None = None) -> None:
+    def to_the_end(self, info: dict[str, Any], progress: bool, enough: Enough | None = None) -> None:
         """Runs to the end, or until ``enough`` says so.
 
         Raises:
@@ -268,7 +268,7 @@ class _Loop:
         self.info = info
         state, done = self._start()
         self.state = state
-        total = self.run_.num_advances()
+        total = self.run.num_advances()
         generator_state = self.generator.get_state()
         bar = tqdm(total=total, initial=done, disable=not progress, desc="sampling", unit="step", dynamic_ncols=True)
         display = _Display(bar)
@@ -277,7 +277,7 @@ class _Loop:
         try:
             while not ended:
                 began, before = time.perf_counter(), self._steps(done)
-                state, draw, stats = self.run_.advance(state, self.generator)
+                state, draw, stats = self.run.advance(state, self.generator)
                 if draw is not None:
                     self.store.append(draw, stats)
                 done += 1
@@ -306,7 +306,7 @@ class _Loop:
         return max(done, len(self.store))
 
     def _has_ended(self, state: Any, enough: Enough | None) -> bool:
-        if self.run_.is_finished(state):
+        if self.run.is_finished(state):
             return True
         return enough is not None and enough(len(self.store), self.totals["num_evaluations"], self.found)
 
@@ -318,7 +318,7 @@ class _Loop:
             )
 
     def _start(self) -> tuple[Any, int]:
-        template = self.run_.init(self.generator)
+        template = self.run.init(self.generator)
         saved = None if self.file is None else self.file.restore()
         if saved is None:
             return template, 0

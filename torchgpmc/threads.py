@@ -144,6 +144,16 @@ def side_by_side(function: Callable[[Part], Result], parts: Sequence[Part], devi
                 future.cancel()
 
 
+def slices(count: int, size: int) -> list[slice]:
+    """Slices of a batch of ``count``, of ``size`` rows each; the last has what remains.
+
+    Example:
+        >>> slices(5, 2)
+        [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    return [slice(first, min(first + size, count)) for first in range(0, count, size)]
+
+
 def even_slices(count: int, largest: int, device: torch.device, least: int = 1) -> list[slice]:
     """Slices of a batch of ``count`` for :func:`side_by_side`: nearly equal, none above ``largest``, as many for each thread.
 

@@ -57,7 +57,7 @@ class CollapsedMarginal(AutogradDensity):
 
     def _evaluate(self, theta: Tensor) -> Tensor:
         parts = self.parts(theta, with_slopes=False)
-        return torch.cat([part.at.log_prior + part.posterior().log_evidence for part in parts])
+        return torch.cat([part.evaluated.log_prior + part.posterior().log_evidence for part in parts])
 
     def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad():

@@ -17,6 +17,7 @@ from torchgpmc.likelihoods.likelihood import Curvature, Factorised, Moments, req
 from torchgpmc.likelihoods.slopes import ExpectedSlopes
 from torchgpmc.quadrature import expectation_of_several, gauss_hermite, log_integral_of_several
 from torchgpmc.random import log_uniform
+from torchgpmc.threads import slices
 
 # The lattice u on which distribution functions of f_k + g_k are known, g_k being a standard Gumbel variable.
 _STEP = 0.5  # whose sums err by about the Gumbel's characteristic function at the frequency 2 pi / 0.5, 2e-8
@@ -106,9 +107,9 @@ class Softmax(Factorised, SoftmaxLikelihood):
         return log_integral_of_several(self._log_probabilities, mean, variance)
 
     def expected_log_likelihood(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
-        """To 1e-6 without mixing weights, by :func:`expected_log_sum_exp`; with them by :func:`torchgpmc.quadrature.product_rule`.
+        """To 1e-6 without mixing weights, by :func:`expected_log_sum_exp`.
 
-        That is right at variances below 1 alone.
+        With mixing weights by :func:`torchgpmc.quadrature.product_rule`, which is right only at variances below 1.
         """
         if self.mixing_weights is not None:
             return super().expected_log_likelihood(mean, variance, targets)
@@ -154,7 +155,8 @@ def log_probabilities_of_normals(mean: Tensor, variance: Tensor) -> Tensor:
 
     Both integrands are analytic in a strip, so sums over lattices converge geometrically (Trefethen & Weideman 2014): the error is
     below 1e-7, relative to each probability. Lattices grow with the normals: beyond standard deviations of 50 quasi-random points
-    stand in (:func:`torchgpmc.quadrature.log_integral_of_several`), right to about 1e-2 nats, with a warning where they are worse.
+    stand in (:func:`torchgpmc.quadrature.log_integral_of_several`). They are right to about 1e-2 nats; a warning
+    says where they are worse.
 
     Args:
         mean: ``(..., K)``.
@@ -179,8 +181,8 @@ def expected_log_sum_exp(mean: Tensor, variance: Tensor) -> Tensor:
     r"""E log sum exp(f), f independent normals: ``(..., K)`` to ``(...)``; a sum in one dimension, whatever K is, to 5e-7.
 
     Given f, the greatest of all :math:`f_j + g_j` is a Gumbel variable about log sum exp(f), whose mean lies higher by Euler's
-    constant. Beyond standard deviations of 50, where lattices would fill the memory, by :func:`torchgpmc.quadrature.product_rule`,
-    to about a twentieth of the deviation.
+    constant. Beyond standard deviations of 50 lattices would fill the memory: there :func:`torchgpmc.quadrature.product_rule`
+    stands in, right to about a twentieth of the deviation.
 
     Example:
         >>> import torch
@@ -293,9 +295,9 @@ def _sum_over_nodes(mean: Tensor, deviation: Tensor, u: Tensor) -> list[Tensor]:
     at_mean = -(mean - u).clamp_max(_MAX_EXPONENT).exp()
     sums = [torch.zeros_like(at_mean) for _ in range(3)]
     size = max(1, _BLOCK_ELEMENTS // at_mean[0].numel())
-    for start in range(0, len(u), size):  # few enough at once to stay in the cache
-        base = at_mean[start : start + size]
-        cdf, density, square = (total[start : start + size] for total in sums)
+    for rows in slices(len(u), size):  # few enough at once to stay in the cache
+        base = at_mean[rows]
+        cdf, density, square = (total[rows] for total in sums)
         for weight, factor in factors:
             rate = (base * factor).clamp_min_(-_MAX_RATE)
             below = rate.exp()
@@ -318,10 +320,9 @@ def _sum_over_lattice(mean: Tensor, deviation: Tensor, u: Tensor) -> list[Tensor
     functions = below, at_rates, at_rates * (1 - rates)
     sums = [torch.zeros_like(rates[: len(u)]) for _ in functions]
     size = max(1, _BLOCK_ELEMENTS // rates[0].numel())
-    for start in range(0, len(u), size):
-        stop = min(start + size, len(u))
+    for rows in slices(len(u), size):
         for total, values in zip(sums, functions, strict=True):
-            block = total[start:stop]
+            block = total[rows]
             for j, weight in enumerate(weights.flip(0)):
-                block.addcmul_(weight, values[start + j : stop + j])
+                block.addcmul_(weight, values[rows.start + j : rows.stop + j])
     return sums

@@ -80,8 +80,10 @@ class CollapsedDensity(InducingSums):
         if self.sampled["kernel"]:
             adjoint = g @ sums.outer + shift.unsqueeze(-1) * sums.linear.unsqueeze(-2)
             add_slopes(slopes["kernel"], self.kernel_slopes(adjoint, outer))
-        gradient = torch.addcmul(self.at.log_prior_slope, self.at.derivative, self.model.layout.gather(slopes, self.theta))
-        return self.at.log_prior + found.log_evidence, gradient
+        gradient = torch.addcmul(
+            self.evaluated.log_prior_slope, self.evaluated.derivative, self.model.layout.gather(slopes, self.theta)
+        )
+        return self.evaluated.log_prior + found.log_evidence, gradient
 
     @property
     def _noise(self) -> Tensor:

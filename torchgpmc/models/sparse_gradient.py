@@ -27,7 +27,7 @@ from torchgpmc.models.gp_model import GPModel, likelihood_parameters
 from torchgpmc.models.reverse import Part, by_autograd, covariance_part, mean_part
 from torchgpmc.models.targets import Targets
 from torchgpmc.special import log_standard_normal
-from torchgpmc.threads import num_cores, side_by_side
+from torchgpmc.threads import num_cores, side_by_side, slices
 
 Result = TypeVar("Result")
 
@@ -121,14 +121,18 @@ class InducingSums:
 
     def __init__(self, model: GPModel, bound: DataBindings, chunk: int, theta: Tensor, targets: Targets, *, with_slopes: bool):
         layout = model.layout
-        self.model, self.bound, self.theta, self.x, self.targets = model, bound, theta, model.train_x, targets
-        # Sizes are asked for once: at small ones a call costs what the arithmetic does.
-        self.count, (self.num_latents, self.num_inducing) = theta.shape[0], model.latent_shape
+        self.model = model
+        self.bound = bound
+        self.theta = theta
+        self.x = model.train_x
+        self.targets = targets
+        # Sizes are asked for once: for small models a call costs as much as the arithmetic.
+        self.count = theta.shape[0]
+        self.num_latents, self.num_inducing = model.latent_shape
         self.sampled = {module: layout.sampled_names(module) if with_slopes else [] for module in layout.prefixes}
-        num_data = self.x.shape[0]
-        self.all_rows = [slice(start, min(start + chunk, num_data)) for start in range(0, num_data, chunk)]
-        self.at = layout.evaluate(theta)
-        self.values: dict[str, Any] = self.at.hyperparameters.by_module
+        self.all_rows = slices(len(self.x), chunk)
+        self.evaluated = layout.evaluate(theta)
+        self.values: dict[str, Any] = self.evaluated.hyperparameters.by_module
         # With all the data in one chunk one evaluation gives K(Z, Z) too.
         self.as_one = len(self.all_rows) == 1 and bound.dtype == theta.dtype
         self.covariance = covariance_part(
@@ -246,8 +250,8 @@ class SparseDensity(InducingSums):
             add_slopes(sums.slopes["kernel"], self.kernel_slopes(sums.adjoint, sums.outer))
         by_columns = self.model.layout.gather(sums.slopes, self.theta)
         if not self.with_prior:
-            return self._masked(value), torch.cat([self.at.derivative * by_columns, sums.v.flatten(1)], -1)
-        theta_slope = torch.addcmul(self.at.log_prior_slope, self.at.derivative, by_columns)
+            return self._masked(value), torch.cat([self.evaluated.derivative * by_columns, sums.v.flatten(1)], -1)
+        theta_slope = torch.addcmul(self.evaluated.log_prior_slope, self.evaluated.derivative, by_columns)
         return self._masked(value), torch.cat([theta_slope, sums.v.flatten(1) - self.white], -1)
 
     def _masked(self, value: Tensor) -> Tensor:
@@ -271,7 +275,7 @@ class SparseDensity(InducingSums):
         return _Sums(part.value, part.v, slopes, adjoint, outer if self.as_one else None)
 
     def _log_prior(self) -> Tensor:
-        return self.at.log_prior + log_standard_normal(self.white) if self.with_prior else self.theta.new_zeros(self.count)
+        return self.evaluated.log_prior + log_standard_normal(self.white) if self.with_prior else self.theta.new_zeros(self.count)
 
     def _chunk(self, rows: slice) -> _Chunk:
         covariance, variance = self.covariance_of(rows), self.prior_variance(rows)

@@ -15,6 +15,7 @@ from torchgpmc.orthant.problem import OrthantEstimate, Problem, select
 from torchgpmc.orthant.separation import separate
 from torchgpmc.orthant.weighting import check_points
 from torchgpmc.special import LOG_SQRT_2PI, log_ndtr_interval
+from torchgpmc.threads import slices
 
 MAX_VARIABLES = 3
 # Of the log of a probability; what the tests hold the rule to.
@@ -22,10 +23,10 @@ ERROR = 1e-9
 
 _SPACING, _REACH = 1 / 10, 3.2  # of the double exponential rule
 _DROPS = (1.0, 42.0)  # nats below the highest point where pieces end; what lies beyond the last is negligible
-_DOUBLINGS = 24
-_SECTIONS = 8
+_DOUBLINGS = 24  # of steps away from the mode, the first of 0.5
+_SECTIONS = 8  # into which a round cuts a bracket
 _MODE_ROUNDS, _END_ROUNDS = 9, 6  # to some 1e-5 of the width
-_CHUNK_ELEMENTS = 2**21
+_CHUNK_ELEMENTS = 2**21  # nodes at once, over all problems
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,7 @@ class Quadrature:
                 f"SeparationOfVariables()."
             )
         at_once = max(1, _CHUNK_ELEMENTS // (4 * len(_rule()[0])) ** (size - 1))
-        batch = len(problem.lower)
-        value = torch.cat([_value(select(problem, slice(begin, begin + at_once))) for begin in range(0, batch, at_once)])
+        value = torch.cat([_value(select(problem, rows)) for rows in slices(len(problem.lower), at_once)])
         none = torch.full_like(value.detach(), torch.nan)
         return OrthantEstimate(value, torch.full_like(none, ERROR**2), none, none, torch.zeros_like(none))
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchgpmc.linalg import cholesky, identity_matrix
 from torchgpmc.orthant.problem import Problem, in_order
-from torchgpmc.orthant.separation import SweepProposal, draw, log_weights_at, scaled_limit
+from torchgpmc.orthant.separation import SeparatedProposal, draw, log_weights_at, scaled_limit
 from torchgpmc.special import interval_densities, log_ndtr_interval
 
 _MAX_ITERATIONS = 50
@@ -112,7 +112,7 @@ def matched_sites(problem: Problem, tolerance: float = 1e-3) -> Sites:
         return Sites(whitened_mean, precision)
 
 
-def guided(problem: Problem, sites: Sites) -> SweepProposal:
+def guided(problem: Problem, sites: Sites) -> SeparatedProposal:
     r"""Draws each variable given those before it and the sites of those after it, within its limits.
 
     The product of normal and sites has mean m and factor C = L G^-1. Given the variables before it and without its own site,
@@ -139,7 +139,7 @@ def guided(problem: Problem, sites: Sites) -> SweepProposal:
     centre = (problem.factor @ whitened_mean.unsqueeze(-1)).squeeze(-1)
     slope = torch.linalg.solve_triangular(problem.factor.mT, whitened_mean.unsqueeze(-1), upper=True).squeeze(-1)
     push = sd * slope
-    return SweepProposal(
+    return SeparatedProposal(
         rows=(factor * (sd / diagonal.square()).unsqueeze(-1)).tril(-1),
         lower=scaled_limit(problem.lower - centre, sd, push),
         upper=scaled_limit(problem.upper - centre, sd, push),

@@ -27,7 +27,7 @@ class Separated(NamedTuple):
     upper: Tensor
 
 
-class SweepProposal(NamedTuple):
+class SeparatedProposal(NamedTuple):
     r"""A density that draws the variables one after another, each a truncated normal whose mean is linear in those before it.
 
     With :math:`h = R e`, :math:`r_i` a standard normal between :math:`l_i - h_i` and :math:`u_i - h_i`:
@@ -70,7 +70,7 @@ def scaled_limit(limit: Tensor, scale: Tensor, shift: Tensor | float = 0.0) -> T
     return torch.where(finite, torch.where(finite, limit, 0.0) / scale + shift, limit)
 
 
-def tilted(problem: Problem, tilt: Tensor) -> SweepProposal:
+def tilted(problem: Problem, tilt: Tensor) -> SeparatedProposal:
     r"""Normals of variance one around ``tilt`` ``(B, N)`` for the independent z, each within its limits.
 
     .. math:: \log w = \sum_i \tfrac12 \mu_i^2 - \mu_i z_i + \log P(l_i - c_i - \mu_i < N(0, 1) < u_i - c_i - \mu_i)
@@ -79,7 +79,7 @@ def tilted(problem: Problem, tilt: Tensor) -> SweepProposal:
     """
     rows, lower, upper = separate(problem)
     zero = torch.zeros_like(tilt)
-    return SweepProposal(
+    return SeparatedProposal(
         rows=rows,
         lower=lower - tilt,
         upper=upper - tilt,
@@ -95,7 +95,7 @@ def tilted(problem: Problem, tilt: Tensor) -> SweepProposal:
     )
 
 
-def log_weights(proposal: SweepProposal, uniforms: Tensor) -> Tensor:
+def log_weights(proposal: SeparatedProposal, uniforms: Tensor) -> Tensor:
     """Log weights ``(B, P)`` of points; their mean weight is the probability.
 
     Args:
@@ -108,7 +108,7 @@ def log_weights(proposal: SweepProposal, uniforms: Tensor) -> Tensor:
     return draw(proposal, uniforms)[0]
 
 
-def log_weights_at(proposal: SweepProposal, x: Tensor) -> Tensor:
+def log_weights_at(proposal: SeparatedProposal, x: Tensor) -> Tensor:
     """Log weights ``(B, P)`` that x ``(B, N, P)`` would have, had this proposal drawn it; the last variable does not matter."""
     p = proposal
     e = torch.linalg.solve_triangular(p.factor, x - p.centre.unsqueeze(-1), upper=False)
@@ -118,16 +118,16 @@ def log_weights_at(proposal: SweepProposal, x: Tensor) -> Tensor:
     return p.constant.unsqueeze(-1) + (log_probability + polynomial).sum(1)
 
 
-def draw(proposal: SweepProposal, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+def draw(proposal: SeparatedProposal, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """:func:`log_weights` ``(B, P)`` and the points e, as many variables as ``uniforms`` ``(B, N - 1 or N, P)`` has."""
     if not torch.is_grad_enabled() and bool((proposal.upper == torch.inf).all()):
         fast = _draw_above_lower_limits(proposal, uniforms)
         if fast is not None:
             return fast
-    return _sweep(proposal, uniforms)
+    return _draw_in_logarithms(proposal, uniforms)
 
 
-def _sweep(proposal: SweepProposal, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+def _draw_in_logarithms(proposal: SeparatedProposal, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """In logarithms, for any limits and with gradients; draws as many leading variables as there are uniforms."""
     p = proposal
     size, (drawn, count) = p.rows.shape[-1], uniforms.shape[-2:]
@@ -153,7 +153,7 @@ def _sweep(proposal: SweepProposal, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     return log_weight, torch.cat(panels, 1) if panels else uniforms[:, :0]
 
 
-def _draw_above_lower_limits(proposal: SweepProposal, uniforms: Tensor) -> tuple[Tensor, Tensor] | None:
+def _draw_above_lower_limits(proposal: SeparatedProposal, uniforms: Tensor) -> tuple[Tensor, Tensor] | None:
     """:func:`draw` where no upper limit is finite, in few passes over memory; ``None`` where a probability underflows."""
     p = proposal
     batch, size, _ = p.rows.shape

@@ -14,9 +14,10 @@ from torch import Tensor
 from torchgpmc.checks import check_count, is_count
 from torchgpmc.orthant.matching import PILOT_POINTS, guided, hardest_first, matched_sites, mildest, shared
 from torchgpmc.orthant.problem import OrthantEstimate, Problem, detached, select
-from torchgpmc.orthant.separation import SweepProposal, draw, log_weights, separate, tilted
+from torchgpmc.orthant.separation import SeparatedProposal, draw, log_weights, separate, tilted
 from torchgpmc.orthant.tilting import minimax_tilt
 from torchgpmc.random import open_uniform, sobol_points
+from torchgpmc.threads import slices
 from torchgpmc.weights import pareto_khat
 
 # Numbers in the largest array of a chunk: large enough to hide the cost of operations, small enough to stay near the cache.
@@ -24,7 +25,7 @@ _CHUNK_ELEMENTS = 2**21
 # Where no pilot decides.
 NARROWING = 0.5
 
-Proposer = Callable[[Problem], SweepProposal]
+Proposer = Callable[[Problem], SeparatedProposal]
 
 
 def check_points(num_points: int, least: int) -> None:
@@ -108,9 +109,8 @@ class MinimaxTilting:
 
         def chunks() -> Iterator[tuple[slice, Tensor]]:
             at_once = max(1, _CHUNK_ELEMENTS // max(1, dimension * num_points))
-            for begin in range(0, len(problem.lower), at_once):
-                rows = slice(begin, min(begin + at_once, len(problem.lower)))
-                yield rows, open_uniform((rows.stop - begin, dimension, num_points), problem.lower, generator)
+            for rows in slices(len(problem.lower), at_once):
+                yield rows, open_uniform((rows.stop - rows.start, dimension, num_points), problem.lower, generator)
 
         def guide(some: Problem) -> tuple[Problem, Proposer]:
             return some, functools.partial(tilted, tilt=minimax_tilt(separate(detached(some))).shift)
@@ -130,8 +130,7 @@ def sobol_chunks(
     batch = len(like)
     points = sobol_points(each, max(1, dimension), replicates, batch, generator)
     at_once = max(1, _CHUNK_ELEMENTS // max(1, dimension * each * replicates))
-    for begin in range(0, batch, at_once):
-        rows = slice(begin, min(begin + at_once, batch))
+    for rows in slices(batch, at_once):
         uniforms = torch.stack([next(points)[:dimension] for _ in range(rows.start, rows.stop)])
         if like.dtype != uniforms.dtype:  # rounding must not take them to 1
             uniforms = uniforms.to(like.dtype).clamp_max_(1 - torch.finfo(like.dtype).eps)

@@ -24,6 +24,11 @@ class Entry(NamedTuple):
     interval: Interval
     prior: RestrictedPrior
 
+    @property
+    def size(self) -> int:
+        """Columns of theta that it has."""
+        return math.prod(self.shape)
+
 
 class EntryBlock(NamedTuple):
     """Entries that follow one another in the same interval and with the same form of prior: evaluated as one."""
@@ -36,7 +41,7 @@ class EntryBlock(NamedTuple):
 
     def parts(self, value: Tensor) -> list[Tensor]:
         """Each entry's values, from all ``(C, size)``."""
-        parts = value.split([math.prod(entry.shape) for entry in self.entries], -1)
+        parts = value.split([entry.size for entry in self.entries], -1)
         return [part.view(-1, *entry.shape) for entry, part in zip(self.entries, parts, strict=True)]
 
     def log_density(self, theta: Tensor, value: Tensor) -> Tensor:
@@ -66,7 +71,7 @@ def blocks_of(entries: Sequence[Entry], like: Tensor) -> list[EntryBlock]:
 
 
 def _block(entries: list[Entry], like: Tensor) -> EntryBlock:
-    interval, prior, size = entries[0].interval, entries[0].prior, sum(math.prod(entry.shape) for entry in entries)
+    interval, prior, size = entries[0].interval, entries[0].prior, sum(entry.size for entry in entries)
     if prior.closed_form is None:
         return EntryBlock(entries, interval, prior, None, size)
     joint = joint_prior([entry.prior for entry in entries], like)

@@ -80,7 +80,7 @@ class Layout:
     @property
     def size(self) -> int:
         """P, the number of sampled hyperparameters."""
-        return sum(math.prod(entry.shape) for entry in self.entries)
+        return sum(self._sizes)
 
     @property
     def names(self) -> list[str]:
@@ -93,7 +93,7 @@ class Layout:
         Raises:
             ValueError: none is sampled there.
         """
-        ends = [0, *itertools.accumulate(math.prod(entry.shape) for entry in self.entries)]
+        ends = [0, *itertools.accumulate(self._sizes)]
         found = [index for index, name in enumerate(self.names) if f"{name}.".startswith(f"{prefix}.")]
         if not found:
             raise ValueError(f"no sampled parameter lies under '{prefix}'. Expected one of {self.names}, or a module of theirs.")
@@ -167,7 +167,7 @@ class Layout:
     @cached_property
     def _sizes(self) -> list[int]:
         """Columns of theta that each entry has."""
-        return [math.prod(entry.shape) for entry in self.entries]
+        return [entry.size for entry in self.entries]
 
     def _parts(self, theta: Tensor) -> list[tuple[Entry, Tensor]]:
         return list(zip(self.entries, theta.split(self._sizes, -1), strict=True))
@@ -184,7 +184,7 @@ class Layout:
 
     def unconstrain(self, values: dict[str, Tensor]) -> Tensor:
         """theta ``(C, P)`` from constrained values ``{name: (C, *shape)}``; the inverse of :meth:`constrain`."""
-        columns = [entry.interval.unconstrain(values[entry.name]).reshape(-1, math.prod(entry.shape)) for entry in self.entries]
+        columns = [entry.interval.unconstrain(values[entry.name]).reshape(-1, entry.size) for entry in self.entries]
         return torch.cat(columns, -1)
 
     def log_prior(self, theta: Tensor) -> Tensor:
@@ -225,7 +225,7 @@ class Layout:
         """Dispersed starts ``(num_chains, P)``: prior draws, or uniform on (-2, 2) where a prior cannot draw."""
         columns = [torch.zeros(num_chains, 0, dtype=self.dtype, device=self.device)]
         for entry in self.entries:
-            shape = (num_chains, math.prod(entry.shape))
+            shape = (num_chains, entry.size)
             try:
                 start = entry.interval.unconstrain(entry.prior.sample(num_chains, generator)).reshape(shape)
             except NotImplementedError:  # a prior with ``log_prob`` alone

@@ -54,7 +54,7 @@ def _mass(entry: Entry, layout: Layout) -> LogMass:
     if isinstance(prior, MultivariateNormal):
         covariance, mean = prior.covariance_matrix.double(), prior.loc.double()
         found = log_probability(covariance, mean=mean, lower=interval.lower, upper=interval.upper)
-        copies = math.prod(entry.shape) / mean.numel()  # one prior for each row of a larger parameter
+        copies = entry.size / mean.numel()  # one prior for each row of a larger parameter
         return LogMass(copies * float(found.value.sum()), copies * float(found.variance.sum().sqrt()))
     try:
         share = entry.prior.share_inside(_DRAWS, make_generator(0, layout.device))
