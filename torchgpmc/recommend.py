@@ -35,6 +35,8 @@ _DRAWS_AN_EFFECTIVE_ONE = 10  # weights worth less than a tenth of their number 
 _FEW_DRAWS = 4
 # Of an estimate by EP, whose sweeps cost as much as some hundreds of them, or of several latents, whose factorisations do.
 _MANY_DRAWS = 64
+# Where 64 do not do; of 150 labels that are noise, 256 did for two seeds of four.
+_MOST_DRAWS = 1024
 # Latents of several functions: an estimate factorises a matrix of so many rows some times, where chains need each function's alone.
 _MOST_TOGETHER = 500
 # Of proposals for more hyperparameters than a few: in a dozen dimensions most draws of a Student t with five lie too far out.
@@ -185,12 +187,14 @@ def _through_estimates(model: GPModel, few: str, wanted: int) -> list[Candidate]
             apart = "what labels leave open has lobes apart from the modes: weighted draws that begin with the prior."
             first = replace(first, degrees_of_freedom=_SHORT_TAILS)
             found = [(MOST_HYPERPARAMETERS, first, few), (MOST_HYPERPARAMETERS, replace(first, num_starts=0), apart)]
+    elif as_likelihood(model.likelihood).is_log_concave:
+        # Laplace's estimates miss the same of other labels, and of counts of zero: p(y | f) is flat on one side.
+        more = "where f is nearly noise, many draws an estimate make up for what a normal density is too narrow for."
+        first = AMIS(approximation=EP(), num_importance=_MANY_DRAWS)
+        found = [(MOST_HYPERPARAMETERS, first, few), (MANY_HYPERPARAMETERS, replace(first, num_importance=_MOST_DRAWS), more)]
     else:
-        closer = "EP follows the latents more closely where Laplace's estimates are noisy: weighted draws, no warm-up."
-        found = [(MANY_HYPERPARAMETERS, AMIS(), few)]
         # Where p(f | y, theta) may have several modes EP hardly settles, and takes each of its moments over all of them.
-        if as_likelihood(model.likelihood).is_log_concave:
-            found.append((MOST_HYPERPARAMETERS, AMIS(approximation=EP(), num_importance=_MANY_DRAWS), closer))
+        found = [(MANY_HYPERPARAMETERS, AMIS(), few)]
     return [_weighted(model, method, why, wanted) for most, method, why in found if model.layout.size <= most]
 
 
