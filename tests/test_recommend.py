@@ -20,10 +20,7 @@ CASES = {
     "regression": (gp_regression, tg.AMIS),
     "sparse": (lambda: sparse_gp("probit"), tg.AMIS),
     "sparse, not log-concave": (lambda: sparse_gp("student_t"), tg.NUTS),
-    "several latents": (lambda: gp("softmax"), tg.AMIS),
-    "several latents, hundreds": (lambda: gp("softmax", 200), tg.NUTS),
-    "several latents, inducing": (lambda: sparse_gp("softmax"), tg.NUTS),
-    "several latents, not log-concave": (lambda: gp("heteroskedastic"), tg.NUTS),
+    "several latents": (lambda: gp("softmax"), tg.NUTS),
     "eight": (lambda: wide(8), tg.AMIS),
     "sixteen": (lambda: wide(16), tg.AMIS),
     "seventeen": (lambda: wide(17), tg.NUTS),
@@ -33,11 +30,17 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("likelihood", "turns"), [("logit", 2), ("poisson", 2), ("student_t", 1), ("beta", 1)])
-def test_ep_has_a_turn_only_where_the_latents_have_one_mode(likelihood, turns):
-    # Of 40 Student t targets, EP was still searching for a mode after 40 CPU seconds; the chains after it serve.
+@pytest.mark.parametrize(
+    ("likelihood", "approximations"),
+    [("logit", [tg.EP] * 2), ("poisson", [tg.EP] * 2), ("student_t", [tg.Laplace]), ("beta", [tg.Laplace])],
+)
+def test_ep_draws_the_latents_where_they_have_one_mode(likelihood, approximations):
+    # Of 120 logit labels, all noise, under a half-Cauchy outputscale, AMIS() had the outputscale's mean 0.13 sd off and its sd
+    # an eighth too small, by two seeds, and trusted it; EP had both right. Of 40 Student t targets, EP was still seeking a mode
+    # after 40 CPU seconds; the chains after it serve.
     weighted = [candidate.method for candidate in candidates(gp(likelihood)) if candidate.num_chains is None]
-    assert [type(method.approximation) for method in weighted] == [tg.Laplace, tg.EP][:turns]
+    assert [type(method.approximation) for method in weighted] == approximations
+    assert sorted(method.num_importance for method in weighted) == [method.num_importance for method in weighted]
 
 
 def test_laplace_draws_no_latents_of_probits():

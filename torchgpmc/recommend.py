@@ -33,10 +33,10 @@ _USUAL_DRAWS_AN_EFFECTIVE_ONE = 3
 _DRAWS_AN_EFFECTIVE_ONE = 10  # weights worth less than a tenth of their number are not to be trusted
 # An estimate's; those of inducing values around their nearest normal density vary by some hundredths, and cost little else.
 _FEW_DRAWS = 4
-# Of an estimate by EP, whose sweeps cost as much as some hundreds of them, or of several latents, whose factorisations do.
+# Of an estimate by EP, whose sweeps cost as much as some hundreds of them.
 _MANY_DRAWS = 64
-# Latents of several functions: an estimate factorises a matrix of so many rows some times, where chains need each function's alone.
-_MOST_TOGETHER = 500
+# Where 64 do not do; of 150 labels that are noise, 256 did for two seeds of four.
+_MOST_DRAWS = 1024
 # Of proposals for more hyperparameters than a few: in a dozen dimensions most draws of a Student t with five lie too far out.
 _SHORT_TAILS = 30
 _MORE_RUNS = 3  # of 4000 draws, worth 50 to 300 each where proposals reach the posterior's lobes by turns
@@ -165,7 +165,7 @@ def candidates(model: GPModel, wanted: int = WANTED) -> list[Candidate]:
     one_latent = model.factorises and model.num_latents == 1
     few = "the latents integrate out well and the hyperparameters are few: weighted draws, no warm-up."
     if not (model.has_latents_at_data and one_latent):
-        together = _together(model, one_latent, wanted)
+        together = _together(model, one_latent)
         if size > MOST_HYPERPARAMETERS or not has_inducing_normal(model):
             return together
         return [_weighted(model, AMIS(num_importance=_FEW_DRAWS), few, wanted), *together]
@@ -189,29 +189,26 @@ def _through_estimates(model: GPModel, few: str, wanted: int) -> list[Candidate]
             prior = replace(first, num_starts=0)
             turns = [(first, few), (prior, apart), *[(prior, again)] * _MORE_RUNS]
             found = [(MOST_HYPERPARAMETERS, method, why) for method, why in turns]
+    elif as_likelihood(model.likelihood).is_log_concave:
+        # Laplace's estimates miss the same of other labels, and of counts of zero: p(y | f) is flat on one side.
+        more = "where f is nearly noise, many draws an estimate make up for what a normal density is too narrow for."
+        first = AMIS(approximation=EP(), num_importance=_MANY_DRAWS)
+        found = [(MOST_HYPERPARAMETERS, first, few), (MANY_HYPERPARAMETERS, replace(first, num_importance=_MOST_DRAWS), more)]
     else:
-        closer = "EP follows the latents more closely where Laplace's estimates are noisy: weighted draws, no warm-up."
-        found = [(MANY_HYPERPARAMETERS, AMIS(), few)]
         # Where p(f | y, theta) may have several modes EP hardly settles, and takes each of its moments over all of them.
-        if as_likelihood(model.likelihood).is_log_concave:
-            found.append((MOST_HYPERPARAMETERS, AMIS(approximation=EP(), num_importance=_MANY_DRAWS), closer))
+        found = [(MANY_HYPERPARAMETERS, AMIS(), few)]
     return [_weighted(model, method, why, wanted) for most, method, why in found if model.layout.size <= most]
 
 
-def _together(model: GPModel, one_latent: bool, wanted: int) -> list[Candidate]:
+def _together(model: GPModel, one_latent: bool) -> list[Candidate]:
     """Of models whose latents cannot be integrated out one site a datum."""
     why = "hyperparameters and latents are sampled together, as the latents cannot be integrated out one site a datum."
     white = NUTS(whitening=Laplace(), max_tree_depth=8) if one_latent else NUTS(max_tree_depth=8, target_accept_prob=0.9)
     found = [_chains(model, white, why, 200)]
-    if not model.factorises:
-        return found
-    around = "chains begin around a variational fit, in coordinates white under it."
-    fit = partial(initialize, model, optimize_inducing_points=False, progress=False)
-    found.insert(0, _chains(model, NUTS(max_tree_depth=8, target_accept_prob=0.9), around, 100)._replace(start=fit))
-    few = model.layout.size <= MANY_HYPERPARAMETERS and model.latent_size <= _MOST_TOGETHER
-    if few and model.has_latents_at_data and as_likelihood(model.likelihood).is_log_concave:
-        joint = "the latents of all functions integrate out together, and they and the hyperparameters are few: weighted draws."
-        found.insert(0, _weighted(model, AMIS(num_importance=_MANY_DRAWS), joint, wanted))
+    if model.factorises:
+        around = "chains begin around a variational fit, in coordinates white under it."
+        fit = partial(initialize, model, optimize_inducing_points=False, progress=False)
+        found.insert(0, _chains(model, NUTS(max_tree_depth=8, target_accept_prob=0.9), around, 100)._replace(start=fit))
     return found
 
 
@@ -232,7 +229,7 @@ def _budget(model: GPModel, num_chains: int, operations_a_second: float) -> floa
 
 
 def _weighted(model: GPModel, method: AMIS, why: str, wanted: int) -> Candidate:
-    thetas = max(2, min(_MOST_TIMED_THETAS, int(_TIMED_OPERATIONS / max(model.operations, model.latent_size**3))))
+    thetas = max(2, min(_MOST_TIMED_THETAS, int(_TIMED_OPERATIONS / model.operations)))
 
     def evaluate() -> Any:
         generator = make_generator(0, model.train_x.device)
