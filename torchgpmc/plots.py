@@ -274,7 +274,7 @@ def plot_intensity(
     Raises:
         ValueError: more than two dimensions, or points in two that are not a grid.
     """
-    x, events = (None if part is None else as_tensor(name, part) for name, part in (("x", x), ("events", events)))
+    x, events = as_tensor("x", x), None if events is None else as_tensor("events", events)
     x = x.unsqueeze(-1) if x.dim() == 1 else x
     if x.shape[-1] > 2:
         raise ValueError(f"x has {x.shape[-1]} columns. Expected one or two: an intensity over more has no picture.")

@@ -33,8 +33,8 @@ class InducingModel(GPModel):
     ):
         if is_number(inducing_points):
             raise TypeError(
-                f"inducing_points is {inducing_points:g}. Expected their places (M, D): "
-                f"torchgpmc.kmeans_inducing_points(train_x, {inducing_points:g}) finds so many."
+                f"inducing_points is {inducing_points!r}. Expected their places (M, D): "
+                f"torchgpmc.kmeans_inducing_points(train_x, {inducing_points!r}) finds so many."
             )
         extra_inputs = {"inducing_points": inducing_points}
         super().__init__(train_x, train_y, kernel, likelihood, mean=mean, jitter=jitter, dtype=dtype, extra_inputs=extra_inputs)
