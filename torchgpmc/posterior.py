@@ -29,7 +29,7 @@ from torchgpmc.storage.fingerprint import differences, model_fingerprint
 from torchgpmc.summaries import Summary, nested_rhat, summarise
 
 _FORMAT = "torchgpmc posterior 2"
-_CHUNK_ELEMENTS = 4_000_000
+_CHUNK_ELEMENTS = 1_000_000  # of a block of draws: passes over larger ones wait for memory
 
 
 class _Samples(dict[str, Tensor]):
