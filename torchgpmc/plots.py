@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.intensity import Intensity
+from torchgpmc.models.validation import as_tensor
 from torchgpmc.point_process import BinnedEvents
 from torchgpmc.posterior import Posterior
 from torchgpmc.scores import AbstentionCurves
@@ -27,10 +28,15 @@ def _figure(rows: int, columns: int, size: float, **options: Any) -> tuple[Any, 
 
 
 def _columns(posterior: Posterior, names: list[str] | None, most: int) -> list[tuple[str, Tensor]]:
+    if not posterior.samples:
+        raise ValueError(
+            "every hyperparameter of the model is fixed. Expected some that were sampled; plot_fit shows the function."
+        )
     samples = posterior.samples if names is None else {name: posterior.samples[name] for name in names}
     return list(scalar_columns(samples))[:most]
 
 
+_LEAST_WEIGHT = 0.01  # of the mean weight: less is too little to be seen, and draws from a wide prior would decide the axes
 _LARGEST_AREA = 200.0  # of a dot, in square points, so that a draw that carries all the weight hides no other axes
 
 
@@ -56,7 +62,8 @@ def _say_effective_size(figure: Any, posterior: Posterior) -> None:
 def plot_trace(posterior: Posterior, names: list[str] | None = None, *, most: int = 12) -> Any:
     """Each chain's draws in order, beside their histogram.
 
-    Weighted draws are dots whose area is their weight, histograms add up weights, and the title says the effective size.
+    Weighted draws are dots whose area is their weight, histograms add up weights, and the title says the effective size; draws of
+    less than a hundredth of the mean weight are left out.
 
     Args:
         posterior: what to show.
@@ -77,8 +84,9 @@ def plot_trace(posterior: Posterior, names: list[str] | None = None, *, most: in
                 left.plot(chain, linewidth=0.5, alpha=0.8)
                 right.hist(chain, bins=40, density=True, histtype="step")
             else:
-                left.scatter(range(len(chain)), chain, s=_areas(weights[index], 2.0), alpha=0.6, linewidths=0)
-                right.hist(chain, bins=40, weights=weights[index], histtype="step")
+                seen = np.flatnonzero(weights[index] >= _LEAST_WEIGHT)
+                left.scatter(seen, chain[seen], s=_areas(weights[index][seen], 2.0), alpha=0.6, linewidths=0)
+                right.hist(chain[seen], bins=40, weights=weights[index][seen], histtype="step")
         left.set_ylabel(name.removeprefix("kernel."), fontsize=7)
         right.set_yticks([])
     axes[-1, 0].set_xlabel("draw")
@@ -89,7 +97,8 @@ def plot_trace(posterior: Posterior, names: list[str] | None = None, *, most: in
 def plot_pair(posterior: Posterior, names: list[str] | None = None, *, most: int = 5) -> Any:
     """Scatter of every pair of hyperparameters, of their log10 where all draws are positive; divergent draws in red.
 
-    Weighted draws are dots whose area is their weight, histograms add up weights, and the title says the effective size.
+    Weighted draws are dots whose area is their weight, histograms add up weights, and the title says the effective size; draws of
+    less than a hundredth of the mean weight are left out.
 
     Args:
         posterior: what to show.
@@ -99,12 +108,13 @@ def plot_pair(posterior: Posterior, names: list[str] | None = None, *, most: int
     Returns:
         A matplotlib ``Figure``.
     """
-    columns = [_as_shown(*column) for column in _columns(posterior, names, most)]
+    weights = _relative_weights(posterior)
+    seen = slice(None) if weights is None else weights.ravel() >= _LEAST_WEIGHT
+    columns = [_as_shown(name, values.flatten()[seen]) for name, values in _columns(posterior, names, most)]
     figure, axes = _figure(len(columns), len(columns), 2.0, sharex="col")
     _say_effective_size(figure, posterior)
-    weights = _relative_weights(posterior)
-    flat = None if weights is None else weights.ravel()
-    bad = posterior.stats["diverging"].bool().flatten().numpy() if "diverging" in posterior.stats else np.zeros(0, dtype=bool)
+    flat = None if weights is None else weights.ravel()[seen]
+    bad = posterior.stats["diverging"].bool().flatten().numpy()[seen] if "diverging" in posterior.stats else np.zeros(0, dtype=bool)
     for row, (y_name, y) in enumerate(columns):
         for column, (x_name, x) in enumerate(columns):
             axis = axes[row, column]
@@ -127,9 +137,9 @@ def plot_pair(posterior: Posterior, names: list[str] | None = None, *, most: int
 
 
 def _as_shown(name: str, values: Tensor) -> tuple[str, np.ndarray]:
-    """A column of draws ``(C, S)`` as one axis, its log10 where all are positive: ticks of logarithmic axes lie on one another."""
-    short, flat = name.removeprefix("kernel.").replace(".", ".\n"), values.flatten()  # a panel is narrow
-    return (f"log10 {short}", flat.log10().numpy()) if bool((flat > 0).all()) else (short, flat.numpy())
+    """Draws as one axis, their log10 where all are positive: ticks of logarithmic axes lie on one another."""
+    short = name.removeprefix("kernel.").replace(".", ".\n")  # a panel is narrow
+    return (f"log10 {short}", values.log10().numpy()) if bool((values > 0).all()) else (short, values.numpy())
 
 
 def plot_forest(posterior: Posterior, names: list[str] | None = None, *, most: int = 40) -> Any:
@@ -155,7 +165,7 @@ def plot_forest(posterior: Posterior, names: list[str] | None = None, *, most: i
         axis.plot([quarter, three_quarters], [row, row], color="C0", linewidth=3)
         axis.plot([middle], [row], "o", color="white", markeredgecolor="C0", markersize=5)
     axis.set_yticks(range(len(columns)), [name.removeprefix("kernel.") for name, _ in columns], fontsize=7)
-    axis.invert_yaxis()
+    axis.set_ylim(len(columns) - 0.5, -0.5)
     axis.set_xscale("log" if all(bool((values > 0).all()) for _, values in columns) else "linear")
     return figure
 
@@ -193,7 +203,7 @@ def plot_calibration(curves: dict[str, Tensor], test_y: Tensor, *, bins: int = 1
     axis.plot([0, 1], [0, 1], color="grey", linewidth=0.8, linestyle="--")
     labels = torch.as_tensor(test_y).int().cpu().numpy()
     for number, (label, probabilities) in enumerate(curves.items()):
-        values, colour = probabilities.detach().cpu().numpy(), f"C{number}"
+        values, colour = as_tensor(label, probabilities).detach().cpu().numpy(), f"C{number}"
         predicted, observed, counts = _binned(values, labels, bins)
         chance = [
             scipy.stats.binomtest(hits, count) for hits, count in zip((observed * counts).round().astype(int), counts, strict=True)
@@ -264,6 +274,7 @@ def plot_intensity(
     Raises:
         ValueError: more than two dimensions, or points in two that are not a grid.
     """
+    x, events = as_tensor("x", x), None if events is None else as_tensor("events", events)
     x = x.unsqueeze(-1) if x.dim() == 1 else x
     if x.shape[-1] > 2:
         raise ValueError(f"x has {x.shape[-1]} columns. Expected one or two: an intensity over more has no picture.")

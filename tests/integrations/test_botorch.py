@@ -17,7 +17,7 @@ from torchgpmc.density import AutogradDensity
 pytest.importorskip("botorch")
 
 from botorch.acquisition.logei import qLogExpectedImprovement
-from botorch.models import fully_bayesian, fully_bayesian_multitask
+from botorch.models import SingleTaskGP, fully_bayesian, fully_bayesian_multitask
 from botorch.models.transforms import Normalize, Standardize
 from botorch.optim import optimize_acqf
 from botorch.posteriors.fully_bayesian import GaussianMixturePosterior
@@ -243,3 +243,5 @@ def test_what_is_not_there_is_refused_in_a_sentence():
         bridge.FullyBayesianSingleTaskGP(x, torch.cat([y, y], 1))
     with pytest.raises(ValueError, match="num_chains is 0"):
         bridge.fit_fully_bayesian_model_nuts(bridge.FullyBayesianSingleTaskGP(x, y), num_chains=0)
+    with pytest.raises(TypeError, match=r"model is SingleTaskGP. Expected a fully Bayesian model"):
+        bridge.fit_fully_bayesian_model_nuts(SingleTaskGP(x, y))

@@ -90,6 +90,8 @@ def test_inducing_points_are_a_number_or_places_in_the_users_units(iris):
         assert isinstance(fitted.posterior_.model, tg.SparseGP)
         assert fitted.posterior_.model.latent_inputs.shape == (5, 4)
     np.testing.assert_allclose(fitted.posterior_.model.latent_inputs, (x[:5] - x.mean(0)) / x.std(0))
+    with pytest.raises(ValueError, match=r"inducing_points is 'auto'. Expected how many, for instance 100, or where"):
+        tg.GPClassifier(inducing_points="auto").fit(x, y)
 
 
 @pytest.mark.slow

@@ -67,6 +67,10 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         if isinstance(wanted, int | np.integer):
             check_count("inducing_points", int(wanted))
             return kmeans_inducing_points(torch.as_tensor(x), min(int(wanted), len(x)), seed=seed)
+        if np.ndim(wanted) == 0:
+            raise ValueError(
+                f"inducing_points is {wanted!r}. Expected how many, for instance 100, or where: an array (M, D); or None."
+            )
         return torch.as_tensor(self._scaled(np.asarray(wanted, dtype=np.float64)))
 
     def _posterior(self, model: GPModel, seed: int) -> Posterior:

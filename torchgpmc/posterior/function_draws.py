@@ -11,7 +11,7 @@ from torch import Tensor
 from torchgpmc.models.gp_model import GPModel, JointGaussian, likelihood_parameters
 from torchgpmc.prediction import Given, Jointly
 
-_CHUNK_ELEMENTS = 4_000_000  # of the matrices of some draws
+_CHUNK_ELEMENTS = 1_000_000  # of the matrices of a block of draws: passes over larger ones wait for memory
 
 
 def draws_at_once(model: GPModel, num_points: int = 0) -> int:

@@ -52,6 +52,7 @@ def fit_fully_bayesian_model_nuts(
         num_chains: chains run together as one batch.
 
     Raises:
+        TypeError: not a fully Bayesian model.
         ValueError: a number out of range.
         NotImplementedError: a model whose density only BoTorch's JAX code knows.
 
@@ -66,6 +67,11 @@ def fit_fully_bayesian_model_nuts(
     """
     for name, value in (("num_samples", num_samples), ("thinning", thinning), ("num_chains", num_chains)):
         check_count(name, value)
+    if not hasattr(model, "pyro_model"):
+        raise TypeError(
+            f"model is {type(model).__name__}. Expected a fully Bayesian model, for instance SaasFullyBayesianSingleTaskGP; others "
+            f"are fitted by botorch.fit.fit_gpytorch_mll."
+        )
     regression = regression_of(model.pyro_model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SamplingWarning)  # of few draws, mainly, which is what was asked for
