@@ -1,4 +1,4 @@
-"""Small models that the tests share."""
+"""Small models, and what else the tests share."""
 
 import gpytorch
 import torch
@@ -8,9 +8,12 @@ from gpytorch.priors import GammaPrior, HalfNormalPrior, LogNormalPrior
 import torchgpmc as tg
 
 
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
 def inputs(num_data, num_columns=2, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.rand(num_data, num_columns, generator=generator, dtype=torch.float64)
+    return torch.rand(num_data, num_columns, generator=generator(seed), dtype=torch.float64)
 
 
 def kernel(num_columns=2, ard=True):

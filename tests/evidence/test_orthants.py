@@ -11,16 +11,12 @@ from gpytorch.kernels import LinearKernel, RBFKernel, ScaleKernel
 
 import torchgpmc as tg
 from tests.calibration import worst_excess
-from tests.problems import fixed_kernel, gp, inputs, kernel
+from tests.problems import fixed_kernel, generator, gp, inputs, kernel
 from tests.speed import quick
 from torchgpmc.evidence import Orthant, classify, exact_latents
 from torchgpmc.orthant import Count, Sequential
 
 NO_THETA = torch.zeros(1, 0, dtype=torch.float64)
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def fixed_gp(x, y, base, **options):

@@ -20,6 +20,7 @@ from tests.orthant.simple import (
     paper_moments,
     separated_log_weights,
 )
+from tests.problems import generator
 from tests.speed import quick
 from torchgpmc.orthant import Count, KnownSplit, MinimaxTilting, SeparationOfVariables, Sequential, log_probability
 from torchgpmc.orthant.matching import matched_sites
@@ -37,10 +38,6 @@ METHODS = {
     "adapted": Sequential(Count.ADAPTED),
 }
 THREE = torch.tensor([[2.0, 0.6, -0.4], [0.6, 1.0, 0.3], [-0.4, 0.3, 0.5]], dtype=torch.float64)
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def prepared(covariance, mean=0.0, lower=0.0, upper=math.inf):

@@ -9,6 +9,7 @@ import torch
 
 from tests.calibration import worst_excess
 from tests.orthant.simple import closed_form, gp_covariance, one_factor
+from tests.problems import generator
 from tests.speed import quick
 from torchgpmc.orthant import SeparationOfVariables, log_probability
 from torchgpmc.orthant.matching import Sites, guided, hardest_first, matched_sites, mildest, shared
@@ -16,10 +17,6 @@ from torchgpmc.orthant.problem import prepare
 from torchgpmc.orthant.separation import draw, log_weights_at, tilted
 
 NORMAL = scipy.stats.norm
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def problem_of(covariance, lower=0.0, upper=math.inf):

@@ -11,12 +11,9 @@ import scipy.stats
 import torch
 
 from tests.orthant.simple import closed_form
+from tests.problems import generator
 from tests.speed import quick
 from torchgpmc.orthant import Quadrature, log_probability
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def covariances(size, count, ridge=0.05, seed=0):
