@@ -33,7 +33,13 @@ class MinibatchFit(NamedTuple):
 
 
 def ascend_by_minibatches(
-    model: GPModel, positions: Positions, batch_size: int, max_passes: int, seed: int, bar: tqdm
+    model: GPModel,
+    positions: Positions,
+    batch_size: int,
+    max_passes: int,
+    seed: int,
+    bar: tqdm,
+    begin: GaussianLatents | None = None,
 ) -> MinibatchFit:
     """Steps for q, theta and the inducing points together, until a pass over the data no longer raises the bound.
 
@@ -50,15 +56,18 @@ def ascend_by_minibatches(
         max_passes: over the data.
         seed: of the minibatches.
         bar: shows the bound.
+        begin: q of an earlier fit, of one theta, which ended at the model's hyperparameters and inducing points; these move at
+            once then. By default the prior.
     """
     generator = make_generator(seed, model.train_x.device)
     count, (latents, size) = len(model.train_x), model.latent_shape
     theta = model.layout.present(model).detach().requires_grad_(True)
     zeta = theta.new_zeros(positions.moving_size).requires_grad_(True)
     adam = torch.optim.Adam([theta, zeta], lr=_LEARNING_RATE)
-    natural = _Natural(torch.eye(size).to(theta).expand(1, latents, size, size), theta.new_zeros(1, latents, size))
+    unit = torch.eye(size).to(theta).expand(1, latents, size, size)
+    natural = _Natural.of(GaussianLatents(theta.new_zeros(1, latents, size), unit) if begin is None else begin)
     means: list[float] = []
-    shrinkage, num_worse, moves, settled = 1.0, 0, False, False
+    shrinkage, num_worse, moves, settled = 1.0, 0, begin is not None, False
     patience = max(_PATIENCE[0], math.ceil(_PATIENCE[1] * batch_size / count))
     for number in range(max_passes):
         bounds = []
@@ -104,6 +113,12 @@ class _Natural(NamedTuple):
 
     precision: Tensor  # (1, K, M, M)
     linear: Tensor  # (1, K, M), precision times mean
+
+    @classmethod
+    def of(cls, q: GaussianLatents) -> _Natural:
+        """Those of a normal density."""
+        precision = torch.cholesky_inverse(q.scale)
+        return cls(precision, (precision @ q.mean.unsqueeze(-1)).squeeze(-1))
 
     def towards(self, goal: _Natural, share: float) -> _Natural:
         """A share of the way."""

@@ -135,7 +135,7 @@ class Start:
         """
         model = self.model
         x = check_test_inputs(x, model.train_x, model.columns)
-        latents = self._latents()
+        latents = self.latents()
         with torch.no_grad():
             prior = model.prior(self._on_device(self.theta)[None])
 
@@ -181,7 +181,8 @@ class Start:
     def _on_device(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.model.train_x)
 
-    def _latents(self) -> GaussianLatents:
+    def latents(self) -> GaussianLatents:
+        """q(v), of one theta, on the model's device."""
         return GaussianLatents(self._on_device(self.mean)[None], self._on_device(self.scale)[None])
 
 
