@@ -55,14 +55,15 @@ def fit_of(x, y, points, record):
 
 
 def of_probabilities(posterior, x):
-    """Largest R-hat and least effective size of the classes' probabilities at inputs ``x``, draw by draw."""
+    """Largest R-hat and least effective size of the classes' probabilities at inputs ``x`` where draws differ, draw by draw."""
     model = posterior.model
     chains, draws = posterior.num_chains, posterior.num_draws
     found = []
     for theta, v in zip(posterior.theta.flatten(0, 1).split(50), posterior.whitened.flatten(0, 1).split(50), strict=True):
         mean, variance = (part.mT for part in model.marginals(model.at(model.prior(theta), x), v))
         found.append(model.likelihood_function({}, lambda likelihood, m=mean, s=variance: likelihood.response_moments(m, s).mean))
-    series = torch.cat(found).detach().view(chains, draws, -1).movedim(-1, 0).numpy()
+    series = torch.cat(found).detach().view(chains, draws, -1).movedim(-1, 0)
+    series = series[series.flatten(1).std(1) > 1e-3].numpy()
     return max(float(rhat(part)) for part in series), min(float(ess(part, "bulk")) for part in series)
 
 
@@ -70,7 +71,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fraction", type=float, default=1.0, help=f"of {DRAWS} draws in {CHAINS} chains")
     parser.add_argument("--points", type=int, default=50)
-    parser.add_argument("--record", type=pathlib.Path, help="file that holds the fit, or will")
+    parser.add_argument("--record", type=pathlib.Path, help="file that holds the fit, or will; the chains go beside it")
     parser.add_argument("--grid", type=int, default=60)
     arguments = parser.parse_args()
     quiet()
@@ -88,15 +89,16 @@ def main():
         num_chains=CHAINS,
         seed=0,
         progress=False,
+        checkpoint=None if arguments.record is None else tg.Checkpoint(arguments.record.with_suffix(".ckpt"), every=20),
     )
     sampling = time.process_time() - began
     rhats, effective = zip(worst(posterior), of_probabilities(posterior, x[:40]), strict=True)
+    print(f"{CHAINS} x {draws} draws; {start}; CPU seconds: fit {fitting:.0f}, sampling {sampling:.0f};")
+    print(f"R-hat of hyperparameters {rhats[0]:.3f}, effective {effective[0]:.0f}; of probabilities at 40 data {rhats[1]:.3f},")
+    print(f"{effective[1]:.0f}; {posterior.info['num_evaluations']:.0f} gradients. {posterior.verdict()}\n", flush=True)
     axis = torch.linspace(-5.0, 5.0, arguments.grid, dtype=torch.float64)
     grid = torch.cartesian_prod(axis, axis)
     found = {"Gaussian": start.predict(grid).probs, "MCMC": posterior.predict(grid, num_draws=300).probs}
-    print(f"{CHAINS} x {draws} draws; {start}; CPU seconds: fit {fitting:.0f}, sampling {sampling:.0f};")
-    print(f"R-hat of hyperparameters {rhats[0]:.3f}, effective {effective[0]:.0f}; of probabilities at 40 data {rhats[1]:.3f},")
-    print(f"{effective[1]:.0f}; {posterior.info['num_evaluations']:.0f} gradients. {posterior.verdict()}\n")
     print("| share of the square where the likeliest class has at least | " + " | ".join(found) + " |")
     print("|---|---|---|")
     for level in LEVELS[1:]:
