@@ -4,7 +4,8 @@
 
 M = 500 inducing points, an ARD kernel, robust-max with epsilon 1e-3, pixels scaled to [-1, 1], lengthscales Gamma(1, 1), variance
 Gamma(4, 1.3). FOLDER keeps the fit and the chains' checkpoint: call again, with the same options, and chains go on for as many
-minutes more. ``--images 10000`` takes the first ten thousand of a permutation.
+minutes more. ``--more-passes 80`` lets the fit in FOLDER go on; its chains then begin anew. ``--images 10000`` takes the first ten
+thousand of a permutation.
 """
 
 import argparse
@@ -45,13 +46,17 @@ def classifier(x, y, points):
     return tg.SparseGP(x, y, kernel, likelihood, inducing_points=z, data_dtype=torch.float32)
 
 
-def fit(model, path, passes, batch_size):
-    """The Gaussian fit, from its file if there is one, and the seconds that it took."""
+def fit(model, path, passes, more_passes, batch_size):
+    """The Gaussian fit, from its file if there is one, the CPU seconds that it took, and its passes over the data."""
+    start, seconds, made = None, 0.0, 0
     if path.exists():
-        return torch.load(path, weights_only=False)
-    began = time.perf_counter()
-    start = tg.initialize(model, optimize_inducing_points=True, batch_size=batch_size, max_iterations=passes)
-    found = start, time.perf_counter() - began
+        start, seconds, made = torch.load(path, weights_only=False)
+        if not more_passes:
+            return start, seconds, made
+        model, passes = start.model, more_passes
+    began = time.process_time()
+    start = tg.initialize(model, batch_size=batch_size, max_iterations=passes, start=start, seed=made)
+    found = start, seconds + time.process_time() - began, made + passes
     torch.save(found, path)
     return found
 
@@ -92,6 +97,7 @@ def main():
     parser.add_argument("--tests", type=int, default=10_000)
     parser.add_argument("--points", type=int, default=500)
     parser.add_argument("--passes", type=int, default=60, help="of the fit over the data")
+    parser.add_argument("--more-passes", type=int, default=0, help="of a fit that FOLDER holds already")
     parser.add_argument("--batch-size", type=int, default=1000)
     parser.add_argument("--minutes", type=float, default=60.0, help="of sampling, in this call")
     parser.add_argument("--chains", type=int, default=2)
@@ -105,8 +111,9 @@ def main():
     arguments.work.mkdir(parents=True, exist_ok=True)
     x, y, test_x, test_y = digits(arguments.data, arguments.images, arguments.tests)
     model = classifier(x, y, arguments.points)
-    start, fitting = fit(model, arguments.work / "fit.pt", arguments.passes, arguments.batch_size)
-    print(f"fit {fitting:.0f} s, bound {start.elbo:.1f}, converged {start.converged}: {scores(start.predict(test_x), test_y)}")
+    start, fitting, passes = fit(model, arguments.work / "fit.pt", arguments.passes, arguments.more_passes, arguments.batch_size)
+    fitted = scores(start.predict(test_x), test_y)
+    print(f"fit of {passes} passes, {fitting:.0f} s, bound {start.elbo:.1f}, converged {start.converged}: {fitted}", flush=True)
     method = method_of(arguments)
     posterior = sample_for(
         arguments.minutes,
@@ -126,10 +133,10 @@ def main():
     kept = posterior.num_chains * posterior.num_draws
     row = posterior.summary()["lp"]
     sampled = scores(posterior.predict(test_x, num_draws=100), test_y)
-    print("| images | M | method | draws (of the paper's) | Gaussian: %, log density | MCMC: %, log density |", end="")
+    print("| images | M | passes | method | draws (of the paper's) | Gaussian: %, log density | MCMC: %, log density |", end="")
     print(" R-hat, effective of lp | fit, s | sampling, s | memory, GiB |")
-    print(f"| {len(x)} | {arguments.points} | {type(method).__name__} | {kept} ({kept / DRAWS:.1%}) |", end="")
-    print(f" {scores(start.predict(test_x), test_y)} | {sampled} | {row.rhat:.2f}, {row.ess_bulk:.0f} |", end="")
+    print(f"| {len(x)} | {arguments.points} | {passes} | {type(method).__name__} | {kept} ({kept / DRAWS:.1%}) |", end="")
+    print(f" {fitted} | {sampled} | {row.rhat:.2f}, {row.ess_bulk:.0f} |", end="")
     print(f" {fitting:.0f} | {posterior.info['seconds']:.0f} | {memory:.2f} |")
 
 

@@ -51,7 +51,8 @@ def agree(make, method, by_orthants=False, precision=1.0, **options):
 
 
 def agree_around_a_start(method):
-    start = tg.initialize(sparse_gp(num_data=6), optimize_inducing_points=False, progress=False)
+    """Of three latent functions, in coordinates that follow theta."""
+    start = tg.initialize(sparse_gp("softmax", num_data=12), optimize_inducing_points=False, progress=False)
     there = dataclasses.replace(start, model=copy.deepcopy(start.model).to(DEVICE))
     found = [quiet_sample(fit.model, method, start=fit, **CHAINS).whitened for fit in (there, start)]
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-7)

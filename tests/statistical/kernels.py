@@ -14,6 +14,8 @@ from tests.problems import some_fit
 from torchgpmc.approximations import Laplace
 from torchgpmc.evidence import importance
 from torchgpmc.models import JointLogDensity
+from torchgpmc.models.affine import AffineJointLogDensity
+from torchgpmc.models.following import following_map
 from torchgpmc.models.gp_model import likelihood_values
 from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.runs.blocks import JointWithPrior, LatentsGivenTheta
@@ -199,6 +201,30 @@ def _white_under_sites(model, density, like):
         moved, info = inner.step(state.inner, generator)
         v = white.whitened(moved.position)[0]
         return _WhiteState(torch.cat([moved.position[:, :size], v], -1), moved), info
+
+    return Sampler(init, step)
+
+
+def white_at_every_theta(model, density, like):
+    """HMC on [theta, w], w white under a normal density of all functions together which no data made."""
+    size = model.layout.size
+    generator = torch.Generator().manual_seed(5)
+    root, slope = (torch.randn(model.latent_size, n, generator=generator).to(like) for n in (model.latent_size, size))
+    mean, scale = 0.5 * root[:1], (0.2 * root.tril(-1) + 0.6 * torch.eye(len(root)).to(like))[None]
+    coordinates = following_map(model, like.new_zeros(size), mean, scale, slope)
+    joint = AffineJointLogDensity(density, coordinates)
+    inner = _hmc(model, joint, like)
+
+    def init(position, generator):
+        theta, v = position.tensor_split([size], -1)
+        jacobian = torch.autograd.functional.jacobian(lambda w: coordinates.latents(theta, w).sum(0), torch.zeros_like(v))
+        matrix = jacobian.movedim(1, 0)  # (C, V, V), of each chain its own
+        w = torch.linalg.solve(matrix, (v - coordinates.latents(theta, torch.zeros_like(v))).unsqueeze(-1)).squeeze(-1)
+        return _WhiteState(position, inner.init(torch.cat([theta, w], -1), generator))
+
+    def step(state, generator):
+        moved, info = inner.step(state.inner, generator)
+        return _WhiteState(torch.cat([moved.position[:, :size], joint.whitened(moved.position)[0]], -1), moved), info
 
     return Sampler(init, step)
 

@@ -33,9 +33,11 @@ from tests.statistical.kernels import (
     latents_out,
     position_of,
     regressed,
+    white_at_every_theta,
 )
 from torchgpmc.evidence import ImportanceEstimator
 from torchgpmc.models import JointLogDensity
+from torchgpmc.models.following import FollowingMap
 from torchgpmc.models.gp_model import likelihood_values
 from torchgpmc.models.whitening import GaussianSites, whiten_under_sites
 from torchgpmc.runs import white_moves
@@ -186,6 +188,24 @@ def test_a_missing_likelihood_is_caught(sampler):
 @pytest.mark.slow
 def test_a_missing_volume_of_the_white_coordinates_is_caught():
     assert geweke(MODELS["poisson"](), "nuts, white under sites", seed=17, density_class=NoVolume, chains=PLANTED) > 1
+
+
+def geweke_at_every_theta(monkeypatch, **options):
+    monkeypatch.setitem(SAMPLERS, "white", Row("hmc", white_at_every_theta))
+    return geweke(gp("softmax", num_data=2), "white", seed=24, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+def test_three_latents_white_at_every_theta_are_exact(monkeypatch):
+    assert geweke_at_every_theta(monkeypatch, chains=6000) < 1
+
+
+@pytest.mark.slow
+def test_a_missing_volume_at_every_theta_is_caught(monkeypatch):
+    mapped = FollowingMap.mapped
+    monkeypatch.setattr(FollowingMap, "mapped", lambda *of: mapped(*of)._replace(log_volume=of[1].new_zeros(len(of[1]))))
+    assert geweke_at_every_theta(monkeypatch, chains=PLANTED) > 1
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ import torchgpmc as tg
 from tests.problems import sparse_gp
 from torchgpmc.approximations import nearest_normal as search
 from torchgpmc.approximations import normal_latents
-from torchgpmc.approximations.nearest_normal import nearest_normal
-from torchgpmc.approximations.normal_latents import GaussianLatents, expected_log_likelihood, lower_bound
+from torchgpmc.approximations.nearest_normal import nearest_normal, sites_of
+from torchgpmc.approximations.normal_latents import GaussianLatents, expected_log_likelihood, lower_bound, under_sites
 from torchgpmc.variational.bound import HeldSites, VariationalMarginal, inducing_positions
 
 QUIET = {"progress": False}
@@ -109,8 +109,7 @@ def test_a_fit_by_robust_max_converges_where_a_plain_ascent_of_the_same_bound_en
 def test_chains_move_in_what_functions_share_as_in_the_prior():
     """Robust max sees differences alone: q, a product over functions, has their sum as narrow as each of them."""
     start = tg.initialize(three_classes(30, 4), optimize_inducing_points=False, **QUIET)
-    coordinates = start.white_coordinates()
-    covariance = coordinates.scale[0] @ coordinates.scale[0].mT
+    covariance = torch.linalg.inv(torch.eye(12) + start.white_coordinates().precision[0])
     shared = torch.eye(4, dtype=torch.float64).repeat(3, 1)
     torch.testing.assert_close(covariance @ shared, shared, rtol=0, atol=0.01)
     assert float((start.scale @ start.scale.mT).diagonal(dim1=-2, dim2=-1).min()) < 0.5
@@ -119,3 +118,18 @@ def test_chains_move_in_what_functions_share_as_in_the_prior():
     for k, scale in enumerate(start.scale):
         own = torch.linalg.inv(precision[4 * k : 4 * k + 4, 4 * k : 4 * k + 4])
         torch.testing.assert_close(own, scale @ scale.mT, rtol=0.02, atol=0.01)
+
+
+@pytest.mark.slow
+def test_the_sites_of_the_best_q_are_those_that_make_it_and_a_fit_goes_on_from_them():
+    model = three_classes(24, 3)
+    start = tg.initialize(model, optimize_inducing_points=False, **QUIET)
+    model = start.model
+    with torch.no_grad():
+        at = model.at_data(model.layout.raw_values(start.theta[None]))
+        q, ok = under_sites(at, sites_of(model, at, start.latents()))
+    assert bool(ok.all())
+    torch.testing.assert_close(q.mean[0], start.mean, rtol=1e-3, atol=2e-3)
+    torch.testing.assert_close(q.scale[0], start.scale, rtol=1e-3, atol=2e-3)
+    again = tg.initialize(model, start=start, optimize_inducing_points=False, max_iterations=1, **QUIET)
+    assert again.converged and again.elbo == pytest.approx(start.elbo, abs=0.05)

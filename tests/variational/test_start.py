@@ -14,6 +14,10 @@ import torchgpmc as tg
 from tests.problems import fixed_kernel, gp, gp_regression, inputs, kernel, sparse_gp, targets
 from torchgpmc.approximations.normal_latents import GaussianLatents
 from torchgpmc.linalg import normal_from_natural
+from torchgpmc.models.affine import AffineMap
+from torchgpmc.models.following import FollowingMap
+from torchgpmc.variational import minibatches
+from torchgpmc.variational import start as start_module
 from torchgpmc.variational.bound import VariationalMarginal, inducing_positions
 from torchgpmc.variational.minibatches import _marginals
 
@@ -87,6 +91,29 @@ def test_minibatches_come_near_the_same_fit():
     assert abs(whole.elbo - parts.elbo) < 0.5
     gap = (whole.theta - parts.theta).abs() / whole.theta_covariance.diagonal().sqrt()
     assert parts.converged and float(gap.max()) < 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the variational fit did not converge")
+def test_minibatches_go_on_from_an_earlier_fit(monkeypatch):
+    model = wavy(120)
+    options = {"batch_size": 30, "max_iterations": 3, **QUIET}
+    first = tg.initialize(model, **options)
+    monkeypatch.setattr(minibatches, "_NATURAL_SHARE", 0.0)
+    monkeypatch.setattr(minibatches, "_LEARNING_RATE", 0.0)
+    second = tg.initialize(first.model, start=first, **options)
+    for name in ("theta", "mean", "scale"):
+        torch.testing.assert_close(getattr(second, name), getattr(first, name))
+    with pytest.raises(ValueError, match="start belongs to another model"):
+        tg.initialize(wavy(100), start=first, **options)
+
+
+def test_coordinates_follow_theta_where_that_is_not_dear(start, monkeypatch):
+    assert isinstance(start.white_coordinates(), FollowingMap)
+    fixed = tg.SparseGP(inputs(12), targets("probit", 12), fixed_kernel(), start.model.likelihood, inducing_points=inputs(4))
+    assert isinstance(tg.initialize(fixed, **QUIET).white_coordinates(), AffineMap)
+    monkeypatch.setattr(start_module, "_WORTH_FOLLOWING", 0.0)
+    assert isinstance(start.white_coordinates(), AffineMap)
 
 
 class AllRows(TorchDispatchMode):

@@ -110,16 +110,35 @@ class _Point(NamedTuple):
 def _evaluate(problem: _Problem, sites: LatentSites) -> tuple[GaussianLatents, Tensor, LatentSites]:
     """q under the sites, its bound, and the sites a whole step away."""
     latents, ok = under_sites(problem.at, sites)
+    return latents, *_around(problem, latents, ok, coupled=bool(sites.coupling.shape[1]))
+
+
+def _around(problem: _Problem, latents: GaussianLatents, ok: Tensor, *, coupled: bool) -> tuple[Tensor, LatentSites]:
+    """The bound of q, and the sites at which it would be stationary."""
     mean, variance = latents.marginals(problem.at)
     usable = ok & torch.isfinite((mean + variance).sum((-2, -1)))
     mean, variance = (torch.where(usable[:, None, None], moment, 1.0) for moment in (mean, variance))
     expected = problem.slopes(mean, variance)
-    coupling = sites.coupling
-    if coupling.shape[1]:
+    coupling = mean.new_zeros(len(mean), 0, mean.shape[-1])
+    if coupled:
         coupling = _coupling(lambda moved: problem.slopes(moved, variance).mean, mean, expected.mean, variance)
     following = LatentSites(-2 * expected.variance, coupling, expected.mean)
     bound = torch.where(usable, expected.value - latents.divergence(), -torch.inf).nan_to_num(-torch.inf, -torch.inf, -torch.inf)
-    return latents, bound, following._replace(shift=expected.mean + following.times(mean))
+    return bound, following._replace(shift=expected.mean + following.times(mean))
+
+
+def sites_of(model: GPModel, at: LatentsAt, latents: GaussianLatents) -> LatentSites:
+    """The sites that make q(v), if that is the best one at its theta: where to go on from it.
+
+    Args:
+        model: with a factorised likelihood and one data set.
+        at: f at the data given v, of C thetas; its graph is not followed.
+        latents: q there.
+    """
+    with torch.no_grad():
+        values = {name: value.detach() for name, value in likelihood_values(at.prior).items()}
+        coupled = bool(no_sites(at, model.num_latents).coupling.shape[1])
+        return _around(_Problem(model, at, values, model.targets), latents, at.prior.ok, coupled=coupled)[1]
 
 
 def _coupling(slope_at: Callable[[Tensor], Tensor], mean: Tensor, slope: Tensor, variance: Tensor) -> Tensor:

@@ -1,15 +1,35 @@
-"""The posterior in coordinates that a fixed affine map makes white: those of a Gaussian approximation, whatever made it."""
+"""The posterior in coordinates that a Gaussian approximation makes white, whatever made it; a map that is fixed."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from torchgpmc.density import mask_failures
 from torchgpmc.linalg import inverse_lower, times_blocks
 from torchgpmc.models.gp_model import LatentsAt
 from torchgpmc.models.whitening import GaussianSites, root_and_shift
+
+
+class Mapped(NamedTuple):
+    """Latents from white coordinates, without graph."""
+
+    v: Tensor  # (C, V)
+    log_volume: Tensor  # (C,), log |dv / dw|
+    slopes: Callable[[Tensor], tuple[Tensor, Tensor]]  # of what has a gradient (C, V) in v, and of the volume: in theta and in w
+
+
+class WhiteCoordinates(Protocol):
+    """A map from [theta, w] to v, one to one at every theta."""
+
+    def whitened(self, theta: Tensor, white: Tensor) -> tuple[Tensor, Tensor]:
+        """v ``(C, V)`` from theta ``(C, P)`` and w ``(C, V)``, and log |dv / dw| ``(C,)``; differentiable."""
+
+    def mapped(self, theta: Tensor, white: Tensor) -> Mapped:
+        """The same with slopes."""
 
 
 class AffineMap(NamedTuple):
@@ -31,18 +51,18 @@ class AffineMap(NamedTuple):
     slope: Tensor  # (V, P), the derivative of that mean in theta
     scale: Tensor  # (K, M, M), triangular roots of the covariances of v given theta
 
-    @property
-    def log_volume(self) -> Tensor:
-        """log |dv / dw| ``()``."""
-        return self.scale.diagonal(dim1=-2, dim2=-1).log().sum()
-
     def latents(self, theta: Tensor, white: Tensor) -> Tensor:
         """v ``(C, V)`` from theta ``(C, P)`` and w ``(C, V)``."""
         return self.centre.flatten() + (theta - self.origin) @ self.slope.mT + self._turned(white, self.scale.mT)
 
-    def white_slopes(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """Derivatives in theta ``(C, P)`` and w ``(C, V)`` of what has ``gradient`` ``(C, V)`` in v."""
-        return gradient @ self.slope, self._turned(gradient, self.scale)
+    def whitened(self, theta: Tensor, white: Tensor) -> tuple[Tensor, Tensor]:
+        """v, and log |dv / dw| ``(C,)``, a constant."""
+        log_volume = self.scale.diagonal(dim1=-2, dim2=-1).log().sum()
+        return self.latents(theta, white), log_volume.expand(len(white))
+
+    def mapped(self, theta: Tensor, white: Tensor) -> Mapped:
+        """The same with slopes."""
+        return Mapped(*self.whitened(theta, white), lambda gradient: (gradient @ self.slope, self._turned(gradient, self.scale)))
 
     def _turned(self, rows: Tensor, matrices: Tensor) -> Tensor:
         """Rows ``(C, V)``, each latent's part times its matrix: one product for all chains, which reads the matrix once."""
@@ -79,29 +99,30 @@ class AffineJointLogDensity:
 
     Args:
         joint: of [theta, v], with its ``model``.
-        coordinates: the map from w to v.
+        coordinates: from w to v.
     """
 
-    def __init__(self, joint: Any, coordinates: AffineMap):
+    def __init__(self, joint: Any, coordinates: WhiteCoordinates):
         self.joint = joint
         self.coordinates = coordinates
         self._size = joint.model.layout.size
 
     def whitened(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """v ``(C, V)`` at ``position``, and log |dv / dw| ``(C,)``."""
-        v = self.coordinates.latents(*position.tensor_split([self._size], -1))
-        return v, self.coordinates.log_volume.expand(len(position))
-
-    def _original(self, position: Tensor) -> Tensor:
-        return torch.cat([position[:, : self._size], self.whitened(position)[0]], -1)
+        return self.coordinates.whitened(*position.tensor_split([self._size], -1))
 
     def __call__(self, position: Tensor) -> Tensor:
-        return self.joint(self._original(position)) + self.coordinates.log_volume
+        v, log_volume = self.whitened(position)
+        value = self.joint(torch.cat([position[:, : self._size], v], -1)) + log_volume
+        return torch.where(torch.isfinite(value), value, -torch.inf)
 
     def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        value, gradient = self.joint.value_and_grad(self._original(position))
-        theta_slope, white_slope = self.coordinates.white_slopes(gradient[:, self._size :])
-        return value + self.coordinates.log_volume, torch.cat([gradient[:, : self._size] + theta_slope, white_slope], -1)
+        theta, white = position.detach().tensor_split([self._size], -1)
+        mapped = self.coordinates.mapped(theta, white)
+        value, gradient = self.joint.value_and_grad(torch.cat([theta, mapped.v], -1))
+        of_theta, of_latents = gradient.tensor_split([self._size], -1)
+        theta_slope, white_slope = mapped.slopes(of_latents)
+        return mask_failures(value + mapped.log_volume, torch.cat([of_theta + theta_slope, white_slope], -1))
 
     def select(self, rows: Tensor) -> AffineJointLogDensity:
         return AffineJointLogDensity(self.joint.select(rows), self.coordinates)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.models.affine import AffineMap
+from torchgpmc.models.following import FollowingMap
 from torchgpmc.models.gp_model import GPModel, likelihood_parameters
 from torchgpmc.models.joint_density import JointLogDensity
 
@@ -47,7 +48,7 @@ class Ridges:
         found: Tensor = torch.autograd.functional.jacobian(lambda at: self.original(at.unsqueeze(0)).squeeze(0), z)
         return found
 
-    def straight_map(self, coordinates: AffineMap) -> AffineMap:
+    def straight_map(self, coordinates: AffineMap | FollowingMap) -> AffineMap | FollowingMap:
         """White coordinates that touch the given ones where these are centred, and follow z from there."""
         origin = self.straight(coordinates.origin.unsqueeze(0)).squeeze(0)
         return coordinates._replace(origin=origin, slope=coordinates.slope @ self.slope(origin))

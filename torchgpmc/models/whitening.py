@@ -92,29 +92,67 @@ def white_under_sites(factor: Tensor, mean: Tensor, sites: GaussianSites, white:
     root_map = factor * sites.precision.sqrt().unsqueeze(-1)
     inner = root_map.mT @ root_map
     inner.diagonal(dim1=-2, dim2=-1).add_(1.0)
-    root, ok = cholesky(inner)
-    inverse = inverse_lower(root)
     shift = (sites.shift - sites.precision * mean).unsqueeze(1)
-    explained = shift @ factor @ inverse.mT  # u = R^-1 L' W (g - m), as a row, like all vectors here
-    total = explained + white
-    v = total @ inverse
+    linear = shift @ factor
+    found = white_under_precision(inner.unsqueeze(1), linear, white)
 
     def slopes(gradient: Tensor) -> LatentSlopes:
         f_slope = gradient @ factor
-        white_slope = (f_slope - v) @ inverse.mT
-        shift_slope = white_slope @ inverse
-        # R-bar = -v white_slope' - shift_slope u' - diag(1 / R), so R' R-bar is of rank two but for the identity, and
-        # L' W L (P-bar + P-bar') = (R^-T - R) S R^-1 with S its symmetric completion from the lower triangle, times -1.
+        parts = found.slopes(f_slope - found.v, 1)
+        half = parts.half + f_slope.mT @ found.v + linear.mT @ parts.linear
+        mean_slope = gradient - sites.precision.unsqueeze(-2) * (parts.linear @ factor.mT)
+        return LatentSlopes(factor_adjoint(factor, half), parts.white, mean_slope.squeeze(1))
+
+    return Latents(found.v @ factor.mT, found.v, found.log_volume, slopes)
+
+
+class PrecisionSlopes(NamedTuple):
+    """Derivatives of sum(gradient * v) + log |dv / dw|."""
+
+    white: Tensor  # (C, B, m)
+    linear: Tensor  # (C, B, m)
+    half: Tensor  # (C, M, M), T' times that in T where the precision is I + T' Lambda T, T the same for all functions of all blocks
+
+
+class UnderPrecision(NamedTuple):
+    """v = R^-T (R^-1 b + w) for precisions P = R R', without graph."""
+
+    v: Tensor  # (C, B, m)
+    log_volume: Tensor  # (C,), log |dv / dw|; NaN where a precision does not factorise
+    slopes: Callable[[Tensor, int], PrecisionSlopes]  # of a gradient (C, B, m), and the number of functions in a block
+
+
+def white_under_precision(precision: Tensor, linear: Tensor, white: Tensor) -> UnderPrecision:
+    """v that is N(P^-1 b, P^-1) where w is white, with derivatives in w, in b and in what makes P.
+
+    Args:
+        precision: P ``(C, B, m, m)``, of B independent blocks of latents.
+        linear: b ``(C, B, m)``.
+        white: w ``(C, B, m)``.
+    """
+    root, ok = cholesky(precision)
+    inverse = inverse_lower(root)
+    explained = linear.unsqueeze(-2) @ inverse.mT  # R^-1 b as a row, like all vectors here
+    total = explained + white.unsqueeze(-2)
+    v = total @ inverse
+
+    def slopes(gradient: Tensor, num_functions: int) -> PrecisionSlopes:
+        white_slope = gradient.unsqueeze(-2) @ inverse.mT
+        linear_slope = white_slope @ inverse
+        # R-bar = -v white_slope' - linear_slope e' - diag(1 / R), so R' R-bar is of rank two but for the identity, and
+        # (P - I) (P-bar + P-bar') = (R^-T - R) S R^-1 with S its symmetric completion from the lower triangle, times -1.
         lower = (total.mT @ white_slope + white_slope.mT @ explained).tril_()
         symmetric = lower + lower.mT
         symmetric.diagonal(dim1=-2, dim2=-1).mul_(0.5).add_(1.0)
-        half = (inverse.mT - root) @ (symmetric @ inverse)
-        half += f_slope.mT @ v + (shift @ factor).mT @ shift_slope
-        mean_slope = gradient - sites.precision.unsqueeze(-2) * (shift_slope @ factor.mT)
-        return LatentSlopes(factor_adjoint(factor, half), white_slope, mean_slope.squeeze(1))
+        # T is that of each function, so blocks on the diagonal alone are needed, and their sum.
+        count, blocks, size, _ = root.shape
+        each = size // num_functions
+        left = (inverse.mT - root).view(count, blocks * num_functions, each, size).transpose(1, 2).reshape(count, each, -1)
+        right = (symmetric @ inverse).view(count, blocks, size, num_functions, each).transpose(2, 3).reshape(count, -1, each)
+        return PrecisionSlopes(white_slope.squeeze(-2), linear_slope.squeeze(-2), left @ right)
 
-    log_volume = -triangular_log_determinant(root)
-    return Latents(v @ factor.mT, v, torch.where(ok, log_volume, torch.nan), slopes)
+    log_volume = -triangular_log_determinant(root).sum(-1)
+    return UnderPrecision(v.squeeze(-2), torch.where(ok.all(-1), log_volume, torch.nan), slopes)
 
 
 def undo_whitening(projection: Tensor, mean: Tensor, sites: GaussianSites, white: Tensor) -> tuple[Tensor, Tensor]:

@@ -31,7 +31,7 @@ class MinibatchDensity:
         self.coordinates = start.white_coordinates()
         self.batch_size = batch_size
         self.chains = chain_settings(settings)[1], settings.chain_chunk
-        origin, mean = self.coordinates.origin, self.coordinates.centre.flatten()
+        origin, mean = start.theta.to(model.train_x), start.mean.flatten().to(model.train_x)
         self.centre = torch.cat([origin, torch.zeros_like(mean)])
         self.fixed = fixed_point(model, torch.cat([origin, mean])[None])
 

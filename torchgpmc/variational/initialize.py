@@ -10,6 +10,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from torchgpmc.adapter.conversion import as_likelihood
+from torchgpmc.approximations.nearest_normal import sites_of
 from torchgpmc.approximations.normal_latents import LatentSites
 from torchgpmc.ascent import ascend
 from torchgpmc.checks import check_count, warn
@@ -37,6 +38,7 @@ def initialize(
     optimize_inducing_points: bool = True,
     max_iterations: int = 200,
     batch_size: int | None = None,
+    start: Start | None = None,
     seed: int = 0,
     progress: bool = True,
 ) -> Start:
@@ -61,6 +63,8 @@ def initialize(
         max_iterations: rounds of each of the two searches, at most; with ``batch_size`` passes over the data, in the last
             third of which steps shrink.
         batch_size: data a step, where N is too large for all at once.
+        start: an earlier fit to go on from, ``tg.initialize(start.model, start=start, ...)``: of the same model, at its theta,
+            inducing points and q(v).
         seed: of the draws from the prior and of the minibatches.
         progress: whether to show a bar with the bound.
 
@@ -91,15 +95,17 @@ def initialize(
             raise ValueError(
                 f"batch_size is {batch_size} and {type(model).__name__} has a latent for every datum. Expected None, or a SparseGP."
             )
+    if start is not None:
+        start.check(model)
     moves = optimize_inducing_points and not model.has_latents_at_data
     bar = tqdm(disable=not progress, desc="variational fit", unit="step", dynamic_ncols=True)
     with bar, torch.inference_mode(False):
         model.refresh()
         if not model.factorises:
-            return start_at_joint_mode(model, max_iterations, seed, bar)
+            return start_at_joint_mode(model, max_iterations, start, seed, bar)
         if batch_size is not None and batch_size < len(model.train_x):
-            return _by_minibatches(model, moves, batch_size, max_iterations, seed, bar)
-        return _by_searches(model, moves, max_iterations, seed, bar)
+            return _by_minibatches(model, moves, batch_size, max_iterations, start, seed, bar)
+        return _by_searches(model, moves, max_iterations, start, seed, bar)
 
 
 def _check(model: GPModel) -> None:
@@ -119,13 +125,17 @@ def _check(model: GPModel) -> None:
         raise ValueError("the model has several data sets, each with its own posterior. Expected one; fit them one by one.")
 
 
-def _by_searches(model: GPModel, moves: bool, max_iterations: int, seed: int, bar: tqdm) -> Start:
-    position = _best_candidate(model, seed)
-    found = _search(model, inducing_positions(model, False), position, None, max_iterations, bar)
-    if moves:
-        positions = inducing_positions(model, True)
-        start = torch.cat([found.position, found.position.new_zeros(positions.moving_size)])
-        found = _search(model, positions, start, found.sites, max_iterations, bar)
+def _by_searches(model: GPModel, moves: bool, max_iterations: int, start: Start | None, seed: int, bar: tqdm) -> Start:
+    if start is None:
+        found = _search(model, inducing_positions(model, False), _best_candidate(model, seed), None, max_iterations, bar)
+        theta, sites = found.position, found.sites
+    else:
+        theta = start.theta.to(model.train_x)
+        sites = sites_of(model, model.at_data(model.layout.raw_values(theta[None])), start.latents())
+    if moves or start is not None:
+        positions = inducing_positions(model, moves)
+        position = torch.cat([theta, theta.new_zeros(positions.moving_size)])
+        found = _search(model, positions, position, sites, max_iterations, bar)
         with torch.no_grad():
             model = positions.model_at(model, found.position[model.layout.size :])
     theta = found.position[: model.layout.size]
@@ -207,8 +217,11 @@ def _from_no_sites(model: GPModel, positions: Positions, position: Tensor) -> tu
     return float(best), found.sites
 
 
-def _by_minibatches(model: GPModel, moves: bool, batch_size: int, max_iterations: int, seed: int, bar: tqdm) -> Start:
-    found = ascend_by_minibatches(model, inducing_positions(model, moves), batch_size, max_iterations, seed, bar)
+def _by_minibatches(
+    model: GPModel, moves: bool, batch_size: int, max_iterations: int, start: Start | None, seed: int, bar: tqdm
+) -> Start:
+    begin = None if start is None else start.latents()
+    found = ascend_by_minibatches(model, inducing_positions(model, moves), batch_size, max_iterations, seed, bar, begin)
     if not found.converged:
         warn(
             f"the variational fit did not converge: the bound still rose, by {found.rise:.2g} nats a pass over the data, when "

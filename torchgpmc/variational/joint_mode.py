@@ -19,7 +19,7 @@ _CHUNK_ELEMENTS = 2_000_000  # of covariances
 _NUM_DRAWS = 256  # of q(v), over which the bound is averaged
 
 
-def start_at_joint_mode(model: GPModel, max_iterations: int, seed: int, bar: tqdm) -> Start:
+def start_at_joint_mode(model: GPModel, max_iterations: int, start: Start | None, seed: int, bar: tqdm) -> Start:
     r"""A :class:`Start` from the curvature H of minus the log joint density at its mode :math:`(\hat\theta, \hat v)`.
 
     .. math:: mean(\theta) = \hat v - H_{vv}^{-1} H_{v \theta} (\theta - \hat\theta), \quad scale_k scale_k^T = (H_{vv}^{-1})_{kk}
@@ -30,6 +30,7 @@ def start_at_joint_mode(model: GPModel, max_iterations: int, seed: int, bar: tqd
     Args:
         model: of [theta, v], with one data set and a smooth likelihood.
         max_iterations: rounds of twenty moves of L-BFGS, of each search at most; it ends where nothing rises any more.
+        start: an earlier fit, from whose mode a search begins too.
         seed: of the draws from the prior that searches start from, and of the normal draws in the bound.
         bar: counts gradients.
 
@@ -40,6 +41,8 @@ def start_at_joint_mode(model: GPModel, max_iterations: int, seed: int, bar: tqd
     generator = make_generator(seed, model.train_x.device)
     theta = torch.cat([model.layout.present(model), model.layout.starting_points(_NUM_CANDIDATES - 1, generator)]).detach()
     candidates = torch.cat([theta, theta.new_zeros(len(theta), model.latent_size)], -1)
+    if start is not None:
+        candidates[0] = torch.cat([start.theta, start.mean.flatten()])
     density = _InChunks(model, bar)
     starts = candidates[density(candidates).argsort(descending=True)[: _NUM_SEARCHES if size else 1]]
     modes = find_modes(density, starts, max_iterations=_ROUND_MOVES * max_iterations)

@@ -20,6 +20,7 @@ _NATURAL_SHARE = 0.1  # of the way to the natural gradient's goal
 _PATIENCE = 3, 100  # passes and steps without a better bound, after which inducing points begin to move, and then all steps shrink
 _SHRINKAGE = 0.3
 _LAST = 0.02  # share of the first step size below which the search has ended
+_AGAIN = 0.15  # share of the first step size with which a search goes on
 _LATE = 2 / 3  # of the passes, after which steps shrink whatever the bound does, to that share by the last pass
 
 
@@ -33,7 +34,13 @@ class MinibatchFit(NamedTuple):
 
 
 def ascend_by_minibatches(
-    model: GPModel, positions: Positions, batch_size: int, max_passes: int, seed: int, bar: tqdm
+    model: GPModel,
+    positions: Positions,
+    batch_size: int,
+    max_passes: int,
+    seed: int,
+    bar: tqdm,
+    begin: GaussianLatents | None = None,
 ) -> MinibatchFit:
     """Steps for q, theta and the inducing points together, until a pass over the data no longer raises the bound.
 
@@ -50,15 +57,18 @@ def ascend_by_minibatches(
         max_passes: over the data.
         seed: of the minibatches.
         bar: shows the bound.
+        begin: q of an earlier fit, of one theta, which ended at the model's hyperparameters and inducing points; these move at
+            once then, in shorter steps: the first ones' length would forget what q knows. By default the prior.
     """
     generator = make_generator(seed, model.train_x.device)
     count, (latents, size) = len(model.train_x), model.latent_shape
     theta = model.layout.present(model).detach().requires_grad_(True)
     zeta = theta.new_zeros(positions.moving_size).requires_grad_(True)
     adam = torch.optim.Adam([theta, zeta], lr=_LEARNING_RATE)
-    natural = _Natural(torch.eye(size).to(theta).expand(1, latents, size, size), theta.new_zeros(1, latents, size))
+    unit = torch.eye(size).to(theta).expand(1, latents, size, size)
+    natural = _Natural.of(GaussianLatents(theta.new_zeros(1, latents, size), unit) if begin is None else begin)
     means: list[float] = []
-    shrinkage, num_worse, moves, settled = 1.0, 0, False, False
+    shrinkage, num_worse, moves, settled = 1.0 if begin is None else _AGAIN, 0, begin is not None, False
     patience = max(_PATIENCE[0], math.ceil(_PATIENCE[1] * batch_size / count))
     for number in range(max_passes):
         bounds = []
@@ -104,6 +114,12 @@ class _Natural(NamedTuple):
 
     precision: Tensor  # (1, K, M, M)
     linear: Tensor  # (1, K, M), precision times mean
+
+    @classmethod
+    def of(cls, q: GaussianLatents) -> _Natural:
+        """Those of a normal density."""
+        precision = torch.cholesky_inverse(q.scale)
+        return cls(precision, (precision @ q.mean.unsqueeze(-1)).squeeze(-1))
 
     def towards(self, goal: _Natural, share: float) -> _Natural:
         """A share of the way."""

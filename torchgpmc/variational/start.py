@@ -14,6 +14,7 @@ from torch import Tensor
 from torchgpmc.approximations.normal_latents import GaussianLatents, expected_log_likelihood, joint_scale
 from torchgpmc.checks import warn
 from torchgpmc.models.affine import AffineMap
+from torchgpmc.models.following import FollowingMap, following_map
 from torchgpmc.models.gp_model import GPModel, likelihood_values
 from torchgpmc.models.sparse import SparseGP
 from torchgpmc.models.validation import check_test_inputs
@@ -24,6 +25,7 @@ from torchgpmc.variational.curvature import near_mode
 from torchgpmc.variational.gpytorch_parts import convert_variational
 
 _DATA_CHUNK_ELEMENTS = 20_000_000  # of projections
+_WORTH_FOLLOWING = 2.0  # times a gradient's operations, what cubes of coordinates that follow theta may cost
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,8 +33,10 @@ class Start:
     r"""A Gaussian fit of a model, from :func:`torchgpmc.initialize` or a trained gpytorch model.
 
     :math:`q(v) = \prod_k N(mean_k, scale_k scale_k^T)` at one theta. ``tg.sample(start.model, tg.NUTS(), start=start)`` begins its
-    chains there and moves in coordinates w with v = mean + slope (theta' - theta) + scale w, which are white under q or, of several
-    latent functions, a normal density in which they hang together; the posterior that is sampled stays the exact one.
+    chains there and moves in coordinates that are white under q or, of several latent functions, a normal density in which they
+    hang together; at every theta, with v following theta as function values do that data hold (:mod:`torchgpmc.models.following`).
+    Where that would cost many gradients, or beyond 64 hyperparameters, v = mean + slope (theta' - theta) + scale w. The posterior
+    that is sampled stays the exact one.
 
     Attributes:
         model: a copy with theta as its present values, and the inducing points of the fit.
@@ -135,7 +139,7 @@ class Start:
         """
         model = self.model
         x = check_test_inputs(x, model.train_x, model.columns)
-        latents = self._latents()
+        latents = self.latents()
         with torch.no_grad():
             prior = model.prior(self._on_device(self.theta)[None])
 
@@ -146,12 +150,16 @@ class Start:
         chunk = max(1, _DATA_CHUNK_ELEMENTS // model.latent_size)
         return Prediction(model, lambda _: moments, len(x), min(chunk, len(x)), 1, likelihood_values(prior), x.new_zeros(1))
 
-    def white_coordinates(self) -> AffineMap:
-        """The map from w to v, on the model's device."""
+    def white_coordinates(self) -> AffineMap | FollowingMap:
+        """The map from w to v, on the model's device: white at every theta or, where that is dear or its slope unknown, at one."""
         mean, scale = self.mean, self.scale
         if self.joint_scale is not None:  # as if of one function
             mean, scale = mean.view(1, -1), self.joint_scale[None]
-        return AffineMap(*map(self._on_device, (self.theta, mean, self.slope, scale)))
+        theta, mean, slope, scale = map(self._on_device, (self.theta, mean, self.slope, scale))
+        # Of many lengthscales, whose slope is not worked out, inducing points resolve too little for u to stay where theta moves.
+        if bool(slope.any()) and len(scale) * scale.shape[-1] ** 3 <= _WORTH_FOLLOWING * self.model.operations:
+            return following_map(self.model, theta, mean, scale, slope)
+        return AffineMap(theta, mean, slope, scale)
 
     def digest(self) -> str:
         """What tells this start from any other, for files."""
@@ -181,7 +189,8 @@ class Start:
     def _on_device(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.model.train_x)
 
-    def _latents(self) -> GaussianLatents:
+    def latents(self) -> GaussianLatents:
+        """q(v), of one theta, on the model's device."""
         return GaussianLatents(self._on_device(self.mean)[None], self._on_device(self.scale)[None])
 
 
