@@ -4,11 +4,12 @@ import pytest
 import torch
 
 import torchgpmc as tg
-from tests.problems import LIKELIHOODS, fixed_kernel, inputs, kernel, targets
+from tests.problems import LIKELIHOODS, fixed_kernel, gp, inputs, kernel, targets
 from tests.runs.resume import dies_and_resumes
 from tests.speed import quick
 from tests.test_conformance import quiet_sample
 from tests.trials.test_a_likelihood import Integrals
+from torchgpmc.methods.control_values import _Kept
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.runs.control_inputs import ControlSearch, add_controls, prior_of_controls, unexplained
 from torchgpmc.runs.partition import Partition, Refinement, start_partition
@@ -248,3 +249,15 @@ def fixed(kind=tg.GP, count=4, **options):
 def test_what_cannot_be_served_is_refused_in_words(method, model, match):
     with pytest.raises(ValueError, match=match):
         method.prepare(model(), Settings(5, 5, 2, None))
+
+
+def test_control_variables_keep_the_priors_of_thetas_that_stay():
+    model = gp("probit")
+    kept, controls = _Kept(model), model.latent_inputs[::2]
+    theta = model.layout.sample_prior(3, torch.Generator().manual_seed(0))
+    moved = theta + torch.tensor([[0.0], [0.5], [0.0]])
+    for at, where in ((theta, controls), (moved, controls), (moved, controls + 0.1), (theta, controls)):
+        with torch.no_grad():
+            prior = model.prior(at)
+        for found, expected in zip(kept(prior, where), prior_of_controls(model, prior, where), strict=True):
+            torch.testing.assert_close(found, expected)
