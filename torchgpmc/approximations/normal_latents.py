@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.linalg import cholesky, normal_from_natural
+from torchgpmc.linalg import cholesky, normal_from_natural, triangular_log_determinant
 from torchgpmc.models.gp_model import GPModel, LatentsAt, likelihood_values
 from torchgpmc.models.targets import Targets
 
@@ -41,7 +41,7 @@ class GaussianLatents(NamedTuple):
 
     def divergence(self) -> Tensor:
         """KL(q(v) | N(0, I)) ``(C,)``."""
-        log_volume = self.scale.diagonal(dim1=-2, dim2=-1).log().sum((-2, -1))
+        log_volume = triangular_log_determinant(self.scale).sum(-1)
         size = self.mean[0].numel()
         return 0.5 * (self.mean.square().sum((-2, -1)) + self.scale.square().sum((-3, -2, -1)) - size) - log_volume
 

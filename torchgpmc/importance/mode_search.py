@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.ascent import ascend
+from torchgpmc.linalg import identity_matrix
 from torchgpmc.types import LogDensity
 
 _SAME_MODE = 0.5  # distance in standard deviations
@@ -50,7 +51,7 @@ def find_modes(density: LogDensity, starts: Tensor, *, bound: float = 15.0, max_
 def _mode_at(density: LogDensity, position: Tensor) -> Mode | None:
     """The mode with its Hessian by central differences of the gradient, all in one batch."""
     size = len(position)
-    step = _STEP * torch.eye(size).to(position)
+    step = _STEP * identity_matrix(size, position)
     value, gradient = density.value_and_grad(torch.cat([position[None], position + step, position - step]))
     if not bool(torch.isfinite(value).all()):
         return None

@@ -9,7 +9,7 @@ import scipy.special
 import torch
 from torch import Tensor
 
-from torchgpmc.linalg import cholesky, solve_lower
+from torchgpmc.linalg import cholesky, solve_lower, triangular_log_determinant
 from torchgpmc.random import sobol_points
 
 
@@ -52,7 +52,7 @@ def log_density_of(proposal: Proposal, position: Tensor) -> Tensor:
     dimension = position.shape[-1]
     white = solve_lower(proposal.factor, (position - proposal.mean.unsqueeze(1)).mT) / _scale(proposal)  # (components, D, S)
     square = white.square().sum(1)
-    log_scale = proposal.factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) + dimension * _scale(proposal).log()
+    log_scale = triangular_log_determinant(proposal.factor) + dimension * _scale(proposal).log()
     degrees = proposal.degrees_of_freedom
     if bool(torch.isinf(degrees)):
         log_kernel = -0.5 * (square + dimension * math.log(2 * math.pi))

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgpmc.linalg import identity_matrix
 from torchgpmc.variational.bound import VariationalMarginal
 
 _STEP = 1e-2
@@ -29,7 +30,7 @@ def near_mode(marginal: VariationalMarginal, theta: Tensor) -> NearMode:
     Beyond 64 hyperparameters a small multiple of the identity stands in, and no slope.
     """
     size, latent_size = len(theta), marginal.model.latent_size
-    unit = torch.eye(size).to(theta)
+    unit = identity_matrix(size, theta)
     unknown = NearMode(_UNKNOWN**2 * unit, theta.new_zeros(latent_size, size))
     if size > _MOST or not size:
         return unknown

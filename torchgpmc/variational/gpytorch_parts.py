@@ -17,7 +17,7 @@ from gpytorch.variational import (
 from torch import Tensor
 
 from torchgpmc.approximations.normal_latents import GaussianLatents
-from torchgpmc.linalg import solve_lower
+from torchgpmc.linalg import identity_matrix, solve_lower
 from torchgpmc.models.gp_model import GPModel
 
 _REMEDY = "Expected a kernel and inducing points that all latent functions share; use tg.initialize on a SparseGP instead."
@@ -47,7 +47,7 @@ class VariationalParts(NamedTuple):
             return GaussianLatents(location[None].detach(), root[None].detach())
         else:
             change = self.jitter - model.jitter
-            theirs = torch.linalg.cholesky(prior.covariance + change * torch.eye(factor.shape[-1]).to(factor))
+            theirs = torch.linalg.cholesky(prior.covariance + change * identity_matrix(factor.shape[-1], factor))
             turn = solve_lower(factor, theirs)
             return GaussianLatents((location @ turn[0].mT)[None].detach(), (turn @ root)[None].detach())
         return GaussianLatents(solve_lower(factor, location.mT).mT.detach().view(1, *location.shape), root[None].detach())

@@ -10,7 +10,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from torchgpmc.approximations.normal_latents import GaussianLatents, expected_log_likelihood
-from torchgpmc.linalg import normal_from_natural
+from torchgpmc.linalg import identity_matrix, normal_from_natural
 from torchgpmc.models.gp_model import GPModel, LatentsAt
 from torchgpmc.random import make_generator
 from torchgpmc.variational.bound import Positions
@@ -65,7 +65,7 @@ def ascend_by_minibatches(
     theta = model.layout.present(model).detach().requires_grad_(True)
     zeta = theta.new_zeros(positions.moving_size).requires_grad_(True)
     adam = torch.optim.Adam([theta, zeta], lr=_LEARNING_RATE)
-    unit = torch.eye(size).to(theta).expand(1, latents, size, size)
+    unit = identity_matrix(size, theta).expand(1, latents, size, size)
     natural = _Natural.of(GaussianLatents(theta.new_zeros(1, latents, size), unit) if begin is None else begin)
     means: list[float] = []
     shrinkage, num_worse, moves, settled = 1.0 if begin is None else _AGAIN, 0, begin is not None, False
