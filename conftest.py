@@ -9,9 +9,9 @@ import itertools
 
 import pytest
 
-from torchgpmc import loop
+from torchgpmc.calls import loop
 
-OF_RUNS = ("methods/", "integrations/", "evidence/", "density_sampling.py", "variational/start.py")
+OF_RUNS = ("methods/", "integrations/", "evidence/", "calls/density_sampling.py", "variational/start.py")
 
 # An extra, which has no examples to run where it is not installed.
 collect_ignore_glob = [] if importlib.util.find_spec("botorch") else ["torchgpmc/integrations/botorch/*"]

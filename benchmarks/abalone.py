@@ -30,8 +30,8 @@ def main():
     seconds = time.perf_counter() - began
     print(posterior.summary())
     weights = posterior.log_weights
-    print(f"{posterior.num_draws} draws, Kish's size {tg.weights.kish_effective_size(weights):.0f}, ", end="")
-    print(f"k-hat {tg.weights.pareto_khat(weights):.2f}, {seconds / 60:.1f} minutes, ", end="")
+    print(f"{posterior.num_draws} draws, Kish's size {tg.diagnostics.weights.kish_effective_size(weights):.0f}, ", end="")
+    print(f"k-hat {tg.diagnostics.weights.pareto_khat(weights):.2f}, {seconds / 60:.1f} minutes, ", end="")
     print(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GiB")
 
 

@@ -49,7 +49,7 @@ def worker(num_data, case):
     import torchgpmc as tg
     from tests.evidence import simple
     from torchgpmc.density import keep_freed_memory
-    from torchgpmc.threads import side_by_side
+    from torchgpmc.numerics.threads import side_by_side
 
     keep_freed_memory()
     kind, num_importance, warm = CASES[case]

@@ -20,7 +20,7 @@ from held_out import halves, quiet
 from real_data import table
 
 import torchgpmc as tg
-from torchgpmc.chain_statistics import ess, rhat
+from torchgpmc.diagnostics.chain_statistics import ess, rhat
 
 CHAINS, SLOWEST = 10, 20
 PAPER = {  # effective size and that a second, as remembered from the printed paper: HMC, Gibbs

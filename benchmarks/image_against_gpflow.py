@@ -53,7 +53,7 @@ def worker(folder, name, warmup_steps, num_samples):
 
 def of_gpflow(run):
     """What :func:`worker` says, from GPflow's draws."""
-    from torchgpmc.chain_statistics import ess
+    from torchgpmc.diagnostics.chain_statistics import ess
 
     draws = np.array(run["draws"])
     effective = min(ess(trace[None], "bulk") for trace in draws)

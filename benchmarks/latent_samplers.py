@@ -23,8 +23,8 @@ from gpytorch.kernels import MaternKernel, ScaleKernel
 from problems import probit_model
 
 import torchgpmc as tg
+from torchgpmc.diagnostics.summaries import effective_sizes
 from torchgpmc.runs.run import Settings
-from torchgpmc.summaries import effective_sizes
 
 METHODS = {
     "AuxiliaryGradient()": tg.AuxiliaryGradient(thinning=5),

@@ -12,10 +12,10 @@ import torch
 import torchgpmc as tg
 from torchgpmc.approximations import marginal_of
 from torchgpmc.evidence import is_probit
+from torchgpmc.numerics.random import make_generator
+from torchgpmc.numerics.special import log_standard_normal
 from torchgpmc.parameters.normal_scale import normal_scale
-from torchgpmc.random import make_generator
 from torchgpmc.runs.chain_targets import estimator_for, suited_approximation
-from torchgpmc.special import log_standard_normal
 from torchgpmc.storage.draws import Draws
 
 _REACH = 4.0  # at first

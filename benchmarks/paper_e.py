@@ -15,7 +15,7 @@ from real_data import OUTPUT
 import torchgpmc as tg
 from torchgpmc.approximations import ApproximateMarginal
 from torchgpmc.importance import add_draws, log_weights
-from torchgpmc.random import make_generator
+from torchgpmc.numerics.random import make_generator
 from torchgpmc.runs.run import Settings
 from torchgpmc.runs.starts import posterior_modes
 

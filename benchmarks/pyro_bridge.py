@@ -39,8 +39,8 @@ def worker(name, side, warmup_steps, num_samples, seed):
     import pyro
     import torch
 
+    from torchgpmc.diagnostics.summaries import summarise
     from torchgpmc.integrations.pyro import MCMC, NUTS
-    from torchgpmc.summaries import summarise
 
     torch.set_num_threads(1)
     model, args = problem(name)

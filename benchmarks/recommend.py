@@ -21,9 +21,9 @@ def weighted(model, num_samples):
     began = time.perf_counter()
     posterior = tg.sample(model, tg.AMIS(), num_samples=num_samples, seed=1, progress=False)
     seconds = time.perf_counter() - began
-    kish = tg.weights.kish_effective_size(posterior.log_weights)
+    kish = tg.diagnostics.weights.kish_effective_size(posterior.log_weights)
     size = min([kish, *(row.ess_bulk for row in posterior.summary().rows if row.name != "lp")])
-    return size, seconds, tg.weights.pareto_khat(posterior.log_weights)
+    return size, seconds, tg.diagnostics.weights.pareto_khat(posterior.log_weights)
 
 
 def chains(model, method, num_samples):

@@ -23,7 +23,7 @@ from gpytorch.priors import GammaPrior, HalfNormalPrior
 import torchgpmc as tg
 from torchgpmc.approximations import ApproximateMarginal, Conjugate
 from torchgpmc.density import SharedDensity
-from torchgpmc.threads import one_torch_thread
+from torchgpmc.numerics.threads import one_torch_thread
 
 CASES = [  # model, N, D, M, chains
     ("GP", 50, 2, None, 16),

@@ -33,7 +33,7 @@ def timed_run(model, method, **options):
         "ess_a_second": worst / seconds,
         "compile": 0.0,
         "cpu_seconds": cpu_seconds,
-        "khat": tg.weights.pareto_khat(posterior.log_weights) if weighted else float("nan"),
+        "khat": tg.diagnostics.weights.pareto_khat(posterior.log_weights) if weighted else float("nan"),
         "rhat": max(quantity.rhat for quantity in quantities),
         "means": [quantity.mean for quantity in quantities],
         "sds": [quantity.sd for quantity in quantities],

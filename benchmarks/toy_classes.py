@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from real_data import OUTPUT
 
 import torchgpmc as tg
-from torchgpmc.chain_statistics import ess, rhat
+from torchgpmc.diagnostics.chain_statistics import ess, rhat
 
 DRAWS, CHAINS = 10_000, 8
 LEVELS = [0.3, 0.95, 0.99]

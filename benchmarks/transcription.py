@@ -33,11 +33,11 @@ from gpytorch.priors import GammaPrior, LogNormalPrior
 from transcription_report import CHAINS, DATA_SETS, draw_figure, text_of
 
 import torchgpmc as tg
-from torchgpmc.ascent import ascend
+from torchgpmc.diagnostics.summaries import effective_sizes
 from torchgpmc.likelihoods import Activation, Repression, Transcription
 from torchgpmc.models.gp_model import likelihood_values
 from torchgpmc.models.ridges import StraightDensity, ridges_of
-from torchgpmc.summaries import effective_sizes
+from torchgpmc.numerics.ascent import ascend
 
 THINNING = 2
 BATCHES = 8, 32  # chains whose sweeps are timed

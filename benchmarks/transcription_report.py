@@ -6,9 +6,9 @@ import platform
 import torch
 
 from torchgpmc.adapter.functional import PureModule
-from torchgpmc.chain_statistics import ess
+from torchgpmc.diagnostics.chain_statistics import ess
+from torchgpmc.diagnostics.summaries import effective_sizes
 from torchgpmc.likelihoods import Transcription
-from torchgpmc.summaries import effective_sizes
 
 DATA_SETS, CHAINS = 20, 8
 PAPERS_SWEEPS, PAPERS_SECONDS = 5.5e5, 4 * 3600

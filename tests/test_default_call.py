@@ -10,11 +10,11 @@ import torch
 import torchgpmc as tg
 from tests.problems import fixed_kernel, gp, gp_regression, inputs, sparse_gp, targets
 from tests.runs.resume import Stop, same
-from torchgpmc import loop
-from torchgpmc.default_call import Rule, sample_by_default
+from torchgpmc.calls import loop
+from torchgpmc.calls.default_call import Rule, sample_by_default
+from torchgpmc.calls.recommend import Candidate, as_typed, candidates
+from torchgpmc.numerics.random import derived_seed
 from torchgpmc.posterior import Posterior
-from torchgpmc.random import derived_seed
-from torchgpmc.recommend import Candidate, as_typed, candidates
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.weighted import ImportanceRun
 from torchgpmc.storage.draws import Draws

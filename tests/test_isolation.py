@@ -7,7 +7,7 @@ import torch
 
 import torchgpmc as tg
 from tests.problems import fixed_kernel, kernel
-from torchgpmc.isolation import warn_of_isolated_data
+from torchgpmc.calls.isolation import warn_of_isolated_data
 from torchgpmc.storage.draws import Draws
 
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from torchgpmc import linalg
+from torchgpmc.numerics import linalg
 
 
 def positive_definite(*shape, seed=0):

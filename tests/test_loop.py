@@ -18,7 +18,7 @@ from tests.problems import gp, sparse_gp
 from tests.runs import resume
 from tests.runs.resume import Stop, same
 from tests.speed import quick
-from torchgpmc import loop as run_module
+from torchgpmc.calls import loop as run_module
 from torchgpmc.models import JointLogDensity
 from torchgpmc.storage import checkpoint as checkpoint_module
 from torchgpmc.storage.draws import DrawStore

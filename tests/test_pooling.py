@@ -10,13 +10,13 @@ import torch
 import torchgpmc as tg
 from tests.calibration import SHARE
 from tests.problems import gp
-from torchgpmc import loop
+from torchgpmc.calls import loop
+from torchgpmc.calls.recommend import Candidate
 from torchgpmc.diagnostics import ENOUGH_ESS, MAX_RUN_ERRORS, MIN_ESS_PER_CHAIN
+from torchgpmc.diagnostics.weights import error_by_runs, evidence_error_by_runs, kish_effective_size
 from torchgpmc.importance import Adaptation, adapt, add_draws, draw_from, from_modes, log_weights, start
 from torchgpmc.posterior import Posterior
-from torchgpmc.recommend import Candidate
 from torchgpmc.storage.draws import Draws
-from torchgpmc.weights import error_by_runs, evidence_error_by_runs, kish_effective_size
 
 QUIET = {"progress": False, "num_samples": 300}
 

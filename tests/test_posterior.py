@@ -15,9 +15,9 @@ import torch
 import torchgpmc as tg
 from tests.problems import fixed_kernel, gp, inputs, kernel, sparse_gp, targets
 from torchgpmc.diagnostics import complaints, complaints_about_divergences, verdict
+from torchgpmc.diagnostics.summaries import summarise
+from torchgpmc.diagnostics.weights import is_heavy_tailed, kish_effective_size, pareto_khat, smoothed_log_weights
 from torchgpmc.storage.draws import Draws
-from torchgpmc.summaries import summarise
-from torchgpmc.weights import is_heavy_tailed, kish_effective_size, pareto_khat, smoothed_log_weights
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")
 

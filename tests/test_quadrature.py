@@ -5,7 +5,7 @@ import pytest
 import scipy.integrate
 import torch
 
-from torchgpmc import quadrature
+from torchgpmc.numerics import quadrature
 
 
 @pytest.mark.parametrize("scale", [10.0, 0.5])

@@ -1,7 +1,7 @@
 import torch
 from torch.distributions import Gamma
 
-from torchgpmc.random import draw, log_uniform, make_generator
+from torchgpmc.numerics.random import draw, log_uniform, make_generator
 
 
 def test_drawing_leaves_the_global_generator_alone_and_repeats():

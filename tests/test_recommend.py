@@ -6,7 +6,7 @@ from gpytorch.priors import GammaPrior
 
 import torchgpmc as tg
 from tests.problems import fixed_kernel, gp, gp_regression, inputs, sparse_gp, targets
-from torchgpmc.recommend import as_typed, candidates
+from torchgpmc.calls.recommend import as_typed, candidates
 
 
 def wide(num_columns, **sparse):

@@ -3,7 +3,7 @@ import pytest
 import scipy.special
 import torch
 
-from torchgpmc.special import (
+from torchgpmc.numerics.special import (
     interval_quantile,
     log_ndtr,
     log_ndtr_and_hazard,

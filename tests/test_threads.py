@@ -12,7 +12,7 @@ from tests.problems import gp
 from tests.speed import quick
 from torchgpmc.adapter.functional import PureModule
 from torchgpmc.density import AutogradDensity, SharedDensity
-from torchgpmc.threads import even_slices, num_cores, one_torch_thread, side_by_side, torch_threads_back
+from torchgpmc.numerics.threads import even_slices, num_cores, one_torch_thread, side_by_side, torch_threads_back
 
 CPU = torch.device("cpu")
 

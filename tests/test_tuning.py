@@ -6,8 +6,8 @@ import torch
 
 import torchgpmc as tg
 from tests.problems import gp
+from torchgpmc.calls.tuning import expected_improvement, maximise
 from torchgpmc.samplers import MassMatrix
-from torchgpmc.tuning import expected_improvement, maximise
 
 
 def test_expected_improvement_is_the_integral():

@@ -14,13 +14,16 @@ from torchgpmc import (
     scores,
 )
 from torchgpmc.approximations import EP, Laplace
+from torchgpmc.calls.density_sampling import sample_density
+from torchgpmc.calls.fitting import fit
+from torchgpmc.calls.loop import sample
+from torchgpmc.calls.pooling import pool
+from torchgpmc.calls.recommend import explain, recommend
+from torchgpmc.calls.tuning import tune_hmc
 from torchgpmc.checks import SamplingWarning
-from torchgpmc.density_sampling import sample_density
 from torchgpmc.fitted import Fitted
-from torchgpmc.fitting import fit
 from torchgpmc.integrations.gpytorch_models import from_gpytorch
 from torchgpmc.integrations.scikit_learn import GPClassifier, GPRegressor
-from torchgpmc.loop import sample
 from torchgpmc.methods import (
     AMIS,
     HMC,
@@ -52,15 +55,12 @@ from torchgpmc.models import (
     kmeans_inducing_points,
 )
 from torchgpmc.point_process import bin_events
-from torchgpmc.pooling import pool
 from torchgpmc.posterior import Posterior
 from torchgpmc.prediction import Prediction
-from torchgpmc.recommend import explain, recommend
 from torchgpmc.runs.parameterizations import Ancillary, Interwoven, Sufficient, Surrogate
 from torchgpmc.runs.regressed import Regressed
 from torchgpmc.samplers import MassMatrix
 from torchgpmc.storage.checkpoint import Checkpoint
-from torchgpmc.tuning import tune_hmc
 from torchgpmc.variational import Start, initialize, refine_inducing_points
 from torchgpmc.versions import show_versions
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from torchgpmc.threads import even_slices, side_by_side, torch_threads_back
+from torchgpmc.numerics.threads import even_slices, side_by_side, torch_threads_back
 from torchgpmc.trees import concatenate, take
 from torchgpmc.types import Density, LinearDensity, LogDensity
 

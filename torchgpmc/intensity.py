@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.checks import is_number
-from torchgpmc.special import ndtr
+from torchgpmc.numerics.special import ndtr
 
 _BISECTIONS = 60
 

@@ -11,11 +11,11 @@ from torch import Tensor
 from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.checks import check_count
 from torchgpmc.intensity import CentralInterval, Intensity, check_levels, interval_levels
-from torchgpmc.linalg import cholesky
 from torchgpmc.models.gp_model import GPModel, JointGaussian
 from torchgpmc.models.validation import as_tensor
-from torchgpmc.quadrature import FIRST_NODES
-from torchgpmc.random import make_generator, normal_like, uniform
+from torchgpmc.numerics.linalg import cholesky
+from torchgpmc.numerics.quadrature import FIRST_NODES
+from torchgpmc.numerics.random import make_generator, normal_like, uniform
 
 # Elements in the largest temporary; quadrature multiplies a draw's test points by its number of nodes.
 _CHUNK_ELEMENTS = 2_000_000

@@ -13,7 +13,7 @@ from tests.speed import quick
 from torchgpmc.approximations import several_latents
 from torchgpmc.likelihoods import Factorised
 from torchgpmc.models.gp_model import likelihood_values
-from torchgpmc.random import normal_like
+from torchgpmc.numerics.random import normal_like
 
 
 class Sum(Factorised, gpytorch.likelihoods.Likelihood):

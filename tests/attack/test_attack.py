@@ -15,8 +15,8 @@ from torchgpmc.adapter.mean_function import MeanFunction
 from torchgpmc.evidence import ImportanceEstimator
 from torchgpmc.likelihoods import gaussian
 from torchgpmc.models.gp_model import GPModel
+from torchgpmc.numerics.random import normal_like
 from torchgpmc.parameters.restricted_priors import RestrictedPrior
-from torchgpmc.random import normal_like
 from torchgpmc.runs import weighted
 
 MODELS = 40

@@ -13,8 +13,8 @@ from tests.device.pretended import DEVICE
 from tests.problems import gp, inputs, kernel, make, sparse_gp, targets
 from tests.speed import quick
 from tests.test_conformance import quiet_sample
-from torchgpmc import quadrature
 from torchgpmc.adapter import stationary
+from torchgpmc.numerics import quadrature
 
 
 def both(function, **tolerances):

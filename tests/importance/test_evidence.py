@@ -23,7 +23,7 @@ from torchgpmc.importance import (
     start,
     with_defence,
 )
-from torchgpmc.random import make_generator, sobol_points
+from torchgpmc.numerics.random import make_generator, sobol_points
 
 N, D = 8, 4
 ZERO, UNIT = torch.zeros(1, D, dtype=torch.float64), torch.eye(D, dtype=torch.float64)

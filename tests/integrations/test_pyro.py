@@ -22,6 +22,7 @@ from tests.integrations.pyro_models import (
 )
 from tests.speed import quick
 from torchgpmc.density import AutogradDensity
+from torchgpmc.diagnostics.summaries import effective_sizes
 from torchgpmc.integrations.pyro import HMC, MCMC, NUTS
 from torchgpmc.integrations.pyro.log_joint import (
     ByRows,
@@ -32,8 +33,7 @@ from torchgpmc.integrations.pyro.log_joint import (
     unconstrained_model,
     unconstrained_potential,
 )
-from torchgpmc.special import log_ndtr
-from torchgpmc.summaries import effective_sizes
+from torchgpmc.numerics.special import log_ndtr
 
 quiet = pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")
 OPTIONS = {"num_samples": 12, "warmup_steps": 12, "num_chains": 3, "disable_progbar": True, "seed": 1}

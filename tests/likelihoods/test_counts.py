@@ -8,7 +8,7 @@ from gpytorch.priors import GammaPrior
 import torchgpmc as tg
 from tests.problems import fixed_kernel, inputs, kernel
 from tests.test_posterior import posterior_of
-from torchgpmc.special import log_standard_normal
+from torchgpmc.numerics.special import log_standard_normal
 
 X, Y = inputs(4), torch.tensor([0.0, 3.0, 1.0, 2.0])
 KINDS = {

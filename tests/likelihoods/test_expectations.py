@@ -12,7 +12,7 @@ from tests.problems import LIKELIHOODS, fixed_kernel, inputs, targets
 from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.approximations.sparse_laplace import inducing_laplace
 from torchgpmc.likelihoods.softmax import expected_log_sum_exp, log_probabilities_of_normals
-from torchgpmc.quadrature import product_rule
+from torchgpmc.numerics.quadrature import product_rule
 
 
 def dense_expectation(function, mean, variance, centre, scale):

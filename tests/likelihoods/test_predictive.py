@@ -11,8 +11,8 @@ from gpytorch.constraints import GreaterThan
 
 import torchgpmc as tg
 from tests.problems import inputs, kernel
-from torchgpmc import quadrature
 from torchgpmc.adapter.conversion import as_likelihood, convert_likelihood
+from torchgpmc.numerics import quadrature
 from torchgpmc.prediction import Prediction
 
 MEANS = torch.tensor([-10.0, -3.0, -0.4, 0.0, 1.0, 5.0], dtype=torch.float64)

@@ -11,8 +11,8 @@ from tests.approximations.reference import gaussian_evidence
 from tests.problems import fixed_kernel, gp, gp_regression, inputs, kernel, sparse_gp, targets
 from tests.speed import quick
 from torchgpmc.diagnostics import complaints
+from torchgpmc.diagnostics.summaries import summarise
 from torchgpmc.parameters.normal_scale import NormalScale
-from torchgpmc.summaries import summarise
 
 QUIET = {"seed": 1, "progress": False}
 
@@ -211,7 +211,7 @@ def test_a_likelihood_that_is_not_gaussian_is_refused_by_regression():
 def test_it_stops_at_the_effective_size_asked_for():
     posterior = tg.sample(small("probit"), tg.AMIS(effective_size=150.0), num_samples=20_000, **QUIET)
     assert posterior.num_draws < 20_000
-    assert tg.weights.kish_effective_size(posterior.log_weights) >= 150
+    assert tg.diagnostics.weights.kish_effective_size(posterior.log_weights) >= 150
 
 
 @pytest.mark.slow

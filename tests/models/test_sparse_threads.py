@@ -8,7 +8,7 @@ import torch
 import torchgpmc as tg
 from tests.problems import sparse_gp
 from torchgpmc.models import sparse_gradient
-from torchgpmc.threads import one_torch_thread
+from torchgpmc.numerics.threads import one_torch_thread
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tests.problems import gp, inputs, sparse_gp
-from torchgpmc import linalg
 from torchgpmc.adapter import covariance
+from torchgpmc.numerics import linalg
 
 MODELS = {"GP": gp, "SparseGP": sparse_gp}
 

@@ -8,7 +8,7 @@ import torch
 
 from tests.calibration import worst_excess
 from tests.problems import inputs
-from torchgpmc.linalg import solve_lower
+from torchgpmc.numerics.linalg import solve_lower
 from torchgpmc.samplers import control_variables, local_regions
 from torchgpmc.samplers.control_variables import control_prior
 from torchgpmc.samplers.gibbs_like import by_normals, gibbs_like

@@ -9,8 +9,8 @@ import torchgpmc as tg
 from tests.calibration import worst_excess, z_limit, z_scores
 from tests.problems import fixed_kernel, gp, inputs, sparse_gp, targets
 from tests.runs.resume import same
+from torchgpmc.diagnostics.summaries import summarise
 from torchgpmc.samplers import Preconditioner, stochastic_gradient_hmc
-from torchgpmc.summaries import summarise
 
 F64 = torch.float64
 QUIET = {"progress": False, "seed": 1}

@@ -11,7 +11,7 @@ from torchgpmc.evidence import importance
 from torchgpmc.evidence.importance_sampling import _choose
 from torchgpmc.evidence.mixtures import MixtureEstimator
 from torchgpmc.evidence.smooth_probit import smoothed
-from torchgpmc.linalg import times_blocks
+from torchgpmc.numerics.linalg import times_blocks
 from torchgpmc.runs.anchors import Anchors, MarginalDensity
 from torchgpmc.runs.chain_targets import suited_approximation
 from torchgpmc.samplers import (

@@ -8,8 +8,8 @@ import torch
 import torchgpmc as tg
 from tests.calibration import z_limit
 from tests.problems import inputs, kernel, sparse_gp
-from torchgpmc import chain_statistics
 from torchgpmc.approximations import Variational
+from torchgpmc.diagnostics import chain_statistics
 from torchgpmc.evidence import gaussian_draws
 from torchgpmc.evidence.inducing_estimator import InducingDraws
 from torchgpmc.models.following import FollowingMap

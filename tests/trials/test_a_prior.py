@@ -8,9 +8,9 @@ from gpytorch.priors import GammaPrior
 import torchgpmc as tg
 from tests.speed import quick
 from tests.test_conformance import METHODS, NEED_START, OF_LATENTS, WEIGHTED, quiet_sample
-from torchgpmc.linalg import cholesky, solve_lower
 from torchgpmc.models import GPModel
 from torchgpmc.models.gp_model import Cross
+from torchgpmc.numerics.linalg import cholesky, solve_lower
 
 
 class FITC(GPModel):

@@ -18,7 +18,7 @@ from tests.statistical.kernels import SAMPLERS, HalvedLogDensity, Row
 from tests.statistical.kernels import preconditioner as unequal_scales
 from tests.statistical.test_geweke import geweke
 from torchgpmc.models import JointLogDensity
-from torchgpmc.random import log_uniform, normal_like
+from torchgpmc.numerics.random import log_uniform, normal_like
 from torchgpmc.runs.blocks import JointWithPrior
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.chain_targets import joint_target, marginal_target

@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import torchgpmc as tg
 from tests.problems import fixed_kernel, gp, gp_regression, inputs, kernel, sparse_gp, targets
 from torchgpmc.approximations.normal_latents import GaussianLatents
-from torchgpmc.linalg import normal_from_natural
 from torchgpmc.models.affine import AffineMap
 from torchgpmc.models.following import FollowingMap
+from torchgpmc.numerics.linalg import normal_from_natural
 from torchgpmc.variational import minibatches
 from torchgpmc.variational import start as start_module
 from torchgpmc.variational.bound import VariationalMarginal, inducing_positions

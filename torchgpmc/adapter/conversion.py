@@ -21,7 +21,7 @@ from torchgpmc.likelihoods.likelihood import Factorised, LogLikelihood, require_
 from torchgpmc.likelihoods.rows import log_prob_by_rows
 from torchgpmc.likelihoods.softmax import Softmax
 from torchgpmc.likelihoods.student_t import StudentT
-from torchgpmc.random import draw, make_generator
+from torchgpmc.numerics.random import draw, make_generator
 
 _WITH_CLOSED_FORMS = {
     gpytorch.likelihoods.BetaLikelihood: Beta,

@@ -18,11 +18,11 @@ from torchgpmc.approximations.gaussian_form import (
     with_gradient,
     without_graph,
 )
-from torchgpmc.linalg import times_vector, triangular_log_determinant
 from torchgpmc.models.exact_evidence import evidence_and_grad_by_parts
 from torchgpmc.models.gp_model import GPModel, LatentPrior
 from torchgpmc.models.targets import Targets
-from torchgpmc.special import LOG_2PI
+from torchgpmc.numerics.linalg import times_vector, triangular_log_determinant
+from torchgpmc.numerics.special import LOG_2PI
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from torchgpmc.approximations.gaussian_form import (
     with_gradient,
     without_graph,
 )
-from torchgpmc.linalg import times_vector, triangular_log_determinant
 from torchgpmc.models.gp_model import GPModel, LatentPrior
 from torchgpmc.models.targets import Targets
+from torchgpmc.numerics.linalg import times_vector, triangular_log_determinant
 
 # Sites of likelihoods that are not log-concave may want a negative precision; they get this one.
 _LEAST_PRECISION = 1e-10

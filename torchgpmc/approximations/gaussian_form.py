@@ -11,9 +11,9 @@ from torch import Tensor
 from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.checks import check_object
 from torchgpmc.likelihoods.likelihood import Derivatives, TiltedMoments
-from torchgpmc.linalg import cholesky, cholesky_in_place, identity_matrix, solve_lower, times_blocks
 from torchgpmc.models.gp_model import GPModel, LatentPrior, likelihood_values
 from torchgpmc.models.targets import Targets
+from torchgpmc.numerics.linalg import cholesky, cholesky_in_place, identity_matrix, solve_lower, times_blocks
 
 
 class GaussianApproximation(NamedTuple):

@@ -21,9 +21,9 @@ from torch import Tensor
 from torchgpmc.approximations.gaussian_form import iterate
 from torchgpmc.approximations.normal_latents import GaussianLatents, LatentSites, at_boundary, lower_bound, no_sites, under_sites
 from torchgpmc.likelihoods.slopes import ExpectedSlopes, slopes_function
-from torchgpmc.linalg import solve_lower
 from torchgpmc.models.gp_model import GPModel, LatentPrior, LatentsAt, likelihood_values
 from torchgpmc.models.targets import Targets
+from torchgpmc.numerics.linalg import solve_lower
 from torchgpmc.trees import where
 
 _SMALLEST_STEP = 1e-4

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.linalg import cholesky, normal_from_natural, triangular_log_determinant
 from torchgpmc.models.gp_model import GPModel, LatentsAt, likelihood_values
 from torchgpmc.models.targets import Targets
+from torchgpmc.numerics.linalg import cholesky, normal_from_natural, triangular_log_determinant
 
 _MOST_COUPLED = 2000  # numbers in q's mean up to which functions move together: beyond, that matrix costs more than steps
 

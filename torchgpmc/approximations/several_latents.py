@@ -20,7 +20,7 @@ from torchgpmc.approximations.gaussian_form import (
     without_graph,
 )
 from torchgpmc.likelihoods.likelihood import Curvature
-from torchgpmc.linalg import cholesky, solve_lower, times_blocks, triangular_log_determinant
+from torchgpmc.numerics.linalg import cholesky, solve_lower, times_blocks, triangular_log_determinant
 
 _MAX_HALVINGS = 40
 _ROUNDING = 1e-10

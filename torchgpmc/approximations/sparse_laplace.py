@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from torchgpmc.likelihoods.slopes import slopes_function
-from torchgpmc.linalg import cholesky, triangular_log_determinant
 from torchgpmc.models.gp_model import GPModel, LatentsAt, likelihood_values
 from torchgpmc.models.targets import Targets
+from torchgpmc.numerics.linalg import cholesky, triangular_log_determinant
 
 _HALVINGS = 8
 _TOLERANCE = 1e-8  # of Newton's decrement

@@ -10,18 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchgpmc.calls.loop import Order, check_settings, checked_seed
 from torchgpmc.checks import check_object, warn
 from torchgpmc.distributed.ranks import HeldInterrupt, Ranks, held_interrupt
-from torchgpmc.loop import Order, check_settings, checked_seed
 from torchgpmc.methods import NUTS
 from torchgpmc.models.gp_model import GPModel
+from torchgpmc.numerics.threads import one_torch_thread
 from torchgpmc.posterior import Posterior
 from torchgpmc.runs.chain import ChainRun, ChainState
 from torchgpmc.runs.run import Method, Settings
 from torchgpmc.storage.checkpoint import Checkpoint
 from torchgpmc.storage.draws import Draw, Draws
 from torchgpmc.storage.fingerprint import Fingerprint, differences, model_fingerprint
-from torchgpmc.threads import one_torch_thread
 from torchgpmc.trees import concatenate, moved, numbers_of
 from torchgpmc.types import WarmUp
 

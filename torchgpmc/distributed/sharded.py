@@ -15,9 +15,9 @@ from torchgpmc.models.sparse import SparseGP
 from torchgpmc.models.sparse_gradient import SparseDensity, automatic_chunk
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.whitening import GaussianSites
+from torchgpmc.numerics.threads import one_torch_thread
 from torchgpmc.parameters.layout import Hyperparameters
 from torchgpmc.storage.fingerprint import differences, model_fingerprint
-from torchgpmc.threads import one_torch_thread
 from torchgpmc.trees import moved
 
 

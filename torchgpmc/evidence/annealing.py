@@ -13,15 +13,15 @@ from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.approximations import Approximation
 from torchgpmc.approximations.gaussian_form import check_latents_at_data, covariance_factor, problem_of, without_graph
 from torchgpmc.checks import check_count
+from torchgpmc.diagnostics.weights import pareto_khat
 from torchgpmc.evidence.estimators import importance
 from torchgpmc.evidence.gaussian_draws import log_likelihoods, or_prior, prior_unless, quadratic, stacked_mean
-from torchgpmc.linalg import triangular_log_determinant
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.targets import Targets
-from torchgpmc.random import normal_like
+from torchgpmc.numerics.linalg import triangular_log_determinant
+from torchgpmc.numerics.random import normal_like
 from torchgpmc.samplers.elliptical_slice import EllipticalSliceState, elliptical_slice
 from torchgpmc.types import LogEstimate
-from torchgpmc.weights import pareto_khat
 
 
 @dataclass(frozen=True, eq=False)

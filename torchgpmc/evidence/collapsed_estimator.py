@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchgpmc.approximations.collapsed_marginal import CollapsedMarginal
 from torchgpmc.evidence.latent_estimates import LatentEstimate, stacked_latents
-from torchgpmc.random import normal_like
+from torchgpmc.numerics.random import normal_like
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from torchgpmc.approximations import GaussianApproximation
 from torchgpmc.approximations.gaussian_form import LatentProblem
-from torchgpmc.linalg import identity_matrix, times_blocks, triangular_log_determinant
 from torchgpmc.models.gp_model import GPModel, LatentPrior
 from torchgpmc.models.targets import Targets
+from torchgpmc.numerics.linalg import identity_matrix, times_blocks, triangular_log_determinant
 
 
 def draws_around(prior: LatentPrior, problem: LatentProblem, found: GaussianApproximation, directions: Tensor) -> GaussianDraws:

@@ -13,16 +13,16 @@ from torch import Tensor
 from torchgpmc.approximations import Approximation, GaussianApproximation
 from torchgpmc.approximations.gaussian_form import LatentProblem, matrix_size, problem_of, without_graph
 from torchgpmc.density import mask_value
+from torchgpmc.diagnostics.weights import pareto_khat
 from torchgpmc.evidence.gaussian_draws import WeightedDraws, draws_around, log_likelihoods, or_prior, quadratic, stacked_mean
 from torchgpmc.evidence.latent_estimates import spread_levels, stacked_latents
-from torchgpmc.linalg import apply_factor, times_blocks
 from torchgpmc.models.gp_model import GPModel, LatentPrior, likelihood_values
 from torchgpmc.models.targets import Targets
-from torchgpmc.random import normal_like
+from torchgpmc.numerics.linalg import apply_factor, times_blocks
+from torchgpmc.numerics.random import normal_like
+from torchgpmc.numerics.threads import even_slices, side_by_side
 from torchgpmc.samplers.elliptical_slice import EllipticalSliceState, elliptical_slice
-from torchgpmc.threads import even_slices, side_by_side
 from torchgpmc.types import LogEstimate
-from torchgpmc.weights import pareto_khat
 
 # Elements of the matrices handled at once: a chunk's few matrices should stay in a core's cache on CPU.
 _CHUNK_ELEMENTS = {"cpu": 1_300_000, "cuda": 200_000_000}

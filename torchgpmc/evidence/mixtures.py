@@ -20,9 +20,9 @@ from torchgpmc.evidence.gaussian_draws import (
     stacked_mean,
 )
 from torchgpmc.evidence.importance_sampling import ImportanceEstimate, ImportanceEstimator
-from torchgpmc.linalg import cholesky_in_place, times_blocks
 from torchgpmc.models.gp_model import LatentPrior
-from torchgpmc.random import uniform
+from torchgpmc.numerics.linalg import cholesky_in_place, times_blocks
+from torchgpmc.numerics.random import uniform
 
 _PRIOR_SHARE = 0.1
 _WIDE, _WIDE_SHARE = 0.25, 0.2

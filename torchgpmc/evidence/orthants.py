@@ -20,17 +20,17 @@ from torchgpmc.approximations.gaussian_form import check_model
 from torchgpmc.checks import check_count
 from torchgpmc.evidence.latent_estimates import LatentEstimate, spread_levels, stacked_latents
 from torchgpmc.likelihoods import Bernoulli
-from torchgpmc.linalg import cholesky, identity_matrix
 from torchgpmc.models.gp_model import GPModel, LatentPrior
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.validation import check_test_inputs
+from torchgpmc.numerics.linalg import cholesky, identity_matrix
+from torchgpmc.numerics.random import make_generator, normal_like
+from torchgpmc.numerics.special import ndtr
+from torchgpmc.numerics.threads import even_slices, side_by_side
 from torchgpmc.orthant import SeparationOfVariables, Sequential
 from torchgpmc.orthant.problem import Problem
 from torchgpmc.orthant.truncated import truncated_draws
 from torchgpmc.orthant.weighting import NARROWING, weighted_draws
-from torchgpmc.random import make_generator, normal_like
-from torchgpmc.special import ndtr
-from torchgpmc.threads import even_slices, side_by_side
 
 # Numbers in the largest array of a chunk of thetas.
 _CHUNK_ELEMENTS = 2**21

@@ -22,12 +22,12 @@ from torchgpmc.evidence.estimators import importance
 from torchgpmc.evidence.importance_sampling import ImportanceEstimator
 from torchgpmc.evidence.latent_estimates import LatentEstimate, stacked_latents
 from torchgpmc.evidence.orthants import check_probit
-from torchgpmc.linalg import cholesky, solve_lower, times_blocks, times_vector
 from torchgpmc.models.gp_model import GPModel, LatentPrior
 from torchgpmc.models.targets import Targets
-from torchgpmc.random import normal_like
-from torchgpmc.special import interval_quantile, ndtr
-from torchgpmc.threads import side_by_side
+from torchgpmc.numerics.linalg import cholesky, solve_lower, times_blocks, times_vector
+from torchgpmc.numerics.random import normal_like
+from torchgpmc.numerics.special import interval_quantile, ndtr
+from torchgpmc.numerics.threads import side_by_side
 
 _LEAST = 1e-2  # a variance beside the probit's own of 1
 _SHARE = 0.9  # of what could be taken out, lest what is left be singular

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.importance.proposal import Proposal, log_density_of, with_defence
-from torchgpmc.linalg import cholesky
+from torchgpmc.numerics.linalg import cholesky
 
 _ROUNDS = 5  # of expectation maximisation a batch: a component that has far to go gets there in half the draws
 
@@ -204,7 +204,7 @@ def truncated_log_weights(log_weights: Tensor) -> Tensor:
 
     Example:
         >>> import torch
-        >>> from torchgpmc.weights import kish_effective_size
+        >>> from torchgpmc.diagnostics.weights import kish_effective_size
         >>> lucky = torch.tensor([0.0] * 99 + [6.0])
         >>> round(kish_effective_size(lucky), 1), round(kish_effective_size(truncated_log_weights(lucky)), 1)
         (1.6, 8.5)

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.ascent import ascend
-from torchgpmc.linalg import identity_matrix
+from torchgpmc.numerics.ascent import ascend
+from torchgpmc.numerics.linalg import identity_matrix
 from torchgpmc.types import LogDensity
 
 _SAME_MODE = 0.5  # distance in standard deviations

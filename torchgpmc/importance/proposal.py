@@ -9,8 +9,8 @@ import scipy.special
 import torch
 from torch import Tensor
 
-from torchgpmc.linalg import cholesky, solve_lower, triangular_log_determinant
-from torchgpmc.random import sobol_points
+from torchgpmc.numerics.linalg import cholesky, solve_lower, triangular_log_determinant
+from torchgpmc.numerics.random import sobol_points
 
 
 class Proposal(NamedTuple):

@@ -13,11 +13,11 @@ from torch.autograd.function import once_differentiable
 from torch.distributions import Bernoulli as BernoulliDistribution
 from torch.nn.functional import logsigmoid
 
-from torchgpmc import quadrature
 from torchgpmc.likelihoods.likelihood import Derivatives, Factorised, Moments, TiltedMoments, require_targets
 from torchgpmc.likelihoods.slopes import ExpectedSlopes
-from torchgpmc.random import uniform
-from torchgpmc.special import (
+from torchgpmc.numerics import quadrature
+from torchgpmc.numerics.random import uniform
+from torchgpmc.numerics.special import (
     HAZARD_OF_RATIO,
     LOG_2,
     SQRT_HALF,

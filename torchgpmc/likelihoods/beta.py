@@ -9,8 +9,8 @@ from gpytorch.likelihoods import BetaLikelihood
 from torch import Tensor
 from torch.distributions import Beta as BetaDistribution
 
-from torchgpmc import quadrature
 from torchgpmc.likelihoods.likelihood import Factorised, require_targets
+from torchgpmc.numerics import quadrature
 
 
 class Beta(Factorised, BetaLikelihood):

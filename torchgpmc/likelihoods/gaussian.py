@@ -11,8 +11,8 @@ from torch.distributions import Normal
 
 from torchgpmc.likelihoods.likelihood import Derivatives, Factorised, Moments, TiltedMoments
 from torchgpmc.likelihoods.slopes import ExpectedSlopes, through_parameters
-from torchgpmc.random import normal_like
-from torchgpmc.special import LOG_SQRT_2PI
+from torchgpmc.numerics.random import normal_like
+from torchgpmc.numerics.special import LOG_SQRT_2PI
 
 
 def _log_normal(residual: Tensor, variance: Tensor) -> Tensor:

@@ -9,11 +9,11 @@ from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 from torch.distributions import Normal
 
-from torchgpmc import quadrature
 from torchgpmc.checks import check_positive
 from torchgpmc.likelihoods.likelihood import Curvature, Factorised, Moments
-from torchgpmc.random import normal_like
-from torchgpmc.special import LOG_SQRT_2PI
+from torchgpmc.numerics import quadrature
+from torchgpmc.numerics.random import normal_like
+from torchgpmc.numerics.special import LOG_SQRT_2PI
 
 
 class HeteroskedasticGaussian(Factorised, Likelihood):

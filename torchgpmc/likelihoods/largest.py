@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from torchgpmc import quadrature
-from torchgpmc.special import HAZARD_OF_RATIO, log_ndtr
+from torchgpmc.numerics import quadrature
+from torchgpmc.numerics.special import HAZARD_OF_RATIO, log_ndtr
 
 _MOST_NODES = 2000  # adaptive integrals cost as much as 15000, but these take memory
 _ROOT_2 = math.sqrt(2.0)

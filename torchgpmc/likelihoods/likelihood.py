@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from torchgpmc import quadrature
 from torchgpmc.likelihoods.rows import log_prob_by_rows
 from torchgpmc.likelihoods.slopes import ExpectedSlopes, slopes_by_autograd
-from torchgpmc.random import draw
+from torchgpmc.numerics import quadrature
+from torchgpmc.numerics.random import draw
 
 TILTED_NODES = 40
 _MODE_STEPS = 12

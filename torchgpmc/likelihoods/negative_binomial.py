@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.distributions import NegativeBinomial as NegativeBinomialDistribution
 from torch.nn.functional import softplus
 
-from torchgpmc import quadrature
 from torchgpmc.likelihoods.counts import Counts
 from torchgpmc.likelihoods.likelihood import Derivatives, Moments
+from torchgpmc.numerics import quadrature
 from torchgpmc.priors import register_prior_of
 
 

@@ -11,12 +11,12 @@ from gpytorch.priors import GammaPrior, NormalPrior, Prior
 from torch import Tensor
 from torch.distributions import Categorical
 
-from torchgpmc import quadrature
 from torchgpmc.checks import check_count
 from torchgpmc.likelihoods.likelihood import Derivatives, Factorised, Moments, TiltedMoments, require_classes
+from torchgpmc.numerics import quadrature
+from torchgpmc.numerics.random import normal_like
+from torchgpmc.numerics.special import LOG_SQRT_2PI, log_ndtr_interval
 from torchgpmc.priors import register_prior_of
-from torchgpmc.random import normal_like
-from torchgpmc.special import LOG_SQRT_2PI, log_ndtr_interval
 
 _FAR = 1e6  # stands for infinity, whose products with zero have no value
 

@@ -16,8 +16,8 @@ from torchgpmc.checks import check_count, check_positive
 from torchgpmc.likelihoods.largest import QUICK, probabilities_of_largest, probability_and_slopes, probability_of_largest
 from torchgpmc.likelihoods.likelihood import Factorised, Moments, require_classes
 from torchgpmc.likelihoods.slopes import ExpectedSlopes
+from torchgpmc.numerics.random import uniform
 from torchgpmc.priors import register_prior_of
-from torchgpmc.random import uniform
 
 
 class RobustMax(Factorised, Likelihood):

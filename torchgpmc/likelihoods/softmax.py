@@ -15,9 +15,9 @@ from torch.distributions import Categorical
 
 from torchgpmc.likelihoods.likelihood import Curvature, Factorised, Moments, require_classes
 from torchgpmc.likelihoods.slopes import ExpectedSlopes
-from torchgpmc.quadrature import expectation_of_several, gauss_hermite, log_integral_of_several
-from torchgpmc.random import log_uniform
-from torchgpmc.threads import slices
+from torchgpmc.numerics.quadrature import expectation_of_several, gauss_hermite, log_integral_of_several
+from torchgpmc.numerics.random import log_uniform
+from torchgpmc.numerics.threads import slices
 
 # The lattice u on which distribution functions of f_k + g_k are known, g_k being a standard Gumbel variable.
 _STEP = 0.5  # whose sums err by about the Gumbel's characteristic function at the frequency 2 pi / 0.5, 2e-8
@@ -109,7 +109,7 @@ class Softmax(Factorised, SoftmaxLikelihood):
     def expected_log_likelihood(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         """To 1e-6 without mixing weights, by :func:`expected_log_sum_exp`.
 
-        With mixing weights by :func:`torchgpmc.quadrature.product_rule`, which is right only at variances below 1.
+        With mixing weights by :func:`torchgpmc.numerics.quadrature.product_rule`, which is right only at variances below 1.
         """
         if self.mixing_weights is not None:
             return super().expected_log_likelihood(mean, variance, targets)
@@ -155,7 +155,7 @@ def log_probabilities_of_normals(mean: Tensor, variance: Tensor) -> Tensor:
 
     Both integrands are analytic in a strip, so sums over lattices converge geometrically (Trefethen & Weideman 2014): the error is
     below 1e-7, relative to each probability. Lattices grow with the normals: beyond standard deviations of 50 quasi-random points
-    stand in (:func:`torchgpmc.quadrature.log_integral_of_several`). They are right to about 1e-2 nats; a warning
+    stand in (:func:`torchgpmc.numerics.quadrature.log_integral_of_several`). They are right to about 1e-2 nats; a warning
     says where they are worse.
 
     Args:
@@ -181,8 +181,8 @@ def expected_log_sum_exp(mean: Tensor, variance: Tensor) -> Tensor:
     r"""E log sum exp(f), f independent normals: ``(..., K)`` to ``(...)``; a sum in one dimension, whatever K is, to 5e-7.
 
     Given f, the greatest of all :math:`f_j + g_j` is a Gumbel variable about log sum exp(f), whose mean lies higher by Euler's
-    constant. Beyond standard deviations of 50 lattices would fill the memory: there :func:`torchgpmc.quadrature.product_rule`
-    stands in, right to about a twentieth of the deviation.
+    constant. Beyond standard deviations of 50 lattices would fill the memory: there
+    :func:`torchgpmc.numerics.quadrature.product_rule` stands in, right to about a twentieth of the deviation.
 
     Example:
         >>> import torch

@@ -9,9 +9,9 @@ from gpytorch.likelihoods import StudentTLikelihood
 from torch import Tensor
 from torch.distributions import StudentT as StudentTDistribution
 
-from torchgpmc import quadrature
 from torchgpmc.likelihoods.likelihood import Derivatives, Factorised, Moments
 from torchgpmc.likelihoods.slopes import ExpectedSlopes, through_parameters
+from torchgpmc.numerics import quadrature
 
 _NODES = 100  # where normals are wider than the likelihood
 

@@ -21,8 +21,8 @@ from torch import Tensor
 from torchgpmc.checks import check_count, warn
 from torchgpmc.likelihoods.decaying_integral import DecayingIntegral, decayed
 from torchgpmc.likelihoods.likelihood import LogLikelihood
-from torchgpmc.random import draw, normal_like
-from torchgpmc.special import LOG_SQRT_2PI
+from torchgpmc.numerics.random import draw, normal_like
+from torchgpmc.numerics.special import LOG_SQRT_2PI
 
 # Shares of the grid's spacing that are taken for rounding, as of a grid in single precision.
 _SLACK = 1e-3

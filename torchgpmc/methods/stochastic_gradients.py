@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import torch
 
 from torchgpmc.checks import check_count, check_positive
-from torchgpmc.linalg import cholesky
 from torchgpmc.models.gp_model import GPModel
+from torchgpmc.numerics.linalg import cholesky
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.minibatch_target import minibatch_target
 from torchgpmc.runs.run import Settings, chain_settings

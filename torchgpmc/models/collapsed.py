@@ -18,10 +18,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.linalg import cholesky, identity_matrix, solve_lower, times_vector, triangular_log_determinant
 from torchgpmc.models.reverse import Part
 from torchgpmc.models.sparse_gradient import InducingSums, add_slopes
-from torchgpmc.special import LOG_2PI, log_standard_normal
+from torchgpmc.numerics.linalg import cholesky, identity_matrix, solve_lower, times_vector, triangular_log_determinant
+from torchgpmc.numerics.special import LOG_2PI, log_standard_normal
 
 _NOISE = "noise_covar.raw_noise"
 

@@ -10,12 +10,12 @@ from gpytorch.means import Mean
 from torch import Tensor
 
 from torchgpmc.adapter.covariance import Covariance
-from torchgpmc.linalg import cholesky, identity_matrix, solve_lower
 from torchgpmc.models.gp_model import Cross, GPModel, LatentPrior, conditional_variance
 from torchgpmc.models.reverse import DENSITY, PriorPart, prior_part, value_and_grad_by_parts
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.validation import check_devices, check_inputs
 from torchgpmc.models.whitening import GaussianSites
+from torchgpmc.numerics.linalg import cholesky, identity_matrix, solve_lower
 from torchgpmc.overriding import keeps_methods
 from torchgpmc.parameters.layout import Hyperparameters
 

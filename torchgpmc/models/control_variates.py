@@ -18,7 +18,7 @@ from torch import Tensor
 from torchgpmc.density import mask_failures
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
-from torchgpmc.special import log_standard_normal
+from torchgpmc.numerics.special import log_standard_normal
 
 
 class FixedPoint(NamedTuple):

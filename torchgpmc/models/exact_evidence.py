@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from torchgpmc.likelihoods.gaussian import Gaussian
-from torchgpmc.linalg import cholesky_in_place, solve_lower, times_vector, triangular_log_determinant
 from torchgpmc.models.gp_model import GPModel, likelihood_parameters
 from torchgpmc.models.reverse import Part, by_autograd, covariance_part, mean_part
 from torchgpmc.models.targets import Targets
+from torchgpmc.numerics.linalg import cholesky_in_place, solve_lower, times_vector, triangular_log_determinant
+from torchgpmc.numerics.special import log_standard_normal
 from torchgpmc.overriding import keeps_methods
-from torchgpmc.special import log_standard_normal
 
 
 def evidence_and_grad_by_parts(model: GPModel, theta: Tensor, targets: Targets) -> tuple[Tensor, Tensor] | None:

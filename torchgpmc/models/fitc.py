@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from torchgpmc.adapter.covariance import Covariance
-from torchgpmc.linalg import cholesky, identity_matrix, whiten
 from torchgpmc.models.gp_model import Cross, LatentPrior, conditional_variance
 from torchgpmc.models.inducing import InducingModel
+from torchgpmc.numerics.linalg import cholesky, identity_matrix, whiten
 from torchgpmc.parameters.layout import Hyperparameters
 
 

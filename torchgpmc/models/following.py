@@ -20,10 +20,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.linalg import factor_adjoint, factor_with_gradient, identity_matrix, inverse_lower, solve_lower
 from torchgpmc.models.affine import Mapped
 from torchgpmc.models.gp_model import GPModel, LatentPrior
 from torchgpmc.models.whitening import white_under_precision
+from torchgpmc.numerics.linalg import factor_adjoint, factor_with_gradient, identity_matrix, inverse_lower, solve_lower
 
 _STEP = 1e-3  # of theta, for the slope of the mean
 

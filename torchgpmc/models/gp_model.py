@@ -20,11 +20,11 @@ from torchgpmc.adapter.functional import PureModule, constraint_of, parameters_w
 from torchgpmc.adapter.mean_function import MeanFunction
 from torchgpmc.checks import described, is_number
 from torchgpmc.likelihoods.likelihood import Factorised
-from torchgpmc.linalg import apply_factor, cholesky, factor_with_gradient, identity_matrix, whiten
 from torchgpmc.models.refreshed import RefreshedModule
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.validation import as_tensor, check_devices, check_dtype, check_inputs, check_targets, names_of, warn_of_scales
 from torchgpmc.models.whitening import GaussianSites
+from torchgpmc.numerics.linalg import apply_factor, cholesky, factor_with_gradient, identity_matrix, whiten
 from torchgpmc.parameters.layout import Hyperparameters, Layout, build_layout
 
 

@@ -9,8 +9,8 @@ from torchgpmc.density import AutogradDensity, keep_freed_memory, mask_failures,
 from torchgpmc.models.gp_model import GPModel, LatentsAt
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.whitening import GaussianSites, undo_whitening
+from torchgpmc.numerics.special import log_standard_normal
 from torchgpmc.overriding import keeps_methods
-from torchgpmc.special import log_standard_normal
 
 
 class JointLogDensity(AutogradDensity):

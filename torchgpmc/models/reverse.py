@@ -14,12 +14,12 @@ from torch import Tensor
 from torchgpmc.adapter.covariance import BoundClosedForm, Covariance, Values
 from torchgpmc.adapter.mean_function import MeanFunction
 from torchgpmc.likelihoods.likelihood import LogLikelihood
-from torchgpmc.linalg import cholesky
 from torchgpmc.models.gp_model import GPModel, likelihood_parameters
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.whitening import GaussianSites, white_under_prior, white_under_sites
+from torchgpmc.numerics.linalg import cholesky
+from torchgpmc.numerics.special import log_standard_normal
 from torchgpmc.overriding import is_newest, keeps_methods
-from torchgpmc.special import log_standard_normal
 
 
 class Part(NamedTuple):

@@ -22,12 +22,12 @@ from torch import Tensor
 from torchgpmc.adapter.covariance import ClosedForm, Covariance, CovarianceFunction
 from torchgpmc.density import WORTH_A_THREAD
 from torchgpmc.likelihoods.slopes import ExpectedSlopes, slopes_function
-from torchgpmc.linalg import cholesky_in_place, factor_adjoint
 from torchgpmc.models.gp_model import GPModel, likelihood_parameters
 from torchgpmc.models.reverse import Part, by_autograd, covariance_part, mean_part
 from torchgpmc.models.targets import Targets
-from torchgpmc.special import log_standard_normal
-from torchgpmc.threads import num_cores, side_by_side, slices
+from torchgpmc.numerics.linalg import cholesky_in_place, factor_adjoint
+from torchgpmc.numerics.special import log_standard_normal
+from torchgpmc.numerics.threads import num_cores, side_by_side, slices
 
 Result = TypeVar("Result")
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.linalg import (
+from torchgpmc.numerics.linalg import (
     apply_factor_slopes,
     cholesky,
     factor_adjoint,

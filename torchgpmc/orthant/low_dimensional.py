@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchgpmc.numerics.special import LOG_SQRT_2PI, log_ndtr_interval
+from torchgpmc.numerics.threads import slices
 from torchgpmc.orthant.problem import OrthantEstimate, Problem, select
 from torchgpmc.orthant.separation import separate
 from torchgpmc.orthant.weighting import check_points
-from torchgpmc.special import LOG_SQRT_2PI, log_ndtr_interval
-from torchgpmc.threads import slices
 
 MAX_VARIABLES = 3
 # Of the log of a probability; what the tests hold the rule to.

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.linalg import cholesky, identity_matrix
+from torchgpmc.numerics.linalg import cholesky, identity_matrix
+from torchgpmc.numerics.special import interval_densities, log_ndtr_interval
 from torchgpmc.orthant.problem import Problem, in_order
 from torchgpmc.orthant.separation import SeparatedProposal, draw, log_weights_at, scaled_limit
-from torchgpmc.special import interval_densities, log_ndtr_interval
 
 _MAX_ITERATIONS = 50
 # Where means come to rest more slowly than by a tenth an iteration, steps are shortened, but not for ever.

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from torchgpmc.checks import check_count, check_object, warn
+from torchgpmc.diagnostics.weights import MAX_KHAT
+from torchgpmc.numerics.random import make_generator, uniform
 from torchgpmc.orthant.low_dimensional import MAX_VARIABLES, Quadrature
 from torchgpmc.orthant.problem import OrthantEstimate, OrthantMethod, prepare
 from torchgpmc.orthant.truncated import LEAST_ACCEPTANCE, TruncatedDraws, truncated_draws
 from torchgpmc.orthant.weighting import SeparationOfVariables
-from torchgpmc.random import make_generator, uniform
-from torchgpmc.weights import MAX_KHAT
 
 # Standard deviation of the weights over their mean below which not even a heavy tail among them moves the estimate.
 _SPREAD_THAT_MATTERS = 0.1

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from torchgpmc.linalg import cholesky
+from torchgpmc.numerics.linalg import cholesky
 
 
 class Problem(NamedTuple):

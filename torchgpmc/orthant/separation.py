@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgpmc.numerics.special import SQRT_HALF, interval_quantile, log_ndtr_interval
 from torchgpmc.orthant.problem import Problem
-from torchgpmc.special import SQRT_HALF, interval_quantile, log_ndtr_interval
 
 # Rows whose conditional means come from one matrix product; within a panel they come row by row.
 _PANEL = 32

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from torchgpmc.checks import check_count, warn
+from torchgpmc.numerics.random import normal_like, open_uniform, uniform
+from torchgpmc.numerics.special import interval_quantile, log_ndtr_interval
 from torchgpmc.orthant.problem import OrthantEstimate, Problem, detached, in_order
 from torchgpmc.orthant.separation import Separated, separate
 from torchgpmc.orthant.weighting import check_points, in_place
-from torchgpmc.random import normal_like, open_uniform, uniform
-from torchgpmc.special import interval_quantile, log_ndtr_interval
 
 # Rows between two rearrangements of all that a particle has been through; within a panel only the panel moves.
 _PANEL = 16

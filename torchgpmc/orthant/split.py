@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.linalg import cholesky, identity_matrix, times_vector, triangular_log_determinant
+from torchgpmc.numerics.linalg import cholesky, identity_matrix, times_vector, triangular_log_determinant
+from torchgpmc.numerics.special import interval_densities, log_ndtr_interval
 from torchgpmc.orthant.problem import OrthantEstimate, Problem
 from torchgpmc.orthant.weighting import estimate_from_weights, points_of_replicate, sobol_chunks
-from torchgpmc.special import interval_densities, log_ndtr_interval
 
 _MAX_ITERATIONS = 50
 # Moved from the noise to the smooth part so that this can be factorised; their sum stays what it was.

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.linalg import cholesky, identity_matrix
+from torchgpmc.numerics.linalg import cholesky, identity_matrix
+from torchgpmc.numerics.special import interval_densities, log_ndtr_interval
 from torchgpmc.orthant.separation import Separated
-from torchgpmc.special import interval_densities, log_ndtr_interval
 
 _MAX_ITERATIONS = 60
 # Of the root mean square of the gradient: where iterations end, and up to where a saddle point counts as found.

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgpmc.numerics.random import open_uniform, uniform
 from torchgpmc.orthant.problem import Problem, select
 from torchgpmc.orthant.separation import draw, separate, tilted
 from torchgpmc.orthant.tilting import minimax_tilt
-from torchgpmc.random import open_uniform, uniform
 
 LEAST_ACCEPTANCE = 1e-4
 _PROPOSALS_AT_ONCE = 2**20  # numbers

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from torchgpmc.checks import check_count, is_count
+from torchgpmc.diagnostics.weights import pareto_khat
+from torchgpmc.numerics.random import open_uniform, sobol_points
+from torchgpmc.numerics.threads import slices
 from torchgpmc.orthant.matching import PILOT_POINTS, guided, hardest_first, matched_sites, mildest, shared
 from torchgpmc.orthant.problem import OrthantEstimate, Problem, detached, select
 from torchgpmc.orthant.separation import SeparatedProposal, draw, log_weights, separate, tilted
 from torchgpmc.orthant.tilting import minimax_tilt
-from torchgpmc.random import open_uniform, sobol_points
-from torchgpmc.threads import slices
-from torchgpmc.weights import pareto_khat
 
 # Numbers in the largest array of a chunk: large enough to hide the cost of operations, small enough to stay near the cache.
 _CHUNK_ELEMENTS = 2**21

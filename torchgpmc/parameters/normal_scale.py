@@ -11,8 +11,8 @@ from scipy.interpolate import CubicSpline, PchipInterpolator
 from scipy.special import ndtri_exp
 from torch import Tensor
 
+from torchgpmc.numerics.random import make_generator
 from torchgpmc.parameters.layout import Layout
-from torchgpmc.random import make_generator
 from torchgpmc.types import LogDensity
 
 _LIMIT = 6.0  # beyond, where the prior has 1e-9 of its mass, the map goes on as a straight line

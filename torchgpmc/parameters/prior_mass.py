@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from torch.distributions import MultivariateNormal
 
+from torchgpmc.numerics.random import make_generator
 from torchgpmc.orthant import log_probability
 from torchgpmc.parameters.entries import Entry
 from torchgpmc.parameters.layout import Layout
-from torchgpmc.random import make_generator
 
 _DRAWS = 200_000
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from torchgpmc.adapter.functional import convert_distribution
+from torchgpmc.numerics.random import with_forked_global_generator
 from torchgpmc.parameters.bijections import Interval
 from torchgpmc.priors import ShiftedGammaPrior
-from torchgpmc.random import with_forked_global_generator
 
 _MAX_REJECTIONS = 1000
 _PATIENCE = 100  # rejections after which the distribution function is inverted, where there is one

@@ -13,7 +13,6 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from torchgpmc.adapter.conversion import as_likelihood
-from torchgpmc.chain_statistics import as_datatree
 from torchgpmc.checks import check_count, warn
 from torchgpmc.diagnostics import (
     complaints,
@@ -23,17 +22,18 @@ from torchgpmc.diagnostics import (
     least_effective,
     verdict,
 )
+from torchgpmc.diagnostics.chain_statistics import as_datatree
+from torchgpmc.diagnostics.summaries import Summary, nested_rhat, summarise
 from torchgpmc.fitted import Fitted
 from torchgpmc.likelihoods.counts import checked_exposure
 from torchgpmc.models.gp_model import GPModel, likelihood_parameters
 from torchgpmc.models.validation import check_test_inputs
+from torchgpmc.numerics.random import make_generator
 from torchgpmc.posterior.function_draws import FunctionDraws, draws_at_once
 from torchgpmc.prediction import Prediction
-from torchgpmc.random import make_generator
 from torchgpmc.storage.draws import Draw, Draws, check_draws
 from torchgpmc.storage.files import read_tensors, write_atomically
 from torchgpmc.storage.fingerprint import differences, model_fingerprint
-from torchgpmc.summaries import Summary, nested_rhat, summarise
 
 _FORMAT = "torchgpmc posterior 2"
 
@@ -216,7 +216,7 @@ class Posterior:
     def summary(self) -> Summary:
         """Mean, sd, 5 % and 95 % quantiles, bulk and tail effective sizes and rank R-hat of every hyperparameter, and of ``lp``.
 
-        Weighted draws count by their weights; see :func:`torchgpmc.summaries.summarise`. The line above the table is
+        Weighted draws count by their weights; see :func:`torchgpmc.diagnostics.summaries.summarise`. The line above the table is
         :meth:`verdict`.
         """
         rows = self._rows()

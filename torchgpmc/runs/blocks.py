@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from torchgpmc.density import AutogradDensity
-from torchgpmc.linalg import times_blocks
 from torchgpmc.models.gp_model import GPModel, LatentsAt, likelihood_values
 from torchgpmc.models.joint_density import JointLogDensity
+from torchgpmc.numerics.linalg import times_blocks
+from torchgpmc.numerics.special import log_standard_normal
 from torchgpmc.overriding import is_newest, keeps_methods
 from torchgpmc.samplers.sweep import Conditional
-from torchgpmc.special import log_standard_normal
 from torchgpmc.trees import take
 from torchgpmc.types import LogDensity
 

@@ -12,17 +12,17 @@ from torchgpmc.approximations import ApproximateMarginal, Approximation, Collaps
 from torchgpmc.checks import check_count, check_object
 from torchgpmc.density import SharedDensity
 from torchgpmc.evidence import CollapsedEstimator, Evidence, LatentEstimate, LatentEstimator, importance, latents_kept
-from torchgpmc.linalg import identity_matrix
 from torchgpmc.models.affine import AffineJointLogDensity, white_at_fixed_theta
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.models.ridges import StraightDensity, ridges_of
 from torchgpmc.models.whitening import GaussianSites
-from torchgpmc.random import normal_like
+from torchgpmc.numerics.linalg import identity_matrix
+from torchgpmc.numerics.random import normal_like
+from torchgpmc.numerics.special import log_standard_normal
 from torchgpmc.runs.blocks import KeptPrior, LatentsGivenTheta
 from torchgpmc.runs.run import Settings, chain_settings, in_chunks
 from torchgpmc.runs.starts import check_one_data_set, positions_around, start_at_mode, starting_positions, starting_thetas
-from torchgpmc.special import log_standard_normal
 from torchgpmc.storage.draws import Draw
 from torchgpmc.types import LogDensity, NoisyDensity
 

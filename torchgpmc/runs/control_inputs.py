@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.ascent import ascend
 from torchgpmc.density import AutogradDensity
-from torchgpmc.linalg import cholesky, solve_lower
 from torchgpmc.models.gp_model import GPModel, LatentPrior
+from torchgpmc.numerics.ascent import ascend
+from torchgpmc.numerics.linalg import cholesky, solve_lower
 from torchgpmc.samplers.adaptation import DualAveraging, start_dual_averaging, update_dual_averaging
 from torchgpmc.samplers.control_variables import ControlPrior, control_prior
 from torchgpmc.trees import take

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchgpmc.checks import warn
 from torchgpmc.evidence import Orthant, exact_latents
 from torchgpmc.models.gp_model import GPModel
-from torchgpmc.special import log_standard_normal
+from torchgpmc.numerics.special import log_standard_normal
 from torchgpmc.storage.draws import Draw, Draws
 
 

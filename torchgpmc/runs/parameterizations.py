@@ -19,17 +19,17 @@ from torch import Tensor
 
 from torchgpmc.approximations import Approximation
 from torchgpmc.density import AutogradDensity, mask_value
-from torchgpmc.linalg import factor_with_gradient, triangular_log_determinant
 from torchgpmc.models.gp_model import GPModel, LatentsAt, likelihood_values
 from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.whitening import GaussianSites, undo_whitening, whiten_under_sites
-from torchgpmc.random import normal_like
+from torchgpmc.numerics.linalg import factor_with_gradient, triangular_log_determinant
+from torchgpmc.numerics.random import normal_like
+from torchgpmc.numerics.special import log_standard_normal
 from torchgpmc.runs.blocks import JointWithPrior, KeptPrior
 from torchgpmc.runs.run import in_chunks
 from torchgpmc.runs.sites import posterior_sites
 from torchgpmc.samplers.sweep import Block, BlockStep, SweepState, Update, given_the_rest
-from torchgpmc.special import log_standard_normal
 from torchgpmc.trees import take
 from torchgpmc.types import Sampler, WarmUp
 

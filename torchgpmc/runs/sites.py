@@ -11,8 +11,8 @@ from torchgpmc.approximations.sparse_laplace import InducingLaplace, inducing_la
 from torchgpmc.checks import warn
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.whitening import GaussianSites
+from torchgpmc.numerics.random import make_generator, normal_like
 from torchgpmc.parameters.normal_scale import normal_scale
-from torchgpmc.random import make_generator, normal_like
 from torchgpmc.runs.starts import posterior_modes
 
 _NUM_STARTS = 2

@@ -11,10 +11,10 @@ from torchgpmc.approximations import ApproximateMarginal, CollapsedMarginal
 from torchgpmc.approximations.gaussian_form import matrix_size
 from torchgpmc.checks import warn
 from torchgpmc.importance import Mode, find_modes
-from torchgpmc.linalg import cholesky
 from torchgpmc.models.gp_model import GPModel
+from torchgpmc.numerics.linalg import cholesky
+from torchgpmc.numerics.random import normal_like
 from torchgpmc.parameters.normal_scale import NormalScale, OnNormalScale
-from torchgpmc.random import normal_like
 from torchgpmc.types import LogDensity
 
 Marginal = ApproximateMarginal | CollapsedMarginal

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.checks import warn
+from torchgpmc.diagnostics.weights import kish_effective_size, smoothed_log_weights
 from torchgpmc.evidence import LatentEstimator, latents_kept
 from torchgpmc.importance import (
     Adaptation,
@@ -23,14 +24,13 @@ from torchgpmc.importance import (
     start,
     with_defence,
 )
-from torchgpmc.linalg import identity_matrix, solve_lower
 from torchgpmc.models.gp_model import GPModel
+from torchgpmc.numerics.linalg import identity_matrix, solve_lower
+from torchgpmc.numerics.special import log_standard_normal
 from torchgpmc.parameters.normal_scale import NormalScale
 from torchgpmc.parameters.prior_mass import log_prior_mass
 from torchgpmc.runs.starts import Marginal, posterior_modes
-from torchgpmc.special import log_standard_normal
 from torchgpmc.storage.draws import Draw, Draws
-from torchgpmc.weights import kish_effective_size, smoothed_log_weights
 
 _MAX_ANCHORS = 128
 _NO_EVIDENCE = (

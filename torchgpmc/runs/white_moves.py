@@ -11,12 +11,12 @@ from torch import Tensor
 
 from torchgpmc.approximations import Approximation
 from torchgpmc.density import as_linear
-from torchgpmc.linalg import identity_matrix, solve_lower, times_blocks
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.whitening import GaussianSites, root_and_shift
+from torchgpmc.numerics.linalg import identity_matrix, solve_lower, times_blocks
+from torchgpmc.numerics.special import log_standard_normal
 from torchgpmc.runs.latent_moves import Move
 from torchgpmc.runs.sites import posterior_sites
-from torchgpmc.special import log_standard_normal
 from torchgpmc.types import Density, Sampler, WarmUp
 
 

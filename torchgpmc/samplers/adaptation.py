@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.linalg import cholesky, identity_matrix
+from torchgpmc.numerics.linalg import cholesky, identity_matrix
 from torchgpmc.samplers.hmc import init_hmc, reasonable_step_size
 from torchgpmc.samplers.preconditioner import MassMatrix, Preconditioner, identity_preconditioner
 from torchgpmc.types import LogDensity

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.linalg import times_blocks
-from torchgpmc.random import log_uniform, normal_like
+from torchgpmc.numerics.linalg import times_blocks
+from torchgpmc.numerics.random import log_uniform, normal_like
 from torchgpmc.samplers.metropolis import Attempt, MetropolisInfo, accept
 from torchgpmc.types import LogDensity, Sampler
 

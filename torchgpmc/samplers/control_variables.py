@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from torchgpmc.density import as_linear
-from torchgpmc.linalg import cholesky, identity_matrix, solve_lower
-from torchgpmc.random import log_uniform, normal_like
+from torchgpmc.numerics.linalg import cholesky, identity_matrix, solve_lower
+from torchgpmc.numerics.random import log_uniform, normal_like
 from torchgpmc.samplers.metropolis import Attempt, MetropolisInfo, accept
 from torchgpmc.types import Density, LinearDensity, Sampler
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.density import as_linear
-from torchgpmc.random import log_uniform, normal_like, uniform
+from torchgpmc.numerics.random import log_uniform, normal_like, uniform
 from torchgpmc.trees import where
 from torchgpmc.types import Density, Sampler
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from torchgpmc.density import as_density, mask_value
-from torchgpmc.linalg import solve_lower
-from torchgpmc.random import normal_like
+from torchgpmc.numerics.linalg import solve_lower
+from torchgpmc.numerics.random import normal_like
 from torchgpmc.samplers.elliptical_slice import EllipticalSliceState, elliptical_slice
 from torchgpmc.types import Density, Sampler
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.random import log_uniform, normal_like
+from torchgpmc.numerics.random import log_uniform, normal_like
 from torchgpmc.samplers.preconditioner import Preconditioner
 from torchgpmc.trees import where
 from torchgpmc.types import LogDensity, Sampler

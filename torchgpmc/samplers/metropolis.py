@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.density import as_density
-from torchgpmc.random import log_uniform, normal_like, uniform
+from torchgpmc.numerics.random import log_uniform, normal_like, uniform
 from torchgpmc.samplers.preconditioner import Preconditioner
 from torchgpmc.trees import where
 from torchgpmc.types import Density, Sampler

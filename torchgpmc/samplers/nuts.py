@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.random import normal_like, uniform
+from torchgpmc.numerics.random import normal_like, uniform
 from torchgpmc.samplers.hmc import DIVERGENCE_THRESHOLD, HMCInfo, HMCState, init_hmc, kinetic_energy, leapfrog
 from torchgpmc.samplers.preconditioner import Preconditioner
 from torchgpmc.trees import put, where

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.density import as_density
-from torchgpmc.random import log_uniform, normal_like
+from torchgpmc.numerics.random import log_uniform, normal_like
 from torchgpmc.samplers.metropolis import Attempt, MetropolisInfo, MetropolisState, accept
 from torchgpmc.types import Density, Sampler
 

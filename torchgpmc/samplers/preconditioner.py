@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.linalg import identity_matrix, solve_lower
+from torchgpmc.numerics.linalg import identity_matrix, solve_lower
 
 
 class MassMatrix(Enum):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.density import DrawnDensity, as_density
-from torchgpmc.random import log_uniform, normal_like
+from torchgpmc.numerics.random import log_uniform, normal_like
 from torchgpmc.samplers.elliptical_slice import EllipticalSliceState, elliptical_slice
 from torchgpmc.samplers.metropolis import IndependentProposal, MetropolisInfo, MetropolisState, accept, metropolis, propose
 from torchgpmc.samplers.preconditioner import Preconditioner

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from torchgpmc.density import as_density
-from torchgpmc.linalg import inverse_lower
-from torchgpmc.random import log_uniform, normal_like
+from torchgpmc.numerics.linalg import inverse_lower
+from torchgpmc.numerics.random import log_uniform, normal_like
 from torchgpmc.samplers.metropolis import Attempt, MetropolisState, accept
 from torchgpmc.types import Density, Sampler
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.density import as_density
-from torchgpmc.random import log_uniform, uniform
+from torchgpmc.numerics.random import log_uniform, uniform
 from torchgpmc.trees import where
 from torchgpmc.types import Density, Sampler
 

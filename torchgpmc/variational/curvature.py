@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.linalg import identity_matrix
+from torchgpmc.numerics.linalg import identity_matrix
 from torchgpmc.variational.bound import VariationalMarginal
 
 _STEP = 1e-2

@@ -17,8 +17,8 @@ from gpytorch.variational import (
 from torch import Tensor
 
 from torchgpmc.approximations.normal_latents import GaussianLatents
-from torchgpmc.linalg import identity_matrix, solve_lower
 from torchgpmc.models.gp_model import GPModel
+from torchgpmc.numerics.linalg import identity_matrix, solve_lower
 
 _REMEDY = "Expected a kernel and inducing points that all latent functions share; use tg.initialize on a SparseGP instead."
 

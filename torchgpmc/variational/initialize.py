@@ -12,10 +12,10 @@ from tqdm.auto import tqdm
 from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.approximations.nearest_normal import sites_of
 from torchgpmc.approximations.normal_latents import LatentSites
-from torchgpmc.ascent import ascend
 from torchgpmc.checks import check_count, warn
 from torchgpmc.models.gp_model import GPModel
-from torchgpmc.random import make_generator
+from torchgpmc.numerics.ascent import ascend
+from torchgpmc.numerics.random import make_generator
 from torchgpmc.variational.bound import HeldSites, Positions, VariationalMarginal, inducing_positions
 from torchgpmc.variational.joint_mode import start_at_joint_mode
 from torchgpmc.variational.minibatches import ascend_by_minibatches

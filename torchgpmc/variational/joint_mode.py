@@ -10,7 +10,7 @@ from torchgpmc.approximations.normal_latents import GaussianLatents
 from torchgpmc.importance import find_modes
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
-from torchgpmc.random import make_generator, normal_like
+from torchgpmc.numerics.random import make_generator, normal_like
 from torchgpmc.variational.start import Start
 
 _ROUND_MOVES = 20  # of L-BFGS, as in the rounds of other fits

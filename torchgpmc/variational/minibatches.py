@@ -10,9 +10,9 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from torchgpmc.approximations.normal_latents import GaussianLatents, expected_log_likelihood
-from torchgpmc.linalg import identity_matrix, normal_from_natural
 from torchgpmc.models.gp_model import GPModel, LatentsAt
-from torchgpmc.random import make_generator
+from torchgpmc.numerics.linalg import identity_matrix, normal_from_natural
+from torchgpmc.numerics.random import make_generator
 from torchgpmc.variational.bound import Positions
 
 _LEARNING_RATE = 0.03  # of Adam, on logs of scales and on inducing points in deviations of the inputs

@@ -14,9 +14,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchgpmc.ascent import ascend
 from torchgpmc.checks import check_count
 from torchgpmc.models.sparse import SparseGP
+from torchgpmc.numerics.ascent import ascend
 from torchgpmc.posterior import Posterior
 from torchgpmc.variational.bound import Positions, inducing_positions
 

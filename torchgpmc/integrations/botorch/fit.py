@@ -6,12 +6,12 @@ import math
 import warnings
 from typing import Any, NamedTuple
 
+from torchgpmc.calls.loop import sample
 from torchgpmc.checks import SamplingWarning, check_count, warn
 from torchgpmc.diagnostics import MAX_LATENT_RHAT
+from torchgpmc.diagnostics.summaries import Summary
 from torchgpmc.integrations.botorch.counterparts import largest_rhat, loadable, regression_of
-from torchgpmc.loop import sample
 from torchgpmc.methods import NUTS
-from torchgpmc.summaries import Summary
 
 
 class Sampling(NamedTuple):

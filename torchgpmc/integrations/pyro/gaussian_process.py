@@ -21,12 +21,12 @@ from torch.distributions import constraints
 from torchgpmc.adapter.covariance import covariance_function
 from torchgpmc.adapter.mean_function import MeanFunction
 from torchgpmc.checks import described
-from torchgpmc.linalg import apply_factor, cholesky, factor_with_gradient, whiten
 from torchgpmc.models.validation import as_tensor, check_devices, check_inputs
+from torchgpmc.numerics.linalg import apply_factor, cholesky, factor_with_gradient, whiten
+from torchgpmc.numerics.random import make_generator
 from torchgpmc.parameters.bijections import Interval
 from torchgpmc.parameters.entries import Entry
 from torchgpmc.parameters.layout import build_layout
-from torchgpmc.random import make_generator
 
 # Tensors with chains first, (C, ...), to tensors with chains first.
 OfChains = Callable[..., tuple[Tensor, ...]]

@@ -14,9 +14,9 @@ from pyro.infer.mcmc.api import AbstractMCMC
 from pyro.infer.mcmc.util import diagnostics, print_summary, select_samples
 from torch import Tensor
 
-from torchgpmc.chain_statistics import as_datatree
+from torchgpmc.calls.density_sampling import DensityDraws, sample_density
 from torchgpmc.checks import check_count
-from torchgpmc.density_sampling import DensityDraws, sample_density
+from torchgpmc.diagnostics.chain_statistics import as_datatree
 from torchgpmc.integrations.pyro.transitions import GradientKernel, seed_from_global
 from torchgpmc.storage.checkpoint import Checkpoint
 

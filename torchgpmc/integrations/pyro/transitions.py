@@ -17,7 +17,7 @@ from torchgpmc import methods
 from torchgpmc.checks import check_positive
 from torchgpmc.integrations.pyro.log_joint import Potential, Unconstrained, unconstrained_model, unconstrained_potential
 from torchgpmc.methods.density_options import DensityOptions
-from torchgpmc.random import make_generator
+from torchgpmc.numerics.random import make_generator
 from torchgpmc.runs.chain import ChainRun, ChainState
 from torchgpmc.runs.chain_targets import density_target
 from torchgpmc.runs.run import Settings

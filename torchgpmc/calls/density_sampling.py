@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchgpmc.chain_statistics import as_datatree
+from torchgpmc.calls.loop import Order, check_settings, checked_seed
 from torchgpmc.checks import check_object, warn
 from torchgpmc.density import AutogradDensity
 from torchgpmc.diagnostics import complaints, complaints_about_divergences
-from torchgpmc.loop import Order, check_settings, checked_seed
+from torchgpmc.diagnostics.chain_statistics import as_datatree
+from torchgpmc.diagnostics.summaries import Summary, summarise
 from torchgpmc.methods import NUTS
 from torchgpmc.methods.density_options import DensityOptions
+from torchgpmc.numerics.threads import one_torch_thread
 from torchgpmc.runs.chain_targets import density_target
 from torchgpmc.storage.checkpoint import Checkpoint
 from torchgpmc.storage.fingerprint import density_fingerprint
-from torchgpmc.summaries import Summary, summarise
-from torchgpmc.threads import one_torch_thread
 from torchgpmc.types import LogDensity
 
 Parts = Callable[[Tensor], Mapping[str, Tensor]]

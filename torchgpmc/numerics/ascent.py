@@ -10,7 +10,7 @@ import scipy.optimize
 import torch
 from torch import Tensor
 
-from torchgpmc.threads import one_blas_thread
+from torchgpmc.numerics.threads import one_blas_thread
 from torchgpmc.types import LogDensity
 
 _IMPOSSIBLE = 1e3  # nats below the start: a line search that fits a polynomial to a larger number moves no more

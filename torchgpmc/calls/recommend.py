@@ -18,9 +18,9 @@ from torchgpmc.evidence import Orthant, SmoothProbit, is_probit
 from torchgpmc.methods import AMIS, NUTS, AuxiliaryGradient, Method, Slice
 from torchgpmc.models import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
-from torchgpmc.random import make_generator
+from torchgpmc.numerics.random import make_generator
+from torchgpmc.numerics.threads import one_torch_thread
 from torchgpmc.runs.chain_targets import estimator_for, suited_approximation
-from torchgpmc.threads import one_torch_thread
 from torchgpmc.variational import Start, initialize
 
 WANTED = 400  # effective draws (Vehtari et al. 2021, section 4)

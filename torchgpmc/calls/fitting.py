@@ -10,13 +10,13 @@ from torch import Tensor
 
 from torchgpmc.approximations import Approximation, Laplace
 from torchgpmc.approximations.gaussian_form import check_model
-from torchgpmc.ascent import ascend
 from torchgpmc.checks import check_count, check_object, warn
 from torchgpmc.density import AutogradDensity
-from torchgpmc.linalg import identity_matrix
 from torchgpmc.models.gp_model import GPModel
-from torchgpmc.random import make_generator
-from torchgpmc.threads import one_torch_thread
+from torchgpmc.numerics.ascent import ascend
+from torchgpmc.numerics.linalg import identity_matrix
+from torchgpmc.numerics.random import make_generator
+from torchgpmc.numerics.threads import one_torch_thread
 
 Model = TypeVar("Model", bound=GPModel)
 

@@ -19,7 +19,7 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 from torchgpmc.checks import check_count
 from torchgpmc.methods import HMC
 from torchgpmc.models.gp_model import GPModel
-from torchgpmc.random import make_generator
+from torchgpmc.numerics.random import make_generator
 from torchgpmc.runs.run import Settings
 from torchgpmc.samplers.adaptation import Tuning
 from torchgpmc.samplers.hmc import HMCState, hmc

@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from torchgpmc.calls.pooling import can_be_pooled, pooled
+from torchgpmc.calls.recommend import Candidate, as_typed, described
 from torchgpmc.checks import warn
 from torchgpmc.diagnostics import MAX_ESTIMATE_VARIANCE, estimate_noise
+from torchgpmc.diagnostics.weights import kish_effective_size
 from torchgpmc.importance import truncated_log_weights
-from torchgpmc.pooling import can_be_pooled, pooled
 from torchgpmc.posterior import Posterior
-from torchgpmc.recommend import Candidate, as_typed, described
 from torchgpmc.storage.checkpoint import CheckpointError
-from torchgpmc.weights import kish_effective_size
 
 # After a fifth of its draws (the second batch of AMIS), an engine that heads for less than a third of what is wanted.
 _HOPELESS_SHARE, _HOPELESS = 0.2, 3.0

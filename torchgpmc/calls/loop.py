@@ -14,19 +14,19 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from torchgpmc.calls.default_call import Rule, sample_by_default
+from torchgpmc.calls.isolation import warn_of_isolated_data
+from torchgpmc.calls.recommend import WANTED, Candidate, candidates
 from torchgpmc.checks import check_count, check_object, warn
-from torchgpmc.default_call import Rule, sample_by_default
-from torchgpmc.isolation import warn_of_isolated_data
 from torchgpmc.methods import NUTS
 from torchgpmc.models.gp_model import GPModel
+from torchgpmc.numerics.random import derived_seed, make_generator
+from torchgpmc.numerics.threads import num_cores, one_torch_thread
 from torchgpmc.posterior import Posterior
-from torchgpmc.random import derived_seed, make_generator
-from torchgpmc.recommend import WANTED, Candidate, candidates
 from torchgpmc.runs.run import Method, Run, Settings, chain_settings
 from torchgpmc.storage.checkpoint import Checkpoint, CheckpointFile
 from torchgpmc.storage.draws import Draws, DrawStore
 from torchgpmc.storage.fingerprint import Fingerprint, model_fingerprint
-from torchgpmc.threads import num_cores, one_torch_thread
 from torchgpmc.trees import unpack
 from torchgpmc.variational import Start
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from torchgpmc.divergences import about_divergences
-from torchgpmc.summaries import Summary, effective_sizes, scalar_columns
-from torchgpmc.weights import (
+from torchgpmc.diagnostics.divergences import about_divergences
+from torchgpmc.diagnostics.summaries import Summary, effective_sizes, scalar_columns
+from torchgpmc.diagnostics.weights import (
     MAX_KHAT,
     MIN_DRAWS_FOR_KHAT,
     error_by_runs,
@@ -106,7 +106,7 @@ def _about_heavy_means(summary: Summary) -> str:
 
 
 def complaints_about_divergences(samples: Mapping[str, Tensor], summary: Summary, stats: Mapping[str, Tensor]) -> list[str]:
-    """That a region may be missed; see :func:`torchgpmc.divergences.about_divergences`.
+    """That a region may be missed; see :func:`torchgpmc.diagnostics.divergences.about_divergences`.
 
     Args:
         samples: ``{name: (C, S, *shape)}``.

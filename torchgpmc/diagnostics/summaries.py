@@ -10,8 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgpmc import chain_statistics
-from torchgpmc.weights import is_heavy_tailed, kish_effective_size, log_contributions, pareto_khat, weighted_effective_size
+from torchgpmc.diagnostics import chain_statistics
+from torchgpmc.diagnostics.weights import (
+    is_heavy_tailed,
+    kish_effective_size,
+    log_contributions,
+    pareto_khat,
+    weighted_effective_size,
+)
 
 MIN_EVEN_DRAWS = 2.0  # by Kish's size; one draw has no spread
 

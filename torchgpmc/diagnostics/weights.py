@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from torchgpmc import chain_statistics
+from torchgpmc.diagnostics import chain_statistics
 
 MIN_DRAWS_FOR_KHAT = 25  # a fifth of them are its tail
 MAX_KHAT = 0.7  # Vehtari et al. 2024
