@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
+Methods = Mapping[str, Callable[..., Any]]
 
-def keeps_methods(kind: type, base: type, names: tuple[str, ...]) -> bool:
-    """Whether a class has the methods ``names`` as its ``base`` has them.
+
+def methods_of(kind: type, names: tuple[str, ...]) -> Methods:
+    """What the methods ``names`` of a class are now, by name; taken where the class is defined."""
+    return {name: getattr(kind, name) for name in names}
+
+
+def keeps_methods(owner: Any, methods: Methods) -> bool:
+    """Whether a class or an object has these methods still, none redefined by a subclass or set on the object or the class.
 
     Example:
         >>> class Rounded(float):
         ...     def __abs__(self):
         ...         return round(super().__abs__())
-        >>> keeps_methods(Rounded, float, ("hex",)), keeps_methods(Rounded, float, ("hex", "__abs__"))
+        >>> keeps_methods(Rounded, methods_of(float, ("hex",))), keeps_methods(Rounded, methods_of(float, ("hex", "__abs__")))
         (True, False)
     """
-    return all(getattr(kind, name) is getattr(base, name) for name in names)
+    found = {name: getattr(owner, name) for name in methods}
+    return all(getattr(found[name], "__func__", found[name]) is method for name, method in methods.items())
 
 
 @lru_cache(maxsize=64)

@@ -16,7 +16,7 @@ from torchgpmc.models.targets import Targets
 from torchgpmc.models.validation import check_devices, check_inputs
 from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.numerics.linalg import cholesky, identity_matrix, solve_lower
-from torchgpmc.overriding import keeps_methods
+from torchgpmc.overriding import keeps_methods, methods_of
 from torchgpmc.parameters.layout import Hyperparameters
 
 
@@ -138,7 +138,7 @@ class ConditionedGP(GPModel):
     def value_and_grad(
         self, theta: Tensor, white: Tensor, targets: Targets, sites: GaussianSites | None = None
     ) -> tuple[Tensor, Tensor] | None:
-        if not keeps_methods(type(self), ConditionedGP, DENSITY):
+        if not keeps_methods(self, _WRITTEN_OUT):
             return None  # a subclass's own density
         return value_and_grad_by_parts(self, self._prior_part, self.bindings.jitter, theta, white, targets, sites)
 
@@ -175,3 +175,6 @@ class ConditionedGP(GPModel):
         there, at_latents = (self._given(prior.values, count, points) for points in (inputs, self.latent_inputs))
         variance = conditional_variance(plain.variance, there.root.square().sum(-2))
         return Cross(there.mean, plain.covariance - at_latents.root.mT @ there.root, variance)
+
+
+_WRITTEN_OUT = methods_of(ConditionedGP, DENSITY)

@@ -11,7 +11,9 @@ from torchgpmc.models.reverse import Part, by_autograd, covariance_part, mean_pa
 from torchgpmc.models.targets import Targets
 from torchgpmc.numerics.linalg import cholesky_in_place, solve_lower, times_vector, triangular_log_determinant
 from torchgpmc.numerics.special import log_standard_normal
-from torchgpmc.overriding import keeps_methods
+from torchgpmc.overriding import keeps_methods, methods_of
+
+_WRITTEN_OUT = methods_of(GPModel, ("prior_at",))
 
 
 def evidence_and_grad_by_parts(model: GPModel, theta: Tensor, targets: Targets) -> tuple[Tensor, Tensor] | None:
@@ -29,7 +31,7 @@ def evidence_and_grad_by_parts(model: GPModel, theta: Tensor, targets: Targets) 
     Returns:
         Log densities of theta ``(C,)``, NaN where A does not factorise, and gradients ``(C, P)``.
     """
-    if not keeps_methods(type(model), GPModel, ("prior_at",)):
+    if not keeps_methods(model, _WRITTEN_OUT):
         return None
     layout, count = model.layout, len(theta)
     with torch.no_grad():

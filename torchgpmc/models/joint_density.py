@@ -10,7 +10,7 @@ from torchgpmc.models.gp_model import GPModel, LatentsAt
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.whitening import GaussianSites, undo_whitening
 from torchgpmc.numerics.special import log_standard_normal
-from torchgpmc.overriding import keeps_methods
+from torchgpmc.overriding import keeps_methods, methods_of
 
 
 class JointLogDensity(AutogradDensity):
@@ -75,7 +75,7 @@ class JointLogDensity(AutogradDensity):
 
     def _is_written_out(self) -> bool:
         """Whether the model's own ways lead to this density, not to a subclass's or to one at fixed hyperparameters."""
-        return self.fixed is None and keeps_methods(type(self), JointLogDensity, ("_evaluate",))
+        return self.fixed is None and keeps_methods(self, _WRITTEN_OUT)
 
     def __call__(self, position: Tensor) -> Tensor:
         if self._is_written_out() and not (position.requires_grad and torch.is_grad_enabled()):
@@ -119,3 +119,6 @@ def joint_log_density(model: GPModel, targets: Tensor | Targets | None = None) -
         (torch.Size([3]), torch.Size([3, 9]))
     """
     return JointLogDensity(model, targets)
+
+
+_WRITTEN_OUT = methods_of(JointLogDensity, ("_evaluate",))

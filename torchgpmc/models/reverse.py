@@ -19,7 +19,7 @@ from torchgpmc.models.targets import Targets
 from torchgpmc.models.whitening import GaussianSites, white_under_prior, white_under_sites
 from torchgpmc.numerics.linalg import cholesky
 from torchgpmc.numerics.special import log_standard_normal
-from torchgpmc.overriding import is_newest, keeps_methods
+from torchgpmc.overriding import is_newest, keeps_methods, methods_of
 
 
 class Part(NamedTuple):
@@ -78,10 +78,13 @@ def prior_part(model: GPModel, covariance_at: Covariance, x: Tensor, values: dic
     )
 
 
+_NOT_WRITTEN = methods_of(LogLikelihood, ("log_prob_and_slope",))
+
+
 def _has_slope(likelihood: LogLikelihood) -> bool:
     """Whether the derivative of the very density that ``log_prob`` gives is in closed form."""
     kind: Any = type(likelihood)
-    written = not keeps_methods(kind, LogLikelihood, ("log_prob_and_slope",))
+    written = not keeps_methods(kind, _NOT_WRITTEN)
     return written and is_newest(kind, "log_prob_and_slope", ("log_prob", "pointwise_log_prob", "forward"))
 
 

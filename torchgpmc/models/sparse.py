@@ -21,7 +21,7 @@ from torchgpmc.models.sparse_gradient import DataBindings, SparseDensity, automa
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.validation import check_inducing_points
 from torchgpmc.models.whitening import GaussianSites
-from torchgpmc.overriding import keeps_methods
+from torchgpmc.overriding import keeps_methods, methods_of
 from torchgpmc.parameters.layout import Hyperparameters
 
 
@@ -175,8 +175,8 @@ class SparseGP(InducingModel):
 
     def _is_written_out(self) -> bool:
         """Whether the density is the one of this class, not a subclass's own."""
-        return keeps_methods(type(self), SparseGP, _DENSITY)
+        return keeps_methods(self, _WRITTEN_OUT)
 
 
 # Methods that the density by chunks is written out for.
-_DENSITY = "prior_at", "at_data", "cross", "marginals", "log_likelihood", "likelihood_function"
+_WRITTEN_OUT = methods_of(SparseGP, ("prior_at", "at_data", "cross", "marginals", "log_likelihood", "likelihood_function"))

@@ -14,7 +14,7 @@ from torchgpmc.models.gp_model import GPModel, LatentsAt, likelihood_values
 from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.numerics.linalg import times_blocks
 from torchgpmc.numerics.special import log_standard_normal
-from torchgpmc.overriding import is_newest, keeps_methods
+from torchgpmc.overriding import is_newest, keeps_methods, methods_of
 from torchgpmc.samplers.sweep import Conditional
 from torchgpmc.trees import take
 from torchgpmc.types import LogDensity
@@ -77,9 +77,12 @@ class JointWithPrior:
         return Conditional(density, rest=lambda v: kept.log_prior + log_standard_normal(v))
 
 
+_OF_F_ALONE = methods_of(GPModel, ("log_likelihood", "latents"))
+
+
 def sees_f_alone(model: GPModel) -> bool:
     """Whether the model's log likelihood is that of f at its latent inputs, and no way of its own."""
-    return keeps_methods(type(model), GPModel, ("log_likelihood", "latents"))
+    return keeps_methods(model, _OF_F_ALONE)
 
 
 def _at_parameters(likelihood: Any) -> Any:
