@@ -5,10 +5,10 @@
     python benchmarks/headline.py --columns 10 --seeds 10 --long 40000 --methods "default call"
 
 Probit GP, n=200, paper A's priors; d=2 isotropic, or a lengthscale each; worst hyperparameter. The truth is one long run, with more
-columns a pool of runs of 4000 draws. Beside it are Kish's size and k-hat, the largest weight, which tells a heavy tail from a bounded
-one, and how far the worst mean of the worst seed is off, in posterior deviations. Mode search is inside the time. With two columns
-NumPyro's NUTS runs first, sequential chains, compile time left out; with ten it takes most of an hour to 200 effective draws
-(``peers/numpyro_nuts.py``), and is not run here.
+columns a pool of runs of 4000 draws. Beside it are Kish's size and k-hat, the largest weight, which tells a heavy tail from a
+bounded one, and how far the worst mean of the worst seed is off, in posterior deviations. Mode search is inside the time. With two
+columns NumPyro's NUTS runs first, sequential chains, compile time left out; with ten it takes most of an hour to 200 effective
+draws (``peers/numpyro_nuts.py``), and is not run here.
 """
 
 import argparse
