@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -40,6 +41,7 @@ class Prediction:
         log_weights: of the draws ``(S,)``, normalised.
         exposure: of counts at the test points, ``()`` or ``(T,)``; ``None`` for that of the data, if it is one number.
         jointly: some draws to f at all test points together; ``None`` where only marginals are known.
+        each: draws in a row that share a theta and their weight. Densities that are integrals are averaged over the first alone.
 
     Example:
         >>> import torch, torchgpmc as tg
@@ -69,6 +71,7 @@ class Prediction:
         *,
         exposure: Tensor | None = None,
         jointly: Jointly | None = None,
+        each: int = 1,
     ):
         self._model = model
         self._num_points = num_points
@@ -76,6 +79,7 @@ class Prediction:
         self._log_weights = log_weights
         self._exposure = exposure
         self._jointly = jointly
+        self._each = each
         self._points = _slices(num_points, chunk)
         self._draws = _slices(len(log_weights), draws_at_once)
         self._given = given
@@ -140,12 +144,18 @@ class Prediction:
         if hasattr(self._model.likelihood, "validate_targets"):
             targets = self._at(self._model.likelihood, slice(None)).validate_targets(targets)
         result = torch.full_like(targets, -torch.inf)
+        step = 1 if as_likelihood(self._model.likelihood).predicts_quickly else self._each
         for rows, points, mean, variance in self._parts():
-            y = targets[points]
+            y, some = targets[points], slice(rows.start, rows.stop, step)
             logs = self._per_draw(
-                rows, points, mean, variance, lambda likelihood, *marginal, y=y: likelihood.predictive_log_prob(*marginal, y)
+                some,
+                points,
+                mean[::step],
+                variance[::step],
+                lambda likelihood, *marginal, y=y: likelihood.predictive_log_prob(*marginal, y),
             )
-            result[points] = torch.logaddexp(result[points], torch.logsumexp(logs + self._log_weights[rows, None], 0))
+            log_weights = self._log_weights[some, None] + math.log(step)
+            result[points] = torch.logaddexp(result[points], torch.logsumexp(logs + log_weights, 0))
         return result
 
     @property

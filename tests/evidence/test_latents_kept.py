@@ -89,6 +89,19 @@ def test_predictions_are_averages_over_all(model, monkeypatch):
     assert posterior.predict(x, num_draws=7).sample(5, joint=True).shape == (5, 3)
 
 
+def test_means_of_counts_are_averages_over_all_and_their_densities_over_the_first_alone():
+    posterior = tg.sample(gp("poisson"), tg.AMIS(num_importance=4), num_samples=60, seed=0, progress=False)
+    x, y = inputs(3, 2, seed=5), torch.tensor([0, 2, 1])
+    mean, variance = posterior._functions(torch.arange(60)).marginals(x)(slice(0, 240))(slice(None))
+    weights = torch.softmax(posterior.log_weights[0], 0)
+    rates = (mean + 0.5 * variance).exp().view(60, LATENTS_KEPT, 3).mean(1)
+    torch.testing.assert_close(posterior.predict(x).mean, weights @ rates)
+    of_first = copy.copy(posterior)
+    of_first._others = None
+    torch.testing.assert_close(posterior.predict(x).log_prob(y), of_first.predict(x).log_prob(y))
+    torch.testing.assert_close(posterior.predict(x, test_chunk=2).log_prob(y), of_first.predict(x).log_prob(y))
+
+
 def test_they_halve_the_variance_of_probabilities():
     posterior = tg.sample(gp("probit", 30), tg.AMIS(), num_samples=200, seed=0, progress=False)
     mean, variance = posterior.predict(inputs(4, 2, seed=5))._given(slice(None))(slice(None))

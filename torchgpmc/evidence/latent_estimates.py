@@ -16,7 +16,9 @@ LATENTS_KEPT = 4  # given theta they vary far more than their mean does with the
 
 def latents_kept(model: GPModel) -> int:
     """Latent vectors of a theta that a run keeps: one where predictions would not use more, dear as they are or exact without."""
-    return LATENTS_KEPT if as_likelihood(model.likelihood).predicts_quickly and not model.is_conjugate else 1
+    likelihood = as_likelihood(model.likelihood)
+    several = likelihood.predicts_quickly or likelihood.has_moments_by_formula
+    return LATENTS_KEPT if several and not model.is_conjugate else 1
 
 
 class LatentEstimate(NamedTuple):

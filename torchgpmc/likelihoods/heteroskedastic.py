@@ -33,6 +33,8 @@ class HeteroskedasticGaussian(Factorised, Likelihood):
         tensor([-1.8379])
     """
 
+    has_moments_by_formula = True
+
     num_latents = 2
 
     def __init__(self, scale: float = 1.0):

@@ -142,11 +142,12 @@ class Factorised(LogLikelihood):
 
     ``is_classification``: whether the mean response is a class probability. ``is_ordered``: whether responses have quantiles.
     ``predicts_quickly``: whether predictive densities and moments are formulas, or short rules, so that a prediction can afford to
-    average over all latent vectors that are kept of a theta.
+    average over all latent vectors that are kept of a theta; ``has_moments_by_formula``: whether moments alone are.
     """
 
     is_classification = False
     predicts_quickly = False
+    has_moments_by_formula = False
     is_ordered = True
 
     def forward(self, function_samples: Tensor) -> Distribution:

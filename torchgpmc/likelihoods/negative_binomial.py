@@ -43,6 +43,8 @@ class NegativeBinomial(Counts):
         (tensor([1.]), tensor([1.5000]))
     """
 
+    has_moments_by_formula = True
+
     is_log_concave = True
 
     def __init__(

@@ -34,6 +34,8 @@ class Poisson(Counts):
         tensor([0.5000])
     """
 
+    has_moments_by_formula = True
+
     is_log_concave = True
 
     def forward(self, function_samples: Tensor) -> PoissonDistribution:

@@ -28,6 +28,8 @@ class StudentT(Factorised, StudentTLikelihood):
         torch.Size([1])
     """
 
+    has_moments_by_formula = True
+
     def forward(self, function_samples: Tensor) -> StudentTDistribution:  # type: ignore[override]  # unused extra arguments
         return StudentTDistribution(self.deg_free, function_samples, self.noise.sqrt(), validate_args=False)
 

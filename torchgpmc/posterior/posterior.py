@@ -164,6 +164,7 @@ class Posterior:
             torch.log_softmax(log_weights, 0),
             exposure=self._exposure(exposure, x),
             jointly=functions.jointly(x),
+            each=functions.each,
         )
 
     def _exposure(self, exposure: float | Tensor | None, x: Tensor) -> Tensor | None:
