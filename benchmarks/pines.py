@@ -138,7 +138,7 @@ def field(arguments):
     posterior = tg.sample(model, tg.AuxiliaryGradient(thinning=5), seed=0, progress=False, **settings)
     seconds = time.process_time() - began
     worst_rhat = tg.diagnostics.worst_latent(posterior.latents)[1]
-    sizes = [tg.summaries.effective_sizes(posterior.latents[..., cell])[0] for cell in range(0, 4096, 64)]
+    sizes = [tg.diagnostics.summaries.effective_sizes(posterior.latents[..., cell])[0] for cell in range(0, 4096, 64)]
     draws = posterior.latents.flatten(0, 1)
     rows = {}
     for level in LEVELS:
