@@ -17,6 +17,7 @@ from torchgpmc.models.validation import as_tensor
 from torchgpmc.numerics.linalg import cholesky
 from torchgpmc.numerics.quadrature import FIRST_NODES
 from torchgpmc.numerics.random import make_generator, normal_like, uniform
+from torchgpmc.numerics.threads import slices
 
 # Elements in the largest temporary; quadrature multiplies a draw's test points by its number of nodes.
 _CHUNK_ELEMENTS = 2_000_000
@@ -80,8 +81,8 @@ class Prediction:
         self._exposure = exposure
         self._jointly = jointly
         self._each = each
-        self._points = _slices(num_points, chunk)
-        self._draws = _slices(len(log_weights), draws_at_once)
+        self._points = slices(num_points, chunk)
+        self._draws = slices(len(log_weights), draws_at_once)
         self._given = given
         if len(self._points) == 1:
             mean, variance = self._of_all_draws(self._points[0])
@@ -209,7 +210,7 @@ class Prediction:
         parts = []
         for whole in self._points:
             mean, variance = self._of_all_draws(whole)
-            for part in _slices(whole.stop - whole.start, max(1, _CHUNK_ELEMENTS // num_samples)):
+            for part in slices(whole.stop - whole.start, max(1, _CHUNK_ELEMENTS // num_samples)):
                 points = slice(whole.start + part.start, whole.start + part.stop)
                 f = _independent(mean[..., part][chosen], variance[..., part][chosen], generator)
                 parts.append(self._responses(chosen, points, f, generator).sort(0).values[ranks])
@@ -320,7 +321,7 @@ class Prediction:
         """``function(likelihood, mean, variance)`` at each of the draws, a few at a time."""
         count, latents, size = mean.shape
         parts = []
-        for rows in _slices(count, max(1, _CHUNK_ELEMENTS // (FIRST_NODES * latents * size))):
+        for rows in slices(count, max(1, _CHUNK_ELEMENTS // (FIRST_NODES * latents * size))):
             marginal = self._boundary(mean[rows]), self._boundary(variance[rows])
             values = {name: value[draws][rows] for name, value in self._likelihood_values.items()}
             parts.append(
@@ -377,7 +378,3 @@ class _Mixtures:
         shift = mean - self.mean[points]
         self.mean[points] += share * shift
         self.variance[points] += share * (variance - self.variance[points] + (1 - share) * shift.square())
-
-
-def _slices(count: int, size: int) -> list[slice]:
-    return [slice(start, min(start + size, count)) for start in range(0, count, size)]

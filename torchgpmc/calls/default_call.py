@@ -139,6 +139,7 @@ def sample_by_default(engines: Sequence[Candidate], wanted: int, run: Callable[[
             return _result(trials, trials[-1])
         if last is not None and can_be_pooled(last):
             before = last
+            # Once an engine: draws that are too few again have not grown as they should.
             if _is_half_done(last, wanted) and engine not in engines[:number]:
                 engines.insert(number + 1, engine)
     best = _best(trials)
