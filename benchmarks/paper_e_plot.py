@@ -1,6 +1,6 @@
 """Figures of paper E again from their tables, for panels that were run one by one.
 
-    python benchmarks/paper_e_plot.py docs/results/theta_engines.md
+    python benchmarks/paper_e_plot.py docs/results/paper_e.md
 
 Every table of the file with columns "IQR at" counts; those with PM in a sampler's name make figure 2, the others figure 1.
 """
