@@ -94,7 +94,7 @@ def reference(model, num_draws, seed=9):
         estimate = estimator.draw(theta, generator, num_latents=_LATENTS)
         log_prior = model.layout.log_prior(theta)
     log_weights = log_prior + log_slope + estimate.value - _between(centres, width, mass, z)
-    draws = Draws(theta[None], estimate.whitened[None], log_weights[None], others=estimate.others[None])
+    draws = Draws(theta[None], estimate.whitened[None], log_weights[None], further_whitened=estimate.further_whitened[None])
     lp = log_prior + estimate.log_likelihood + log_standard_normal(estimate.whitened)
     stats = {"lp": lp[None], "log_evidence_variance": estimate.variance[None]}
     return tg.Posterior(model, draws, stats, {"method": "lattice()"})

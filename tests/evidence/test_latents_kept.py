@@ -40,8 +40,8 @@ def excess(name):
     evidence, expected = quadrature(model, moments)
     theta = torch.zeros(REPEATS, 0, dtype=torch.float64)
     found = ESTIMATORS[name](model).draw(theta, generator(), num_latents=LATENTS_KEPT)
-    assert found.others.shape == (REPEATS, LATENTS_KEPT - 1, 2)
-    values = torch.cat([moments(other) for other in found.others.unbind(1)], -1) * found.value.exp().unsqueeze(-1)
+    assert found.further_whitened.shape == (REPEATS, LATENTS_KEPT - 1, 2)
+    values = torch.cat([moments(other) for other in found.further_whitened.unbind(1)], -1) * found.value.exp().unsqueeze(-1)
     return worst_excess(values / evidence, (expected / evidence).repeat(LATENTS_KEPT - 1))
 
 
@@ -65,9 +65,9 @@ def test_of_a_collapsed_model_they_are_draws_of_its_normal_posterior():
     theta = torch.zeros(1, model.layout.size, dtype=torch.float64).expand(REPEATS, -1)
     found = estimator_for(model, tg.Laplace(), 1, None, None).draw(theta, generator(), num_latents=3)
     fresh = estimator_for(model, tg.Laplace(), 1, None, None).draw(theta, generator(1))
-    for other in found.others.unbind(1):
+    for other in found.further_whitened.unbind(1):
         assert worst_excess(moments(other) - moments(fresh.whitened)) < 1
-    assert float((found.others[:, 0] - found.whitened).abs().min()) > 0
+    assert float((found.further_whitened[:, 0] - found.whitened).abs().min()) > 0
 
 
 @pytest.mark.parametrize("model", [gp("probit"), sparse_gp("probit"), gp("softmax", 6)], ids=["full", "inducing", "several"])
@@ -80,7 +80,7 @@ def test_predictions_are_averages_over_all(model, monkeypatch):
     parts = []
     for v in several.unbind(1):
         one = copy.copy(posterior)
-        one.whitened, one._others = v[None], None
+        one.whitened, one._further = v[None], None
         parts.append(one.predict(x))
     torch.testing.assert_close(whole.mean, torch.stack([part.mean for part in parts]).mean(0))
     torch.testing.assert_close(whole.latent_mean, torch.stack([part.latent_mean for part in parts]).mean(0))
@@ -97,7 +97,7 @@ def test_means_of_counts_are_averages_over_all_and_their_densities_over_the_firs
     rates = (mean + 0.5 * variance).exp().view(60, LATENTS_KEPT, 3).mean(1)
     torch.testing.assert_close(posterior.predict(x).mean, weights @ rates)
     of_first = copy.copy(posterior)
-    of_first._others = None
+    of_first._further = None
     torch.testing.assert_close(posterior.predict(x).log_prob(y), of_first.predict(x).log_prob(y))
     torch.testing.assert_close(posterior.predict(x, test_chunk=2).log_prob(y), of_first.predict(x).log_prob(y))
 
@@ -125,4 +125,4 @@ def test_they_are_saved_and_resampled(tmp_path):
     for other in (again, tg.Posterior.load(tmp_path / "file", model)):
         torch.testing.assert_close(other.predict(x).probs, posterior.predict(x).probs, rtol=0, atol=0)
     place = (posterior.theta[0] == rows.theta[0, 0]).all(-1).nonzero()[0, 0]
-    torch.testing.assert_close(rows._others[0, 0], posterior._others[0, place], rtol=0, atol=0)
+    torch.testing.assert_close(rows._further[0, 0], posterior._further[0, place], rtol=0, atol=0)

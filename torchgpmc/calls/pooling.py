@@ -72,7 +72,7 @@ def pooled(posteriors: Sequence[Posterior]) -> Posterior:
         return None if any(part is None for part in parts) else torch.cat(parts, 1)
 
     theta, whitened = (torch.cat([getattr(posterior, name) for posterior in posteriors], 1) for name in ("theta", "whitened"))
-    draws = Draws(theta, whitened, joined("log_weights"), others=joined("_others"))
+    draws = Draws(theta, whitened, joined("log_weights"), further_whitened=joined("_further"))
     names = set.intersection(*(set(posterior.stats) for posterior in posteriors)) - {"run"}
     stats = {name: torch.cat([posterior.stats[name] for posterior in posteriors], 1) for name in sorted(names)}
     stats["run"] = _runs(posteriors)

@@ -38,7 +38,7 @@ class ImportanceEstimate(NamedTuple):
     value: Tensor  # (C,), log of the unbiased estimate of p(y | theta); -inf where K could not be factorised
     variance: Tensor  # (C,), relative variance of the estimate; NaN where it rests on a single weight
     whitened: Tensor  # (C, V), the kept draw
-    others: Tensor  # (C, J - 1, V), chosen as the kept one was, of J that were asked for
+    further_whitened: Tensor  # (C, J - 1, V), chosen as the kept one was, of J that were asked for
     log_likelihood: Tensor  # (C,), log p(y | f) of the kept draw
     log_rest: Tensor  # (C,), log of the sum of the weights that do not change when the kept draw moves
     alpha: Tensor  # (C, V), of the importance density

@@ -27,7 +27,7 @@ class LatentEstimate(NamedTuple):
     value: Tensor  # (C,), log of the unbiased estimate of p(y | theta); -inf where K could not be factorised
     variance: Tensor  # (C,), relative variance of the estimate
     whitened: Tensor  # (C, V), the kept draw
-    others: Tensor  # (C, J - 1, V), chosen as the kept one was, of J that were asked for
+    further_whitened: Tensor  # (C, J - 1, V), chosen as the kept one was, of J that were asked for
     log_likelihood: Tensor  # (C,), log p(y | f) of the kept draw
     num_factorizations: Tensor  # (C,)
     converged: Tensor  # (C,), whether the density it was drawn from is as good as it can be

@@ -127,7 +127,7 @@ class SmoothProbitEstimator:
         of_inner, rest = auxiliary.tensor_split([self.inner.auxiliary_size], -1)
         normals = rest.view(len(theta), -1, 2, size).unbind(1)
         found, _ = self.inner.at_prior(of_h.prior, of_inner, start, len(normals))
-        (whitened, *others), log_likelihood = (found.whitened, *found.others.unbind(1)), found.log_likelihood
+        (whitened, *others), log_likelihood = (found.whitened, *found.further_whitened.unbind(1)), found.log_likelihood
         if bool((of_h.noise > 0).any()):
             sign = 2 * targets.values - 1
             whitened, *others = (

@@ -83,7 +83,7 @@ class Posterior:
         self.theta = draws.theta
         self.whitened = draws.whitened
         self.log_weights = draws.log_weights
-        self._others = draws.others
+        self._further = draws.further_whitened
         self.stats = stats
         self.info = info
         chains, count, size = draws.theta.shape
@@ -182,8 +182,8 @@ class Posterior:
         # Exact given theta: of normal latents, and one data set.
         integrates_out = self.model.is_conjugate and not self.model.targets.one_a_chain
         latents = v.unsqueeze(1)
-        if self._others is not None and not integrates_out:
-            latents = torch.cat([latents, self._others.flatten(0, 1)[index].to(v)], 1)
+        if self._further is not None and not integrates_out:
+            latents = torch.cat([latents, self._further.flatten(0, 1)[index].to(v)], 1)
         return FunctionDraws(self.model, theta, latents, integrates_out)
 
     def fitted(self) -> Fitted:
@@ -257,8 +257,8 @@ class Posterior:
         weights = torch.softmax(self.log_weights.flatten(), 0)
         rows = torch.multinomial(weights, num_draws, replacement=True, generator=make_generator(seed))
         theta, whitened = (part.flatten(0, 1)[rows][None] for part in (self.theta, self.whitened))
-        others = None if self._others is None else self._others.flatten(0, 1)[rows][None]
-        draws = Draws(theta, whitened, None, others=others)
+        further = None if self._further is None else self._further.flatten(0, 1)[rows][None]
+        draws = Draws(theta, whitened, None, further_whitened=further)
         stats = {name: value.flatten(0, 1)[rows][None] for name, value in self.stats.items()}
         label = f"{num_draws} draws by weight from {len(weights)}; {len(rows.unique())} of them differ"
         return Posterior(self.model, draws, stats, {**self.info, "resampled": label})
@@ -309,7 +309,7 @@ class Posterior:
             "theta": self.theta,
             "whitened": self.whitened,
             "log_weights": self.log_weights,
-            "others": self._others,
+            "further_whitened": self._further,
             "stats": self.stats,
             "info": self.info,
         }
@@ -329,7 +329,7 @@ class Posterior:
         different = differences(content["model"], model_fingerprint(model))
         if different:
             raise ValueError(f"{path} was made with another model: {different}. Expected the model it was sampled from.")
-        others = content.get("others")
-        draw = Draw(content["theta"], content["whitened"], content["log_weights"], others)
+        further = content.get("further_whitened")
+        draw = Draw(content["theta"], content["whitened"], content["log_weights"], further)
         check_draws(path, draw, content["stats"], model.layout.size, model.latent_size)
-        return Posterior(model, Draws(*draw[:3], others=others), content["stats"], content["info"])
+        return Posterior(model, Draws(*draw[:3], further_whitened=further), content["stats"], content["info"])

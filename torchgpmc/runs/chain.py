@@ -78,7 +78,7 @@ class ChainRun(NamedTuple):
 
     def finish(self, state: ChainState, draw: Draw) -> Draws:
         info = {} if self.target.biased is None else {"biased": self.target.biased}
-        return Draws(draw.theta, draw.whitened, draw.log_weight, info, draw.others)
+        return Draws(draw.theta, draw.whitened, draw.log_weight, info, draw.further_whitened)
 
 
 def combined(infos: Sequence[Any]) -> dict[str, Tensor]:

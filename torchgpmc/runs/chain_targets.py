@@ -174,7 +174,7 @@ def marginal_target(
         log_weight = None
         if num_importance:
             log_weight = (estimate.value + log_prior - state.log_density)[:, None]
-        return Draw(theta[:, None], estimate.whitened[:, None], log_weight, estimate.others[:, None]), stats
+        return Draw(theta[:, None], estimate.whitened[:, None], log_weight, estimate.further_whitened[:, None]), stats
 
     def start(generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
         found = start_at_mode(marginal_of(model, approximation), chains, generator) if from_mode else None

@@ -137,7 +137,7 @@ class ImportanceRun(NamedTuple):
             anchors = z[torch.isfinite(log_target)][: min(_MAX_ANCHORS, count // 4)]
             anchors = torch.cat([state.anchors, anchors])
             starts = self._starts_at(anchors)
-        drawn = Draw(theta[None], estimate.whitened[None], others=estimate.others[None])
+        drawn = Draw(theta[None], estimate.whitened[None], further_whitened=estimate.further_whitened[None])
         return ImportanceState(state.iteration + 1, draws, anchors, starts), drawn, stats
 
     def finish(self, state: ImportanceState, draw: Draw) -> Draws:
@@ -156,5 +156,5 @@ class ImportanceRun(NamedTuple):
         known = {"log_evidence": float(value) - mass.value, "log_evidence_error": math.hypot(float(error), mass.error)}
         # Ctrl-C may have come between a batch's being kept and its being weighed.
         weighed = len(weights)
-        others = None if draw.others is None else draw.others[:, :weighed]
-        return Draws(draw.theta[:, :weighed], draw.whitened[:, :weighed], weights.cpu()[None], known, others)
+        further = None if draw.further_whitened is None else draw.further_whitened[:, :weighed]
+        return Draws(draw.theta[:, :weighed], draw.whitened[:, :weighed], weights.cpu()[None], known, further)

@@ -17,7 +17,7 @@ class Draw(NamedTuple):
     theta: Tensor  # (C, B, P), unconstrained
     whitened: Tensor  # (C, B, V)
     log_weight: Tensor | None = None  # (C, B), unnormalised, where draws do not weigh the same
-    others: Tensor | None = None  # (C, B, J - 1, V), where each theta has J latent vectors
+    further_whitened: Tensor | None = None  # (C, B, J - 1, V), where each theta has J latent vectors
 
 
 class Draws(NamedTuple):
@@ -27,7 +27,7 @@ class Draws(NamedTuple):
     whitened: Tensor  # (C, S, V)
     log_weights: Tensor | None  # (C, S), unnormalised; None for Markov chains
     info: Mapping[str, float | str] = MappingProxyType({})  # about the whole run, for ``Posterior.info``
-    others: Tensor | None = None  # (C, S, J - 1, V), further latent vectors of the same thetas, for predictions
+    further_whitened: Tensor | None = None  # (C, S, J - 1, V), further latent vectors of the same thetas, for predictions
 
 
 def check_draws(
@@ -53,8 +53,11 @@ def check_draws(
     expected |= {name: (value, shape) for name, value in stats.items()}
     if draws.log_weight is not None:
         expected["log_weights"] = draws.log_weight, shape
-    if draws.others is not None:
-        expected["further latents"] = draws.others, [*shape, *getattr(draws.others, "shape", ())[2:3], num_latents]
+    if draws.further_whitened is not None:
+        expected["further latents"] = (
+            draws.further_whitened,
+            [*shape, *getattr(draws.further_whitened, "shape", ())[2:3], num_latents],
+        )
     for name, (value, wanted) in expected.items():
         found = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
         if found != wanted:
@@ -74,8 +77,8 @@ class DrawStore:
 
     def append(self, draw: Draw, stats: dict[str, Tensor]) -> None:
         """Keeps one advance's draws, with statistics ``(C,)`` or ``(C, B)`` each."""
-        weight, others = (None if part is None else part.to("cpu") for part in draw[2:])
-        self._draws.append(Draw(draw.theta.to("cpu"), draw.whitened.to("cpu"), weight, others))
+        weight, further = (None if part is None else part.to("cpu") for part in draw[2:])
+        self._draws.append(Draw(draw.theta.to("cpu"), draw.whitened.to("cpu"), weight, further))
         self._stats.append({name: value.to("cpu").view(len(draw.theta), -1) for name, value in stats.items()})
         self._count += draw.theta.shape[1]
 
@@ -110,7 +113,7 @@ class DrawStore:
 
 def draws_of(piece: Mapping[str, Any]) -> Draw:
     """The draws in a piece of a :class:`DrawStore`, from a file perhaps, and then perhaps of other shapes than they should be."""
-    return Draw(piece["theta"], piece["whitened"], piece["log_weight"], piece.get("others"))
+    return Draw(piece["theta"], piece["whitened"], piece["log_weight"], piece.get("further_whitened"))
 
 
 def _joined(parts: list[Tensor | None]) -> Tensor | None:
