@@ -64,6 +64,7 @@ class LogLikelihood:
     a Gaussian density there is all that f is drawn from; else other modes are searched for. Nothing is taken on trust: say so.
 
     ``has_normal_sites``: whether p(y_n | f_n) is a normal density of f_n up to a factor, for all parameters and targets.
+    ``is_f_plus_noise``: whether y_n is f_n plus noise, so that f has the unit of the targets.
     ``is_smooth``: whether log p(y | f) is differentiable in f, and its slopes tell where it rises. Methods that follow gradients in
     f refuse one that is not. Its expectations, which the sparse model has in its place, are smooth all the same.
     """
@@ -72,6 +73,7 @@ class LogLikelihood:
     is_log_concave = False
     has_normal_sites = False
     is_smooth = True
+    is_f_plus_noise = False
     num_parts = 1  # that p(y | f) is a product over, each with parameters of its own: (num_parts,) each, see log_prob_by_part
     has_intensity = False  # whether exp(f) is a rate per unit of exposure
     needs_exposure = False  # whether test points need to be given theirs

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchgpmc.checks import warn
+from torchgpmc.checks import is_number, warn
 from torchgpmc.models.targets import Targets
 
+_JITTER = 1e-6  # of the unit
 _SCALES = 1e3  # of columns, from which on one lengthscale, or one prior for several, hardly serves
 
 
@@ -154,6 +156,60 @@ def check_targets(y: Any, x: Tensor, likelihood: Any, dtype: torch.dtype) -> Tar
         raise ValueError(f"train_y has shape {tuple(y.shape)} but train_x has {len(x)} rows. Expected {shape}.")
     _check_finite("train_y", y)
     return Targets(likelihood.validate_targets(y.detach().to(dtype, copy=True)), one_a_chain)
+
+
+def unit_and_jitter(jitter: Any, y: Tensor, likelihood: Any) -> tuple[float, float]:
+    """The variance by which variances of f are large or small, and the jitter: as given, or a millionth of that.
+
+    The unit is the variance of targets that are f plus noise, 1 where f is a logarithm or a score. With it and priors that go with
+    the targets, answers do not depend on what these were measured in.
+
+    Args:
+        jitter: a variance, or ``None``.
+        y: ``(N,)``, or ``(C, N)`` where every chain has a data set of its own.
+        likelihood: says whether y is f plus noise.
+
+    Raises:
+        ValueError: a jitter that is no variance.
+    """
+    if jitter is not None and not (is_number(jitter) and 0 <= jitter < math.inf):
+        raise ValueError(f"jitter is {jitter!r}. Expected a variance of at least 0, for instance 1e-6, or None.")
+    if not likelihood.is_f_plus_noise:
+        return 1.0, _JITTER if jitter is None else float(jitter)
+    unit = _unit_of(y)
+    if jitter is None:
+        return unit, _JITTER * unit
+    lost = 0 < jitter < torch.finfo(y.dtype).eps * y.shape[-1] * unit
+    if lost or jitter > unit:
+        what = "rounding swallows it, and covariances may have no factor" if lost else "it covers what was measured"
+        warn(
+            f"jitter is {jitter:g} and the targets' variance {unit:.3g}: {what}. Expected a small part of that variance: "
+            f"leave jitter out, which is 1e-6 of it then."
+        )
+    return unit, float(jitter)
+
+
+def _unit_of(y: Tensor) -> float:
+    """The variance of targets, of several data sets on average; of targets all alike their square, and one where they are zero.
+
+    Sums are exact, so that machines agree to the last bit, as files of draws need.
+
+    Example:
+        >>> _unit_of(torch.tensor([1.0, 3.0])), _unit_of(torch.tensor([3.0, 3.0])), _unit_of(torch.zeros(2))
+        (1.0, 9.0, 1.0)
+    """
+    sets = y.double().reshape(-1, y.shape[-1])
+    variance, square = _mean([_variance(row) for row in sets.tolist()]), _mean(sets.flatten().square().tolist())
+    return variance if variance > torch.finfo(sets.dtype).eps * square else square or 1.0
+
+
+def _variance(numbers: list[float]) -> float:
+    mean = _mean(numbers)
+    return _mean([(number - mean) ** 2 for number in numbers])
+
+
+def _mean(numbers: list[float]) -> float:
+    return math.fsum(numbers) / len(numbers)
 
 
 def check_inducing_points(inducing_points: Tensor, num_data: int) -> None:
