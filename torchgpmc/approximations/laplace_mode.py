@@ -88,8 +88,8 @@ class Laplace:
 
     Args:
         tolerance: Newton's iteration ends when the squared change of f falls under ``tolerance * N``, of the targets' variance
-            where these are f plus noise, and so does the squared distance to where the curvature was taken. ``None``: 1e-14 where the
-            evidence or its gradient is wanted, 1e-18 for the curvature; to draw from, 1e-4 as in paper A, and 1e-2 for the
+            where these are f plus noise, and so does the squared distance to where the curvature was taken. ``None``: 1e-14 where
+            the evidence or its gradient is wanted, 1e-18 for the curvature; to draw from, 1e-4 as in paper A, and 1e-2 for the
             curvature.
         max_iterations: factorisations; a theta that takes more counts as not converged.
 
