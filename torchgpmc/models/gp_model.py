@@ -27,6 +27,7 @@ from torchgpmc.models.validation import (
     check_devices,
     check_dtype,
     check_inputs,
+    check_same_order,
     check_targets,
     names_of,
     unit_and_jitter,
@@ -35,6 +36,7 @@ from torchgpmc.models.validation import (
 from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.numerics.linalg import apply_factor, cholesky, factor_with_gradient, identity_matrix, whiten
 from torchgpmc.parameters.layout import Hyperparameters, Layout, build_layout
+from torchgpmc.priors import with_named_closures
 
 
 class Bindings(NamedTuple):
@@ -128,6 +130,7 @@ class GPModel(RefreshedModule):
         with torch.inference_mode(False):  # else autograd could follow no copy made here
             likelihood = convert_likelihood(likelihood)
             device = next((parameter.device for parameter in kernel.parameters()), None)
+            check_same_order(train_x, train_y)
             given = {"train_x": train_x, "train_y": train_y, **(extra_inputs or {})}
             arrays = {name: as_tensor(name, value, device) for name, value in given.items()}
             check_devices(**arrays, kernel=kernel, mean=mean, likelihood=likelihood)
@@ -140,9 +143,9 @@ class GPModel(RefreshedModule):
             self.unit, self.jitter = unit_and_jitter(jitter, y, as_likelihood(likelihood))
             for name, value in arrays.items():
                 self.register_buffer(name, check_inputs(name, value, dtype, x.shape[1]))
-            self.kernel = copy.deepcopy(kernel).to(dtype)
-            self.mean = (ZeroMean() if mean is None else copy.deepcopy(mean)).to(dtype)
-            self.likelihood = likelihood.to(dtype)
+            self.kernel = with_named_closures(copy.deepcopy(kernel)).to(dtype)
+            self.mean = with_named_closures(ZeroMean() if mean is None else copy.deepcopy(mean)).to(dtype)
+            self.likelihood = with_named_closures(likelihood).to(dtype)
             check_forward(self.likelihood, self.train_y)
             self.refresh()
 

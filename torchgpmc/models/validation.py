@@ -56,6 +56,7 @@ def as_tensor(name: str, values: Any, device: torch.device | None = None) -> Ten
             f"{name} is {_described(values)}. Expected numbers: a torch tensor, a numpy array, a numeric pandas frame or a list. "
             f"Encode text and categories first, for instance with sklearn.preprocessing.OrdinalEncoder or OneHotEncoder; give "
             f"dates as numbers, of days since the first, say."
+            f"{' torchgpmc.GPClassifier takes labels of any kind.' if name == 'train_y' else ''}"
         )
     if not array.dtype.isnative or array.dtype == np.float16 or array.dtype == np.longdouble:
         array = array.astype(float)
@@ -67,7 +68,8 @@ def _described(values: Any) -> str:
     kind = type(values).__name__
     if hasattr(values, "select_dtypes"):
         return f"a {kind} whose columns {list(values.select_dtypes(exclude=['number', 'bool']).columns)} are not numeric"
-    shown = repr(values)
+    shown, dtype = repr(values), getattr(values, "dtype", None)
+    kind = kind if dtype is None else f"{kind} of dtype {dtype}"
     return kind if len(shown) > 60 else f"{kind} {shown}"
 
 
@@ -87,11 +89,24 @@ def check_inputs(name: str, x: Any, dtype: torch.dtype, num_columns: int | None 
     if x.shape[0] == 0 or x.shape[1] == 0:
         raise ValueError(f"{name} has shape {tuple(x.shape)}. Expected at least one row and one column.")
     if num_columns is not None and x.shape[1] != num_columns:
+        row = tuple(x.shape) == (num_columns, 1)
         raise ValueError(
-            f"{name} has {x.shape[1]} columns but the model's train_x has {num_columns}. Expected {num_columns} columns."
+            f"{name} has {x.shape[1]} columns but the model's train_x has {num_columns}. Expected {num_columns} columns"
+            f"{f'; of one point a matrix of one row, (1, {num_columns})' if row else ''}."
         )
     _check_finite(name, x)
     return x.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
+
+
+def check_same_order(x: Any, y: Any) -> None:
+    """Raises a ``ValueError`` where a frame and a series have the same row labels in another order: rows are taken as they come."""
+    if not (hasattr(x, "iloc") and hasattr(y, "iloc")) or len(x) != len(y) or x.index.equals(y.index):
+        return
+    if set(x.index) == set(y.index):
+        raise ValueError(
+            "train_x and train_y have the same row labels in another order. Expected rows that belong together: "
+            "train_y.loc[train_x.index], or arrays without labels, train_y.to_numpy()."
+        )
 
 
 def names_of(x: Any) -> list[str] | None:
