@@ -206,7 +206,10 @@ def test_priors_that_gpytorch_sets_by_lambdas_pickle(likelihood):
         period_length_prior=LogNormalPrior(0.0, 1.0), lengthscale_prior=LogNormalPrior(0.0, 1.0)
     )
     made = tg.GP(
-        inputs(5), targets(likelihood, 5), period + gpytorch.kernels.LinearKernel(LogNormalPrior(0.0, 1.0)), make(likelihood)
+        inputs(5),
+        targets(likelihood, 5),
+        period + gpytorch.kernels.LinearKernel(variance_prior=LogNormalPrior(0.0, 1.0)),
+        make(likelihood),
     )
     other = pickle.loads(pickle.dumps(made))
     position = torch.linspace(-0.5, 0.5, made.layout.size + made.latent_size, dtype=torch.float64)[None]
