@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -91,12 +91,13 @@ def low_rank_evidence_and_grad(model: GPModel, theta: Tensor, targets: Targets) 
         theta: ``(C, P)``.
         targets: real.
     """
-    if not hasattr(model, "low_rank"):
+    low_rank: Any = getattr(model, "low_rank", None)
+    if low_rank is None:
         return None
     with torch.enable_grad():
         theta = theta.detach().requires_grad_(True)
         hyperparameters, log_prior = model.layout.raw_values_and_log_prior(theta)
-        parts = model.low_rank(hyperparameters)
+        parts = low_rank(hyperparameters)
         if parts is None:
             return None
         likelihood = likelihood_parameters(hyperparameters.by_module["likelihood"])
