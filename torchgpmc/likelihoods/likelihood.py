@@ -19,6 +19,7 @@ from torch.distributions import Distribution
 from torchgpmc.likelihoods.rows import log_prob_by_rows
 from torchgpmc.likelihoods.slopes import ExpectedSlopes, slopes_by_autograd
 from torchgpmc.numerics import quadrature
+from torchgpmc.numerics.bump import log_integral_of_bump
 from torchgpmc.numerics.random import draw
 
 TILTED_NODES = 40
@@ -267,7 +268,21 @@ class Factorised(LogLikelihood):
         """
         if self.num_latents > 1:
             return quadrature.log_integral_of_several(lambda f: self.pointwise_log_prob(f, targets), mean, variance)
+        if self.is_log_concave and mean.dim() == 2:
+            return self._predictive_of_bumps(mean, variance, targets)
         return quadrature.log_integral(lambda f: self.pointwise_log_prob(f, targets), mean, variance, self._peak(targets))
+
+    def _predictive_of_bumps(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
+        """By a rule around the mode, several times as fast as one that looks for it; by that where the first fails somewhere."""
+        with torch.no_grad():
+            centre, scale = self._tilted_mode(mean, variance, targets)
+        value, ok = log_integral_of_bump(lambda f: self.pointwise_log_prob(f, targets), mean, variance, centre, scale)
+        rest = (~ok).any(0).nonzero().squeeze(-1)
+        if not len(rest):
+            return value
+        part, y = self.for_data(rest), targets.expand_as(mean)[:, rest]
+        slow = quadrature.log_integral(lambda f: part.pointwise_log_prob(f, y), mean[:, rest], variance[:, rest], part._peak(y))
+        return value.index_copy(1, rest, slow)
 
     def _peak(self, targets: Tensor) -> tuple[Tensor, Tensor] | None:
         """Where p(y_n | f) has its peak in f, and how wide it is: to find it from afar, where p(y | f) is not log-concave in f."""
