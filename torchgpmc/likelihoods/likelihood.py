@@ -146,10 +146,12 @@ class Factorised(LogLikelihood):
     ``is_classification``: whether the mean response is a class probability. ``is_ordered``: whether responses have quantiles.
     ``predicts_quickly``: whether predictive densities and moments are formulas, or short rules, so that a prediction can afford to
     average over all latent vectors that are kept of a theta; ``has_moments_by_formula``: whether moments alone are.
+    ``is_analytic``: whether log p(y | f) is so in f, without kinks, which evenly spaced nodes may miss.
     """
 
     is_classification = False
     predicts_quickly = False
+    is_analytic = False
     has_moments_by_formula = False
     is_ordered = True
 
@@ -268,7 +270,7 @@ class Factorised(LogLikelihood):
         """
         if self.num_latents > 1:
             return quadrature.log_integral_of_several(lambda f: self.pointwise_log_prob(f, targets), mean, variance)
-        if self.is_log_concave and mean.dim() == 2:
+        if self.is_log_concave and self.is_analytic and mean.dim() == 2:
             return self._predictive_of_bumps(mean, variance, targets)
         return quadrature.log_integral(lambda f: self.pointwise_log_prob(f, targets), mean, variance, self._peak(targets))
 

@@ -15,7 +15,7 @@ _ENDS = 1e-10  # of the sum, at either end
 def log_integral_of_bump(
     log_function: Callable[[Tensor], Tensor], mean: Tensor, variance: Tensor, centre: Tensor, scale: Tensor
 ) -> tuple[Tensor, Tensor]:
-    r"""Log of :math:`\int p(f) N(f | mean, variance) df`, and where it is known to 1e-6; p N is a bump around ``centre``.
+    r"""Log of :math:`\int p(f) N(f | mean, variance) df`, and where it is known to 1e-6; p N is an analytic bump around ``centre``.
 
     By the trapezoidal rule, which for analytic bumps errs by the exponential of minus the inverse squared spacing; what it finds
     with half the nodes, and at the ends, says whether it may be believed.
