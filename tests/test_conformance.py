@@ -7,8 +7,10 @@ import io
 import itertools
 import pickle
 
+import gpytorch
 import pytest
 import torch
+from gpytorch.priors import LogNormalPrior
 
 import torchgpmc as tg
 from tests.problems import (
@@ -20,6 +22,7 @@ from tests.problems import (
     gp,
     gp_regression,
     inputs,
+    make,
     projected_process,
     sparse_gp,
     targets,
@@ -99,8 +102,8 @@ def test_no_model_is_missing_from_the_table():
 def test_biased_methods_say_so_and_are_never_recommended():
     biased = {name for name, method in METHODS.items() if getattr(method, "is_biased", False)}
     assert biased == set(BIASED) and len(SAMPLERS) - len(EXACT) == len(BIASED)
-    for make, likelihood in itertools.product((gp, sparse_gp), ("probit", "softmax")):
-        assert not any(getattr(engine.method, "is_biased", False) for engine in candidates(make(likelihood)))
+    for made, likelihood in itertools.product((gp, sparse_gp), ("probit", "softmax")):
+        assert not any(getattr(engine.method, "is_biased", False) for engine in candidates(made(likelihood)))
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -195,6 +198,23 @@ def test_models_pickle_copy_move_and_reload(model, dtype):
     torch.testing.assert_close(tg.joint_log_density(other_data)(position), value)
     doubled = copy.deepcopy(made).double()
     assert tg.joint_log_density(doubled)(position.double()).dtype == torch.float64
+
+
+@pytest.mark.parametrize("likelihood", ["student_t", "beta", "laplace", "negative_binomial"])
+def test_priors_that_gpytorch_sets_by_lambdas_pickle(likelihood):
+    period = gpytorch.kernels.PeriodicKernel(
+        period_length_prior=LogNormalPrior(0.0, 1.0), lengthscale_prior=LogNormalPrior(0.0, 1.0)
+    )
+    made = tg.GP(
+        inputs(5),
+        targets(likelihood, 5),
+        period + gpytorch.kernels.LinearKernel(variance_prior=LogNormalPrior(0.0, 1.0)),
+        make(likelihood),
+    )
+    other = pickle.loads(pickle.dumps(made))
+    position = torch.linspace(-0.5, 0.5, made.layout.size + made.latent_size, dtype=torch.float64)[None]
+    assert other.layout.names == made.layout.names
+    torch.testing.assert_close(tg.joint_log_density(other)(position), tg.joint_log_density(made)(position))
 
 
 def test_no_sampler_is_missing_from_the_tables():

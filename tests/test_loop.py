@@ -21,6 +21,7 @@ from tests.speed import quick
 from torchgpmc.calls import loop as run_module
 from torchgpmc.models import JointLogDensity
 from torchgpmc.storage import checkpoint as checkpoint_module
+from torchgpmc.storage import files
 from torchgpmc.storage.draws import DrawStore
 from torchgpmc.storage.files import read_tensors, write_atomically
 
@@ -324,6 +325,31 @@ def test_a_disk_that_fills_while_torch_writes_is_said_to_be_full(tmp_path):
     with pytest.raises(OSError, match="torch could not write all of it; is the disk full"):
         write_atomically(path, {"format": "kind 1", "theta": torch.zeros(2).as_subclass(Full)})
     assert read_tensors(path, "kind 1", []) == {"format": "kind 1"} and list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_killed_save_left_is_removed_by_the_next_and_nothing_else(tmp_path):
+    path = tmp_path / "run.ckpt"
+    write = (
+        "import os, pathlib, signal, sys; from torchgpmc.storage import files; "
+        "files._save = lambda content, file: os.kill(os.getpid(), signal.SIGKILL); "
+        "files.write_atomically(pathlib.Path(sys.argv[1]), {'format': 'kind 1'})"
+    )
+    for name in ("run.ckpt", "run.ckpt.00000"):
+        killed = subprocess.Popen([sys.executable, "-c", write, str(tmp_path / name)])
+        assert killed.wait() == -signal.SIGKILL
+        (tmp_path / f"{name}.{killed.pid}.tmp").write_bytes(b"half")
+    left = tmp_path / f"run.ckpt.{killed.pid}.tmp"  # as another process of that number, elsewhere, would be at
+    left.write_bytes(b"half")
+    running = tmp_path / f"run.ckpt.{os.getppid()}.tmp"
+    running.write_bytes(b"half")
+    others = {running, tmp_path / f"run.ckpt.00000.{killed.pid}.tmp", tmp_path / "run.ckpt.notes.tmp"}
+    (tmp_path / "run.ckpt.notes.tmp").touch()
+    with open(left, "rb") as file:
+        files._lock(file)
+        write_atomically(path, {"format": "kind 1"})
+        assert set(tmp_path.iterdir()) == {path, left, *others}
+    write_atomically(path, {"format": "kind 1"})
+    assert set(tmp_path.iterdir()) == {path, *others}
 
 
 def test_a_failed_row_is_that_chains_alone():

@@ -28,6 +28,16 @@ def _assign(name: str, module: Any, value: Tensor) -> None:
     module.initialize(**{name: value})
 
 
+def with_named_closures(module: Any) -> Any:
+    """The module, whose parts' priors get functions that can be pickled in place of gpytorch's own lambdas."""
+    for part in module.modules():
+        for prior_name, (prior, closure, _) in getattr(part, "_priors", {}).items():
+            name, kind = prior_name.removesuffix("_prior"), getattr(closure, "__qualname__", "")
+            if kind.endswith("<lambda>") and closure.__module__.startswith("gpytorch.") and hasattr(part, name):
+                part._priors[prior_name] = (prior, partial(_read, name), partial(_assign, name))
+    return module
+
+
 class ShiftedGammaPrior(GammaPrior):
     r"""x = shift + z with z ~ Gamma(concentration, rate).
 

@@ -13,6 +13,7 @@ import torchgpmc as tg
 from tests.problems import inputs, kernel
 from torchgpmc.adapter.conversion import as_likelihood, convert_likelihood
 from torchgpmc.numerics import quadrature
+from torchgpmc.numerics.bump import log_integral_of_bump
 from torchgpmc.prediction import Prediction
 
 MEANS = torch.tensor([-10.0, -3.0, -0.4, 0.0, 1.0, 5.0], dtype=torch.float64)
@@ -351,3 +352,28 @@ def test_a_kink_anywhere_costs_little():
         likely = expected > -40  # beyond, the closed form cancels
         errors = (found - expected)[likely].abs()
         assert float(errors.max()) < quadrature.PROMISED
+
+
+@pytest.mark.parametrize("make", [tg.likelihoods.Poisson, lambda: negative_binomial(0.7), lambda: ordinal(0.4)])
+def test_the_quick_rule_of_log_concave_likelihoods_is_the_adaptive_one(make):
+    likelihood, y = make().double(), torch.tensor([0.0, 3.0, 1.0, 0.0, 2.0, 3.0], dtype=torch.float64)
+    mean, variance = torch.meshgrid(MEANS, VARIANCES, indexing="ij")
+    with torch.no_grad():
+        found = likelihood.predictive_log_prob(mean, variance, y)
+        expected = quadrature.log_integral(lambda f: likelihood.pointwise_log_prob(f, y), mean, variance, likelihood._peak(y))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
+def test_the_quick_rule_knows_where_it_fails():
+    """Widths that are wrong, a kink, and a bump beside which nothing was looked at."""
+    zero, one = torch.zeros(5, dtype=torch.float64), torch.ones(5, dtype=torch.float64)
+    centre = torch.tensor([0.0, 0.0, 0.0, 30.0, 0.0], dtype=torch.float64)
+    scale = torch.tensor([0.7, 1e-2, 50.0, 0.7, 0.7], dtype=torch.float64)
+    rate = torch.tensor([1.0, 1.0, 1.0, 1.0, 20.0], dtype=torch.float64)
+
+    def log_p(f):
+        return torch.where(rate == 20, -rate * (f - 0.1).abs(), -0.5 * f.square())
+
+    value, ok = log_integral_of_bump(log_p, zero, one, centre, scale)
+    assert ok.tolist() == [True, False, False, False, False]
+    assert float(value[0]) == pytest.approx(-0.5 * math.log(2))

@@ -2,11 +2,14 @@
 
 import pytest
 import torch
+from gpytorch.means import ConstantMean
+from gpytorch.priors import NormalPrior
 
 import torchgpmc as tg
-from tests.problems import LIKELIHOODS, fixed_kernel, inputs, kernel, targets
-from torchgpmc.approximations import Conjugate
+from tests.problems import LIKELIHOODS, fitc, fixed_kernel, gp, inputs, kernel, targets
+from torchgpmc.approximations import Conjugate, marginal_of
 from torchgpmc.approximations.functions import predict
+from torchgpmc.runs.chain_targets import estimator_for, suited_approximation
 from torchgpmc.runs.run import Settings
 from torchgpmc.runs.sites import posterior_sites
 
@@ -145,3 +148,33 @@ def test_the_projected_process_serves_whitening_and_refuses_what_needs_f_at_the_
 def test_inducing_points_are_checked(name, points, match):
     with pytest.raises(ValueError, match=match):
         regression(PRIORS[name], inducing_points=points)
+
+
+def test_evidence_by_rank_is_that_of_the_whole_covariance():
+    model = fitc("gaussian", num_data=9, num_inducing=3, mean=ConstantMean(constant_prior=NormalPrior(0.0, 1.0)))
+    theta = model.layout.starting_points(5, torch.Generator().manual_seed(0))
+    value, gradient = marginal_of(model, suited_approximation(model, tg.EP())).value_and_grad(theta)
+
+    def whole(theta):
+        hyperparameters, log_prior = model.layout.raw_values_and_log_prior(theta)
+        prior = model.prior_at(hyperparameters)
+        noise = model.layout.raw_values(theta).by_module["likelihood"]["noise_covar.raw_noise"]
+        total = prior.covariance + noise.unsqueeze(-1) * torch.eye(9, dtype=F64)
+        return log_prior + torch.distributions.MultivariateNormal(prior.mean, total).log_prob(model.train_y)
+
+    torch.testing.assert_close(value, whole(theta), rtol=1e-8, atol=1e-8)
+    for row, slope in zip(theta, gradient, strict=True):
+        steps = 1e-5 * torch.eye(len(row), dtype=F64)
+        expected = (whole(row + steps) - whole(row - steps)) / 2e-5
+        torch.testing.assert_close(slope, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", [fitc, gp])
+def test_estimates_under_gaussian_noise_are_exact_whatever_is_asked_for(make):
+    """One importance sample says what the marginal does, since f is drawn from its posterior."""
+    model = make("gaussian")
+    theta = model.layout.starting_points(3, torch.Generator().manual_seed(0))
+    approximation = suited_approximation(model, tg.EP())
+    found = estimator_for(model, approximation, 1, None, None).draw(theta, torch.Generator().manual_seed(1))
+    expected = marginal_of(model, approximation)(theta) - model.layout.log_prior(theta)
+    torch.testing.assert_close(found.value, expected.detach(), rtol=1e-8, atol=1e-8)

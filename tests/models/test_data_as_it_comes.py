@@ -71,6 +71,29 @@ def test_a_frame_of_text_names_its_columns():
         tg.GP(x, LABELS, kernel(3), tg.likelihoods.Bernoulli())
 
 
+def test_a_frame_and_a_series_in_another_order_are_refused():
+    pandas = pytest.importorskip("pandas")
+    x, y = frame(X), pandas.Series(LABELS)
+    with pytest.raises(ValueError, match=r"the same row labels in another order.*train_y.loc\[train_x.index\]"):
+        tg.GP(x, y[::-1], kernel(), tg.likelihoods.Bernoulli())
+    expected = tg.GP(X, LABELS, kernel(), tg.likelihoods.Bernoulli()).train_y
+    for alike in (y, y.set_axis(range(6, 12)), y[::-1].loc[x.index]):
+        assert torch.equal(tg.GP(x, alike, kernel(), tg.likelihoods.Bernoulli()).train_y, expected)
+
+
+def test_a_single_point_is_a_row():
+    model = tg.GP(X, LABELS, kernel(), tg.likelihoods.Bernoulli())
+    theta = torch.zeros(1, model.layout.size, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"x has 1 columns .* train_x has 2. Expected 2 columns; of one point .* \(1, 2\)"):
+        tg.approximations.predict(model, theta, tg.Laplace(), X[0])
+
+
+@pytest.mark.parametrize("make", [np.array, lambda labels: pytest.importorskip("pandas").Series(labels, dtype="category")])
+def test_labels_of_text_are_told_where_to_go(make):
+    with pytest.raises(TypeError, match=r"train_y is (ndarray of dtype <U3|Series of dtype category).*GPClassifier takes labels"):
+        tg.GP(X, make(["yes", "no"] * 3), kernel(), tg.likelihoods.Bernoulli())
+
+
 def test_arrays_are_predicted_at_and_scored():
     model = tg.GP(X.numpy(), LABELS, kernel(), tg.likelihoods.Bernoulli())
     with warnings.catch_warnings():

@@ -13,7 +13,6 @@ import torch
 import torchgpmc as tg
 from tests.problems import gp, sparse_gp
 
-JITTER = 1e-6
 NODES, WEIGHTS = np.polynomial.hermite.hermgauss(60)
 
 
@@ -59,11 +58,16 @@ def log_likelihood_of_f(likelihood, f, y, values):
     return scipy.stats.norm.logpdf(y, f, np.sqrt(values["raw_noise"]))
 
 
+def jitter_of(model, likelihood):
+    """A millionth, of the targets' variance where they are f plus noise."""
+    return 1e-6 * (model.train_y.numpy().var() if likelihood == "gaussian" else 1.0)
+
+
 def full_gp(model, likelihood, position):
     """log p(theta) + log N(v; 0, I) + log p(y | f), f = chol(K + jitter I) v (paper D, eq. 1-2 whitened)."""
     values, total, v = unpack(model, position)
     x, y = model.train_x.numpy(), model.train_y.numpy()
-    factor = scipy.linalg.cholesky(rbf(x, x, values) + JITTER * np.eye(len(x)), lower=True)
+    factor = scipy.linalg.cholesky(rbf(x, x, values) + jitter_of(model, likelihood) * np.eye(len(x)), lower=True)
     return total + scipy.stats.norm.logpdf(v).sum() + log_likelihood_of_f(likelihood, factor @ v, y, values).sum()
 
 
@@ -71,7 +75,7 @@ def sparse(model, likelihood, position):
     """log p(theta) + log N(v; 0, I) + E_{p(f | u = R v)} log p(y | f) (paper D, eq. 7), each f_n's expectation by 60 nodes."""
     values, total, v = unpack(model, position)
     x, y, z = model.train_x.numpy(), model.train_y.numpy(), model.inducing_points.numpy()
-    inner = rbf(z, z, values) + JITTER * np.eye(len(z))
+    inner = rbf(z, z, values) + jitter_of(model, likelihood) * np.eye(len(z))
     factor = scipy.linalg.cholesky(inner, lower=True)
     weights = scipy.linalg.cho_solve((factor, True), rbf(z, x, values))
     mean = weights.T @ (factor @ v)

@@ -38,6 +38,7 @@ class Foreign(Factorised):
     def __init__(self, likelihood: Any):
         self.likelihood = likelihood
         self.num_latents = count_latents(likelihood)
+        self.is_f_plus_noise = isinstance(likelihood, gpytorch.likelihoods.LaplaceLikelihood)
 
     def forward(self, function_samples: Tensor) -> Distribution:
         return self.likelihood.forward(function_samples)

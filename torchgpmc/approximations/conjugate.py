@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.approximations.gaussian_form import (
     GaussianApproximation,
     LatentProblem,
@@ -18,7 +19,7 @@ from torchgpmc.approximations.gaussian_form import (
     with_gradient,
     without_graph,
 )
-from torchgpmc.models.exact_evidence import evidence_and_grad_by_parts
+from torchgpmc.models.exact_evidence import evidence_and_grad_by_parts, low_rank_evidence_and_grad
 from torchgpmc.models.gp_model import GPModel, LatentPrior
 from torchgpmc.models.targets import Targets
 from torchgpmc.numerics.linalg import times_vector, triangular_log_determinant
@@ -53,7 +54,14 @@ class Conjugate:
 
     def value_and_grad(self, model: GPModel, theta: Tensor, targets: Targets) -> tuple[Tensor, Tensor] | None:
         """Written out, for the covariance of the kernel itself; see :mod:`torchgpmc.models.exact_evidence`."""
-        return evidence_and_grad_by_parts(model, theta, targets)
+        by_rank = low_rank_evidence_and_grad(model, theta, targets)
+        return evidence_and_grad_by_parts(model, theta, targets) if by_rank is None else by_rank
+
+
+def has_normal_latents(model: GPModel) -> bool:
+    """Whether f at the data is normal given y and theta, so that this serves in place of what approximates."""
+    likelihood = as_likelihood(model.likelihood)
+    return model.has_latents_at_data and likelihood.has_normal_sites and likelihood.is_f_plus_noise
 
 
 def _noise(problem: LatentProblem) -> Tensor:

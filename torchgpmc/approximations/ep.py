@@ -25,7 +25,7 @@ from torchgpmc.models.gp_model import GPModel, LatentPrior
 from torchgpmc.models.targets import Targets
 from torchgpmc.numerics.linalg import times_vector, triangular_log_determinant
 
-# Sites of likelihoods that are not log-concave may want a negative precision; they get this one.
+# Sites of likelihoods that are not log-concave may want a negative precision; they get this one, over the model's unit.
 _LEAST_PRECISION = 1e-10
 _LEAST_DAMPING = 1e-3
 # Of the worst datum, to draw from: half the sweeps of 1e-3, and importance weights as even.
@@ -135,7 +135,7 @@ def _from_prior_marginals(problem: LatentProblem, damping: float) -> tuple[Tenso
     """The sites after one sweep from none at all, whose cavities are the prior's marginals: no factorisation."""
     variance = problem.covariance.diagonal(dim1=-2, dim2=-1)
     tilted = problem.tilted_moments(torch.zeros_like(variance), variance)
-    precision = (1 / tilted.variance - 1 / variance).clamp_min(_LEAST_PRECISION)
+    precision = (1 / tilted.variance - 1 / variance).clamp_min(_LEAST_PRECISION / problem.model.unit)
     shift = (precision + 1 / variance) * tilted.mean
     sound = (torch.isfinite(shift) & torch.isfinite(precision)).all(-1, keepdim=True)
     return torch.where(sound, damping * precision, 0.0), torch.where(sound, damping * shift, 0.0)
@@ -154,11 +154,12 @@ def _sweep(problem: LatentProblem, sites: _Sites, tolerance: float) -> tuple[_Si
     cavity_variance = 1 / cavity_precision
     cavity_mean = (centred / variance - sites.shift) * cavity_variance
     tilted = problem.tilted_moments(cavity_mean, cavity_variance)
-    new_precision = (1 / tilted.variance - cavity_precision).clamp_min(_LEAST_PRECISION)
+    least = _LEAST_PRECISION / problem.model.unit
+    new_precision = (1 / tilted.variance - cavity_precision).clamp_min(least)
     new_shift = (new_precision + cavity_precision) * tilted.mean - cavity_mean * cavity_precision
 
     mismatch = torch.maximum((tilted.mean - centred).abs() * variance.rsqrt(), (tilted.variance / variance - 1).abs())
-    clamped = (new_precision <= _LEAST_PRECISION) & (sites.precision <= 2 * _LEAST_PRECISION)
+    clamped = (new_precision <= least) & (sites.precision <= 2 * least)
     mismatch = torch.where(clamped, (tilted.mean - centred).abs() * variance.rsqrt(), mismatch).amax(-1)
     finite = torch.isfinite(mismatch + new_shift.sum(-1) + new_precision.sum(-1) + (cavity_mean + cavity_variance).sum(-1))
     sound = ok & finite & (cavity_precision > 0).all(-1)

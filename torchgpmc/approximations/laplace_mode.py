@@ -28,6 +28,7 @@ from torchgpmc.trees import put, take
 
 _MAX_HALVINGS = 40
 _CHEAP_STEPS = 8
+# Beside the variance that the model has for a unit.
 _LEAST_PRECISION = 1e-10
 _FAR = 1e-2  # squared change of f, a datum
 _NEARLY = 1 / 16  # of what the curvature may be off: its last factorisation need then be no other's
@@ -86,9 +87,10 @@ class Laplace:
     Where log p(y_n | f_n) is not concave, its negative precision is taken as zero, so that the covariance stays positive definite.
 
     Args:
-        tolerance: Newton's iteration ends when the squared change of f falls under ``tolerance * N``, and so does the squared
-            distance to where the curvature was taken. ``None``: 1e-14 where the evidence or its gradient is wanted, 1e-18 for the
-            curvature; to draw from, 1e-4 as in paper A, and 1e-2 for the curvature.
+        tolerance: Newton's iteration ends when the squared change of f falls under ``tolerance * N``, of the targets' variance
+            where these are f plus noise, and so does the squared distance to where the curvature was taken. ``None``: 1e-14 where
+            the evidence or its gradient is wanted, 1e-18 for the curvature; to draw from, 1e-4 as in paper A, and 1e-2 for the
+            curvature.
         max_iterations: factorisations; a theta that takes more counts as not converged.
 
     With several latents a datum (Rasmussen & Williams 2006, section 3.5, for any likelihood) the curvature at the mode is the true
@@ -148,8 +150,9 @@ class Laplace:
 
 def _evaluate(problem: LatentProblem, alpha: Tensor, centred: Tensor) -> _Point:
     slopes = problem.derivatives(centred)
+    precision = (-slopes.second).clamp_min(_LEAST_PRECISION / problem.model.unit)
     objective = slopes.value.sum(-1) - 0.5 * (alpha * centred).sum(-1)
-    return _Point(alpha, centred, objective, slopes.first, (-slopes.second).clamp_min(_LEAST_PRECISION), centred)
+    return _Point(alpha, centred, objective, slopes.first, precision, centred)
 
 
 def _find_mode(
@@ -157,9 +160,9 @@ def _find_mode(
 ) -> GaussianApproximation:
     """The mode, and the curvature at a point no further from it than ``far``."""
     point = _begin(problem, start)
-    size = problem.mean.shape[-1]
+    size = problem.mean.shape[-1] * problem.model.unit
     rough = torch.zeros_like(point.objective, dtype=torch.long)
-    if start is None and size >= _WORTH_SINGLE and point.alpha.dtype == torch.float64:
+    if start is None and problem.mean.shape[-1] >= _WORTH_SINGLE and point.alpha.dtype == torch.float64:
         point, rough = _approach(problem, point, max(tolerance, _NEARLY * far) * size, max_iterations)
 
     def step(problem: LatentProblem, point: _Point) -> tuple[_Point, _Mode, Tensor, Tensor]:
@@ -206,11 +209,12 @@ def _approach(problem: LatentProblem, begin: _Point, enough: float, max_iteratio
     Gradients stay in double precision, so that the steps end at the same mode; where a factorisation fails, they end early. Where
     that is near enough, the steps go without products with K, all but one at the end, which makes up for what rounding did to f.
     """
-    loose = enough >= _LOOSE * problem.mean.shape[-1]
+    unit = problem.model.unit
+    loose = enough >= _LOOSE * unit * problem.mean.shape[-1]
 
     def step(problem: LatentProblem, point: _Point) -> tuple[_Point, _Point, Tensor, Tensor]:
         factor, ok = factor_of_b(problem.covariance, point.precision.sqrt().float())
-        firm = point.precision.amin(-1, keepdim=True) > _FIRM if loose else None
+        firm = point.precision.amin(-1, keepdim=True) > _FIRM / unit if loose else None
         new, settled = _steps(problem, point, factor, enough, firm)
         good = ok & torch.isfinite(new.objective)
         new = new if bool(good.all()) else _choose(good, new, point)

@@ -24,6 +24,7 @@ class GaussianFormulas(Factorised):
 
     is_log_concave = True
     has_normal_sites = True
+    is_f_plus_noise = True
     predicts_quickly = True
     noise: Tensor
 

@@ -19,6 +19,7 @@ from torch.distributions import Distribution
 from torchgpmc.likelihoods.rows import log_prob_by_rows
 from torchgpmc.likelihoods.slopes import ExpectedSlopes, slopes_by_autograd
 from torchgpmc.numerics import quadrature
+from torchgpmc.numerics.bump import log_integral_of_bump
 from torchgpmc.numerics.random import draw
 
 TILTED_NODES = 40
@@ -64,6 +65,7 @@ class LogLikelihood:
     a Gaussian density there is all that f is drawn from; else other modes are searched for. Nothing is taken on trust: say so.
 
     ``has_normal_sites``: whether p(y_n | f_n) is a normal density of f_n up to a factor, for all parameters and targets.
+    ``is_f_plus_noise``: whether y_n is f_n plus noise, so that f has the unit of the targets.
     ``is_smooth``: whether log p(y | f) is differentiable in f, and its slopes tell where it rises. Methods that follow gradients in
     f refuse one that is not. Its expectations, which the sparse model has in its place, are smooth all the same.
     """
@@ -72,6 +74,7 @@ class LogLikelihood:
     is_log_concave = False
     has_normal_sites = False
     is_smooth = True
+    is_f_plus_noise = False
     num_parts = 1  # that p(y | f) is a product over, each with parameters of its own: (num_parts,) each, see log_prob_by_part
     has_intensity = False  # whether exp(f) is a rate per unit of exposure
     needs_exposure = False  # whether test points need to be given theirs
@@ -143,10 +146,12 @@ class Factorised(LogLikelihood):
     ``is_classification``: whether the mean response is a class probability. ``is_ordered``: whether responses have quantiles.
     ``predicts_quickly``: whether predictive densities and moments are formulas, or short rules, so that a prediction can afford to
     average over all latent vectors that are kept of a theta; ``has_moments_by_formula``: whether moments alone are.
+    ``is_analytic``: whether log p(y | f) is so in f, without kinks, which evenly spaced nodes may miss.
     """
 
     is_classification = False
     predicts_quickly = False
+    is_analytic = False
     has_moments_by_formula = False
     is_ordered = True
 
@@ -265,7 +270,21 @@ class Factorised(LogLikelihood):
         """
         if self.num_latents > 1:
             return quadrature.log_integral_of_several(lambda f: self.pointwise_log_prob(f, targets), mean, variance)
+        if self.is_log_concave and self.is_analytic and mean.dim() == 2:
+            return self._predictive_of_bumps(mean, variance, targets)
         return quadrature.log_integral(lambda f: self.pointwise_log_prob(f, targets), mean, variance, self._peak(targets))
+
+    def _predictive_of_bumps(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
+        """By a rule around the mode, several times as fast as one that looks for it; by that where the first fails somewhere."""
+        with torch.no_grad():
+            centre, scale = self._tilted_mode(mean, variance, targets)
+        value, ok = log_integral_of_bump(lambda f: self.pointwise_log_prob(f, targets), mean, variance, centre, scale)
+        rest = (~ok).any(0).nonzero().squeeze(-1)
+        if not len(rest):
+            return value
+        part, y = self.for_data(rest), targets.expand_as(mean)[:, rest]
+        slow = quadrature.log_integral(lambda f: part.pointwise_log_prob(f, y), mean[:, rest], variance[:, rest], part._peak(y))
+        return value.index_copy(1, rest, slow)
 
     def _peak(self, targets: Tensor) -> tuple[Tensor, Tensor] | None:
         """Where p(y_n | f) has its peak in f, and how wide it is: to find it from afar, where p(y | f) is not log-concave in f."""

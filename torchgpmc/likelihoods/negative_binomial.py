@@ -46,6 +46,7 @@ class NegativeBinomial(Counts):
     has_moments_by_formula = True
 
     is_log_concave = True
+    is_analytic = True
 
     def __init__(
         self,

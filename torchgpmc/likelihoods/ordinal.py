@@ -52,6 +52,7 @@ class Ordinal(Factorised, Likelihood):
 
     is_classification = True
     is_log_concave = True
+    is_analytic = True
     predicts_quickly = True
 
     def __init__(self, num_levels: int, *, first_cut_prior: Prior | None = None, gaps_prior: Prior | None = None):

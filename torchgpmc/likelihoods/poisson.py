@@ -37,6 +37,7 @@ class Poisson(Counts):
     has_moments_by_formula = True
 
     is_log_concave = True
+    is_analytic = True
 
     def forward(self, function_samples: Tensor) -> PoissonDistribution:
         return PoissonDistribution(self.log_mean(function_samples).exp(), validate_args=False)

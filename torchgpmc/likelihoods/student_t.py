@@ -29,6 +29,7 @@ class StudentT(Factorised, StudentTLikelihood):
     """
 
     has_moments_by_formula = True
+    is_f_plus_noise = True
 
     def forward(self, function_samples: Tensor) -> StudentTDistribution:  # type: ignore[override]  # unused extra arguments
         return StudentTDistribution(self.deg_free, function_samples, self.noise.sqrt(), validate_args=False)

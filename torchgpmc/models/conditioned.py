@@ -88,7 +88,7 @@ class ConditionedGP(GPModel):
         known_inputs: Tensor,
         known_values: Tensor,
         mean: Mean | None = None,
-        jitter: float = 1e-6,
+        jitter: float | None = None,
         dtype: torch.dtype = torch.float64,
     ):
         extra = {"known_inputs": known_inputs}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -9,11 +11,27 @@ from torchgpmc.likelihoods.gaussian import Gaussian
 from torchgpmc.models.gp_model import GPModel, likelihood_parameters
 from torchgpmc.models.reverse import Part, by_autograd, covariance_part, mean_part
 from torchgpmc.models.targets import Targets
-from torchgpmc.numerics.linalg import cholesky_in_place, solve_lower, times_vector, triangular_log_determinant
+from torchgpmc.numerics.linalg import (
+    cholesky,
+    cholesky_in_place,
+    identity_matrix,
+    solve_lower,
+    times_vector,
+    triangular_log_determinant,
+)
 from torchgpmc.numerics.special import log_standard_normal
 from torchgpmc.overriding import keeps_methods, methods_of
 
 _WRITTEN_OUT = methods_of(GPModel, ("prior_at",))
+
+
+class LowRank(NamedTuple):
+    """N(mean, root' root + diag(rest)), of f at the data."""
+
+    mean: Tensor  # (C, N)
+    root: Tensor  # (C, M, N)
+    rest: Tensor  # (C, N)
+    ok: Tensor  # (C,)
 
 
 def evidence_and_grad_by_parts(model: GPModel, theta: Tensor, targets: Targets) -> tuple[Tensor, Tensor] | None:
@@ -59,6 +77,40 @@ def evidence_and_grad_by_parts(model: GPModel, theta: Tensor, targets: Targets) 
         }
         gradient = torch.addcmul(at.log_prior_slope, at.derivative, layout.gather(slopes, theta))
     return torch.where(ok, value, torch.nan), gradient
+
+
+def low_rank_evidence_and_grad(model: GPModel, theta: Tensor, targets: Targets) -> tuple[Tensor, Tensor] | None:
+    r"""log p(theta) N(y | m, R'R + D) and its gradient in O(N M^2), for a model that knows ``low_rank``; else ``None``.
+
+    .. math:: \log |A| = \log |D| + \log |S|, \quad A^{-1} = D^{-1} - D^{-1} R^T S^{-1} R D^{-1}, \quad S = I + R D^{-1} R^T
+
+    (Woodbury's identity.) Where next to no noise is left, its differences lose digits: it is to find modes by.
+
+    Args:
+        model: with Gaussian noise.
+        theta: ``(C, P)``.
+        targets: real.
+    """
+    low_rank: Any = getattr(model, "low_rank", None)
+    if low_rank is None:
+        return None
+    with torch.enable_grad():
+        theta = theta.detach().requires_grad_(True)
+        hyperparameters, log_prior = model.layout.raw_values_and_log_prior(theta)
+        parts = low_rank(hyperparameters)
+        if parts is None:
+            return None
+        likelihood = likelihood_parameters(hyperparameters.by_module["likelihood"])
+        diagonal = parts.rest + model.likelihood_function(likelihood, lambda module: module.noise)
+        scaled = parts.root * diagonal.rsqrt().unsqueeze(-2)
+        inner = scaled @ scaled.mT
+        factor, ok = cholesky(inner + identity_matrix(inner.shape[-1], inner))
+        residual = (targets.values - parts.mean) * diagonal.rsqrt()
+        explained = solve_lower(factor, scaled @ residual.unsqueeze(-1)).squeeze(-1)
+        log_determinant = triangular_log_determinant(factor) + 0.5 * diagonal.log().sum(-1)
+        value = log_prior + log_standard_normal(residual) + 0.5 * explained.square().sum(-1) - log_determinant
+        (gradient,) = torch.autograd.grad(value.sum(), theta)
+    return torch.where(ok & parts.ok, value, torch.nan).detach(), gradient
 
 
 def _noise_part(model: GPModel, values: dict[str, Tensor], sampled: list[str]) -> Part:

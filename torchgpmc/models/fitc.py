@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from torchgpmc.adapter.covariance import Covariance
+from torchgpmc.models.exact_evidence import LowRank
 from torchgpmc.models.gp_model import Cross, LatentPrior, conditional_variance
 from torchgpmc.models.inducing import InducingModel
 from torchgpmc.numerics.linalg import cholesky, identity_matrix, whiten
+from torchgpmc.overriding import keeps_methods, methods_of
 from torchgpmc.parameters.layout import Hyperparameters
 
 
@@ -40,7 +42,7 @@ class FITC(InducingModel):
         likelihood: as :class:`GP` takes them.
         inducing_points: Z ``(M, D)``; :func:`torchgpmc.kmeans_inducing_points` makes good ones. Fixed while sampling.
         mean: a gpytorch mean; zero by default.
-        jitter: variance added to the diagonals of K(Z, Z) and of f's covariance.
+        jitter: variance added to the diagonals of K(Z, Z) and of f's covariance; by default as for :class:`GP`.
         dtype: floating type of all computation.
 
     Raises:
@@ -74,12 +76,21 @@ class FITC(InducingModel):
 
     def prior_at(self, hyperparameters: Hyperparameters, inputs: Tensor | None = None) -> LatentPrior:
         values, count = hyperparameters
+        mean, root, rest, ok = self._parts(hyperparameters, inputs)
+        covariance = root.mT @ root + torch.diag_embed(rest)
+        prior = self._factorised(values, mean, covariance.expand(count, -1, -1))
+        return prior._replace(ok=prior.ok & ok)
+
+    def low_rank(self, hyperparameters: Hyperparameters) -> LowRank | None:
+        """The covariance of f at the data in parts; ``None`` for a subclass with another."""
+        return self._parts(hyperparameters) if keeps_methods(self, _WRITTEN_OUT) else None
+
+    def _parts(self, hyperparameters: Hyperparameters, inputs: Tensor | None = None) -> LowRank:
+        values, count = hyperparameters
         x = self.train_x if inputs is None else inputs
         root, explained, ok = self._root(values["kernel"], inputs)
         rest = conditional_variance(self.covariance.diagonal(values["kernel"], x), explained) + self.jitter
-        covariance = root.mT @ root + torch.diag_embed(rest)
-        prior = self._factorised(values, self.mean_function(values["mean"], x, count), covariance.expand(count, -1, -1))
-        return prior._replace(ok=prior.ok & ok)
+        return LowRank(self.mean_function(values["mean"], x, count), root, rest, ok)
 
     def cross(self, prior: LatentPrior, inputs: Tensor) -> Cross:
         kernel, count = prior.values["kernel"], len(prior.ok)
@@ -91,3 +102,6 @@ class FITC(InducingModel):
         root, explained, _ = self._root(prior.values["kernel"], inputs)
         rest = conditional_variance(self.covariance.diagonal(prior.values["kernel"], inputs), explained)
         return (root.mT @ root + torch.diag_embed(rest)).expand(len(prior.ok), -1, -1)
+
+
+_WRITTEN_OUT = methods_of(FITC, ("prior_at",))

@@ -32,7 +32,8 @@ class GP(GPModel):
         kernel: a gpytorch kernel without batch dimensions.
         likelihood: from :mod:`torchgpmc.likelihoods`, or any gpytorch likelihood with a factorised ``forward``.
         mean: a gpytorch mean; zero by default.
-        jitter: variance added to the diagonal of K(X, X); part of the model, never grown.
+        jitter: variance added to the diagonal of K(X, X); part of the model, never grown. By default 1e-6 of the targets' variance
+            where they are f plus noise (Gaussian, Student t, Laplace), so that nothing hangs on their unit, else 1e-6.
         dtype: floating type of all computation. Choose float64: covariances of smooth kernels can be so nearly singular that
             float32 leaves a density rough from rounding, on which NUTS took a ninth of the step and four times the gradients (ten
             data).
@@ -60,7 +61,7 @@ class GP(GPModel):
         likelihood: Any,
         *,
         mean: Mean | None = None,
-        jitter: float = 1e-6,
+        jitter: float | None = None,
         dtype: torch.dtype = torch.float64,
     ):
         super().__init__(train_x, train_y, kernel, likelihood, mean=mean, jitter=jitter, dtype=dtype)

@@ -18,14 +18,25 @@ from torchgpmc.adapter.conversion import as_likelihood, check_forward, convert_l
 from torchgpmc.adapter.covariance import BoundClosedForm, Covariance, CovarianceFunction, covariance_function
 from torchgpmc.adapter.functional import PureModule, constraint_of, parameters_with_owners
 from torchgpmc.adapter.mean_function import MeanFunction
-from torchgpmc.checks import described, is_number
+from torchgpmc.checks import described
 from torchgpmc.likelihoods.likelihood import Factorised
 from torchgpmc.models.refreshed import RefreshedModule
 from torchgpmc.models.targets import Targets
-from torchgpmc.models.validation import as_tensor, check_devices, check_dtype, check_inputs, check_targets, names_of, warn_of_scales
+from torchgpmc.models.validation import (
+    as_tensor,
+    check_devices,
+    check_dtype,
+    check_inputs,
+    check_same_order,
+    check_targets,
+    names_of,
+    unit_and_jitter,
+    warn_of_scales,
+)
 from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.numerics.linalg import apply_factor, cholesky, factor_with_gradient, identity_matrix, whiten
 from torchgpmc.parameters.layout import Hyperparameters, Layout, build_layout
+from torchgpmc.priors import with_named_closures
 
 
 class Bindings(NamedTuple):
@@ -107,7 +118,7 @@ class GPModel(RefreshedModule):
         likelihood: Any,
         *,
         mean: Mean | None = None,
-        jitter: float = 1e-6,
+        jitter: float | None = None,
         dtype: torch.dtype = torch.float64,
         extra_inputs: Mapping[str, Tensor | ArrayLike] | None = None,
     ):
@@ -116,24 +127,25 @@ class GPModel(RefreshedModule):
             raise TypeError(f"kernel is {described(kernel)}. Expected a gpytorch kernel, for instance ScaleKernel(RBFKernel()).")
         if mean is not None and not isinstance(mean, Mean):
             raise TypeError(f"mean is {described(mean)}. Expected a gpytorch mean, for instance ConstantMean(), or None.")
-        if not (is_number(jitter) and 0 <= jitter < math.inf):
-            raise ValueError(f"jitter is {jitter!r}. Expected a variance of at least 0, for instance 1e-6.")
         with torch.inference_mode(False):  # else autograd could follow no copy made here
             likelihood = convert_likelihood(likelihood)
             device = next((parameter.device for parameter in kernel.parameters()), None)
+            check_same_order(train_x, train_y)
             given = {"train_x": train_x, "train_y": train_y, **(extra_inputs or {})}
             arrays = {name: as_tensor(name, value, device) for name, value in given.items()}
             check_devices(**arrays, kernel=kernel, mean=mean, likelihood=likelihood)
             x = check_inputs("train_x", arrays.pop("train_x"), dtype)
             warn_of_scales(x)
-            self.jitter, self.columns = float(jitter), names_of(train_x)
+            self.columns = names_of(train_x)
             self.register_buffer("train_x", x)
-            self.register_buffer("train_y", check_targets(arrays.pop("train_y"), x, as_likelihood(likelihood), dtype).values)
+            y = check_targets(arrays.pop("train_y"), x, as_likelihood(likelihood), dtype).values
+            self.register_buffer("train_y", y)
+            self.unit, self.jitter = unit_and_jitter(jitter, y, as_likelihood(likelihood))
             for name, value in arrays.items():
                 self.register_buffer(name, check_inputs(name, value, dtype, x.shape[1]))
-            self.kernel = copy.deepcopy(kernel).to(dtype)
-            self.mean = (ZeroMean() if mean is None else copy.deepcopy(mean)).to(dtype)
-            self.likelihood = likelihood.to(dtype)
+            self.kernel = with_named_closures(copy.deepcopy(kernel)).to(dtype)
+            self.mean = with_named_closures(ZeroMean() if mean is None else copy.deepcopy(mean)).to(dtype)
+            self.likelihood = with_named_closures(likelihood).to(dtype)
             check_forward(self.likelihood, self.train_y)
             self.refresh()
 

@@ -28,7 +28,7 @@ class InducingModel(GPModel):
         *,
         inducing_points: Tensor | ArrayLike,
         mean: Mean | None = None,
-        jitter: float = 1e-6,
+        jitter: float | None = None,
         dtype: torch.dtype = torch.float64,
     ):
         if is_number(inducing_points):

@@ -40,7 +40,7 @@ class ProjectedProcess(InducingModel):
         likelihood: as :class:`GP` takes them.
         inducing_points: Z ``(M, D)``; :func:`torchgpmc.kmeans_inducing_points` makes good ones. Fixed while sampling.
         mean: a gpytorch mean; zero by default.
-        jitter: variance added to the diagonal of K(Z, Z).
+        jitter: variance added to the diagonal of K(Z, Z); by default as for :class:`GP`.
         dtype: floating type of all computation.
 
     Raises:

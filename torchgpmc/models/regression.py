@@ -33,7 +33,7 @@ class GPRegression(GP):
         likelihood: gpytorch's ``GaussianLikelihood`` or ours, whose ``noise`` is a variance, or ``FixedNoiseGaussianLikelihood``
             with one a datum.
         mean: a gpytorch mean; zero by default.
-        jitter: variance added to the diagonal of K(X, X).
+        jitter: variance added to the diagonal of K(X, X); by default 1e-6 of the targets' variance.
         dtype: floating type of all computation.
 
     Raises:
@@ -62,7 +62,7 @@ class GPRegression(GP):
         likelihood: Any,
         *,
         mean: Mean | None = None,
-        jitter: float = 1e-6,
+        jitter: float | None = None,
         dtype: torch.dtype = torch.float64,
     ):
         if not isinstance(convert_likelihood(likelihood), GaussianLikelihood | FixedNoiseGaussian):

@@ -51,7 +51,7 @@ class SparseGP(InducingModel):
         likelihood: one that factorises over data, of any number of latent functions; see :class:`GP`.
         inducing_points: Z ``(M, D)``; :func:`torchgpmc.kmeans_inducing_points` makes good ones. Fixed while sampling.
         mean: a gpytorch mean; zero by default.
-        jitter: variance added to the diagonal of K(Z, Z).
+        jitter: variance added to the diagonal of K(Z, Z); by default as for :class:`GP`.
         dtype: floating type of all computation.
         data_chunk: data at once in the joint density and its gradient, whose memory is a few times C M ``data_chunk`` numbers; the
             density is the same for any. ``None`` takes as many as fit the processor's cache.
@@ -86,7 +86,7 @@ class SparseGP(InducingModel):
         *,
         inducing_points: Tensor | ArrayLike,
         mean: Mean | None = None,
-        jitter: float = 1e-6,
+        jitter: float | None = None,
         dtype: torch.dtype = torch.float64,
         data_chunk: int | None = None,
         data_dtype: torch.dtype | None = None,

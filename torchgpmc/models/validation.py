@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchgpmc.checks import warn
+from torchgpmc.checks import is_number, warn
 from torchgpmc.models.targets import Targets
 
+_JITTER = 1e-6  # of the unit
 _SCALES = 1e3  # of columns, from which on one lengthscale, or one prior for several, hardly serves
 
 
@@ -54,6 +56,7 @@ def as_tensor(name: str, values: Any, device: torch.device | None = None) -> Ten
             f"{name} is {_described(values)}. Expected numbers: a torch tensor, a numpy array, a numeric pandas frame or a list. "
             f"Encode text and categories first, for instance with sklearn.preprocessing.OrdinalEncoder or OneHotEncoder; give "
             f"dates as numbers, of days since the first, say."
+            f"{' torchgpmc.GPClassifier takes labels of any kind.' if name == 'train_y' else ''}"
         )
     if not array.dtype.isnative or array.dtype == np.float16 or array.dtype == np.longdouble:
         array = array.astype(float)
@@ -65,7 +68,8 @@ def _described(values: Any) -> str:
     kind = type(values).__name__
     if hasattr(values, "select_dtypes"):
         return f"a {kind} whose columns {list(values.select_dtypes(exclude=['number', 'bool']).columns)} are not numeric"
-    shown = repr(values)
+    shown, dtype = repr(values), getattr(values, "dtype", None)
+    kind = kind if dtype is None else f"{kind} of dtype {dtype}"
     return kind if len(shown) > 60 else f"{kind} {shown}"
 
 
@@ -85,11 +89,24 @@ def check_inputs(name: str, x: Any, dtype: torch.dtype, num_columns: int | None 
     if x.shape[0] == 0 or x.shape[1] == 0:
         raise ValueError(f"{name} has shape {tuple(x.shape)}. Expected at least one row and one column.")
     if num_columns is not None and x.shape[1] != num_columns:
+        row = tuple(x.shape) == (num_columns, 1)
         raise ValueError(
-            f"{name} has {x.shape[1]} columns but the model's train_x has {num_columns}. Expected {num_columns} columns."
+            f"{name} has {x.shape[1]} columns but the model's train_x has {num_columns}. Expected {num_columns} columns"
+            f"{f'; of one point a matrix of one row, (1, {num_columns})' if row else ''}."
         )
     _check_finite(name, x)
     return x.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
+
+
+def check_same_order(x: Any, y: Any) -> None:
+    """Raises a ``ValueError`` where a frame and a series have the same row labels in another order: rows are taken as they come."""
+    if not (hasattr(x, "iloc") and hasattr(y, "iloc")) or len(x) != len(y) or x.index.equals(y.index):
+        return
+    if set(x.index) == set(y.index):
+        raise ValueError(
+            "train_x and train_y have the same row labels in another order. Expected rows that belong together: "
+            "train_y.loc[train_x.index], or arrays without labels, train_y.to_numpy()."
+        )
 
 
 def names_of(x: Any) -> list[str] | None:
@@ -154,6 +171,60 @@ def check_targets(y: Any, x: Tensor, likelihood: Any, dtype: torch.dtype) -> Tar
         raise ValueError(f"train_y has shape {tuple(y.shape)} but train_x has {len(x)} rows. Expected {shape}.")
     _check_finite("train_y", y)
     return Targets(likelihood.validate_targets(y.detach().to(dtype, copy=True)), one_a_chain)
+
+
+def unit_and_jitter(jitter: Any, y: Tensor, likelihood: Any) -> tuple[float, float]:
+    """The variance by which variances of f are large or small, and the jitter: as given, or a millionth of that.
+
+    The unit is the variance of targets that are f plus noise, 1 where f is a logarithm or a score. With it and priors that go with
+    the targets, answers do not depend on what these were measured in.
+
+    Args:
+        jitter: a variance, or ``None``.
+        y: ``(N,)``, or ``(C, N)`` where every chain has a data set of its own.
+        likelihood: says whether y is f plus noise.
+
+    Raises:
+        ValueError: a jitter that is no variance.
+    """
+    if jitter is not None and not (is_number(jitter) and 0 <= jitter < math.inf):
+        raise ValueError(f"jitter is {jitter!r}. Expected a variance of at least 0, for instance 1e-6, or None.")
+    if not likelihood.is_f_plus_noise:
+        return 1.0, _JITTER if jitter is None else float(jitter)
+    unit = _unit_of(y)
+    if jitter is None:
+        return unit, _JITTER * unit
+    lost = 0 < jitter < torch.finfo(y.dtype).eps * y.shape[-1] * unit
+    if lost or jitter > unit:
+        what = "rounding swallows it, and covariances may have no factor" if lost else "it covers what was measured"
+        warn(
+            f"jitter is {jitter:g} and the targets' variance {unit:.3g}: {what}. Expected a small part of that variance: "
+            f"leave jitter out, which is 1e-6 of it then."
+        )
+    return unit, float(jitter)
+
+
+def _unit_of(y: Tensor) -> float:
+    """The variance of targets, of several data sets on average; of targets all alike their square, and one where they are zero.
+
+    Sums are exact, so that machines agree to the last bit, as files of draws need.
+
+    Example:
+        >>> _unit_of(torch.tensor([1.0, 3.0])), _unit_of(torch.tensor([3.0, 3.0])), _unit_of(torch.zeros(2))
+        (1.0, 9.0, 1.0)
+    """
+    sets = y.double().reshape(-1, y.shape[-1])
+    variance, square = _mean([_variance(row) for row in sets.tolist()]), _mean(sets.flatten().square().tolist())
+    return variance if variance > torch.finfo(sets.dtype).eps * square else square or 1.0
+
+
+def _variance(numbers: list[float]) -> float:
+    mean = _mean(numbers)
+    return _mean([(number - mean) ** 2 for number in numbers])
+
+
+def _mean(numbers: list[float]) -> float:
+    return math.fsum(numbers) / len(numbers)
 
 
 def check_inducing_points(inducing_points: Tensor, num_data: int) -> None:

@@ -128,7 +128,7 @@ def _density_along(layout: Layout, centre: Tensor, spread: float, index: int) ->
         return torch.where(torch.isfinite(found), found, -1e30).detach().double().cpu().numpy()
 
     middle = float(centre[index])
-    points = middle + np.concatenate([-_REACHES[::-1], [0.0], _REACHES])
+    points = middle + spread * np.concatenate([-_REACHES[::-1], [0.0], _REACHES])
     found = log_density(points)
     within = np.flatnonzero(found >= found.max() - _NEGLIGIBLE)
     if within[0] == 0 or within[-1] == len(points) - 1:

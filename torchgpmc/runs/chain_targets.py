@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.approximations import ApproximateMarginal, Approximation, CollapsedMarginal, Conjugate, Variational, marginal_of
+from torchgpmc.approximations.conjugate import has_normal_latents
 from torchgpmc.checks import check_count, check_object
 from torchgpmc.density import SharedDensity
 from torchgpmc.evidence import CollapsedEstimator, Evidence, LatentEstimate, LatentEstimator, importance, latents_kept
@@ -230,7 +231,7 @@ def density_target(density: LogDensity, start: Tensor) -> ChainTarget:
 
 def suited_approximation(model: GPModel, approximation: Approximation) -> Approximation:
     """The exact conditional where the model has one; where inducing values are the latents, what serves those."""
-    if model.is_conjugate or model.collapses:
+    if model.is_conjugate or model.collapses or has_normal_latents(model):
         return Conjugate()
     return Variational() if model.takes_expectations else approximation
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import glob
 import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
 
 
 def write_atomically(path: Path, content: dict[str, Any]) -> None:
@@ -21,12 +28,51 @@ def write_atomically(path: Path, content: dict[str, Any]) -> None:
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
+            with contextlib.suppress(OSError):  # a file system without locks, which nothing is removed from then
+                _lock(file)
             _save(content, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        _remove_leftovers(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Temporary files of the same path whose process was killed as it wrote: its number is free, and nobody holds their lock.
+
+    The number may be another machine's or container's, which share a file's lock and not their processes.
+    """
+    for other in path.parent.glob(f"{glob.escape(path.name)}.*.tmp"):
+        process = other.name.removeprefix(f"{path.name}.").removesuffix(".tmp")
+        with contextlib.suppress(OSError):
+            if process.isdigit() and not _is_running(int(process)):
+                with open(other, "rb") as file:
+                    _lock(file)
+                    other.unlink(missing_ok=True)
+
+
+def _is_running(process: int) -> bool:
+    if fcntl is None:
+        return True  # who knows
+    try:
+        os.kill(process, 0)  # asks, and sends nothing
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass  # another user's
+    return True
+
+
+def _lock(file: BinaryIO) -> None:
+    """Until it is closed, or its process ends.
+
+    Raises:
+        OSError: another process has it.
+    """
+    if fcntl is not None:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _save(content: dict[str, Any], file: BinaryIO) -> None:
