@@ -20,7 +20,7 @@ CASES = {
     "regression": (gp_regression, tg.AMIS),
     "sparse": (lambda: sparse_gp("probit"), tg.AMIS),
     "sparse, not log-concave": (lambda: sparse_gp("student_t"), tg.NUTS),
-    "several latents": (lambda: gp("softmax"), tg.NUTS),
+    "several classes": (lambda: gp("softmax"), tg.AMIS),
     "eight": (lambda: wide(8), tg.AMIS),
     "sixteen": (lambda: wide(16), tg.AMIS),
     "seventeen": (lambda: wide(17), tg.NUTS),
@@ -32,7 +32,13 @@ CASES = {
 
 @pytest.mark.parametrize(
     ("likelihood", "approximations"),
-    [("logit", [tg.EP] * 2), ("poisson", [tg.EP] * 2), ("student_t", [tg.Laplace]), ("beta", [tg.Laplace])],
+    [
+        ("logit", [tg.EP] * 2),
+        ("softmax", [tg.approximations.ClassEP] * 2),
+        ("poisson", [tg.EP] * 2),
+        ("student_t", [tg.Laplace]),
+        ("beta", [tg.Laplace]),
+    ],
 )
 def test_ep_draws_the_latents_where_they_have_one_mode(likelihood, approximations):
     # Of 120 logit labels, all noise, under a half-Cauchy outputscale, AMIS() had the outputscale's mean 0.13 sd off and its sd

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 
 from torchgpmc.adapter.conversion import as_likelihood
-from torchgpmc.approximations import EP, Conjugate, Laplace
+from torchgpmc.approximations import EP, ClassEP, Conjugate, Laplace
+from torchgpmc.approximations.class_ep import sees_differences
 from torchgpmc.approximations.gaussian_form import has_inducing_normal
 from torchgpmc.density import SharedDensity
 from torchgpmc.evidence import Orthant, SmoothProbit, is_probit
@@ -166,6 +167,8 @@ def candidates(model: GPModel, wanted: int = WANTED) -> list[Candidate]:
     few = "the latents integrate out well and the hyperparameters are few: weighted draws, no warm-up."
     if not (model.has_latents_at_data and one_latent):
         together = _together(model, one_latent)
+        if model.has_latents_at_data and model.factorises and sees_differences(model) and size <= MANY_HYPERPARAMETERS:
+            return [*_through_classes(model, few, wanted), *together]
         if size > MOST_HYPERPARAMETERS or not has_inducing_normal(model):
             return together
         return [_weighted(model, AMIS(num_importance=_FEW_DRAWS), few, wanted), *together]
@@ -198,6 +201,17 @@ def _through_estimates(model: GPModel, few: str, wanted: int) -> list[Candidate]
         # Where p(f | y, theta) may have several modes EP hardly settles, and takes each of its moments over all of them.
         found = [(MANY_HYPERPARAMETERS, AMIS(), few)]
     return [_weighted(model, method, why, wanted) for most, method, why in found if model.layout.size <= most]
+
+
+def _through_classes(model: GPModel, few: str, wanted: int) -> list[Candidate]:
+    """Of several classes, whose functions share a covariance.
+
+    Laplace's estimates of labels that are noise miss a part: at an outputscale of 100 all of them by 18 nats of 40 labels.
+    """
+    more = "where f is nearly noise, many draws an estimate make up for what a normal density is too narrow for."
+    first = AMIS(approximation=ClassEP(), num_importance=_MANY_DRAWS)
+    turns = (first, few), (replace(first, num_importance=_MOST_DRAWS), more)
+    return [_weighted(model, method, why, wanted) for method, why in turns]
 
 
 def _together(model: GPModel, one_latent: bool) -> list[Candidate]:
