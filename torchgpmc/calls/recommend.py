@@ -14,6 +14,7 @@ from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.approximations import EP, ClassEP, Conjugate, Laplace
 from torchgpmc.approximations.class_ep import sees_differences
 from torchgpmc.approximations.gaussian_form import has_inducing_normal
+from torchgpmc.checks import warn
 from torchgpmc.density import SharedDensity
 from torchgpmc.evidence import Orthant, SmoothProbit, is_probit
 from torchgpmc.methods import AMIS, NUTS, AuxiliaryGradient, Method, Slice
@@ -49,6 +50,8 @@ _EXACT_OPERATIONS_A_SECOND = 2e10
 # Chains of which R-hat and effective sizes are content at about the same time: each halves to some fifty effective draws.
 _CHAINS = 4
 _TIMING, _MAX_TIMED = 0.1, 20  # seconds, evaluations
+_MAY_TAKE_LONG = 2e8  # operations a theta, of all latents: below, a run is soon done, and not timed before it begins
+_LONG = 2.0  # minutes
 _TIMED_OPERATIONS, _MOST_TIMED_THETAS = 3e8, 100  # of a batch of estimates; small ones are all overhead
 
 
@@ -123,6 +126,18 @@ def explain(model: GPModel) -> str:
         seconds = candidate.typical * _seconds(candidate.evaluate)
         lines.append(f"{number}. {described(candidate)}: {candidate.why} About {seconds:.2g} seconds.")
     return "\n".join([*lines, "sample(model) takes the first whose draws pass their own checks."])
+
+
+def warn_of_time(model: GPModel, candidate: Candidate) -> None:
+    """Says what an engine will cost before it begins, where that may be minutes."""
+    if model.num_latents * model.operations < _MAY_TAKE_LONG:
+        return
+    minutes = candidate.typical * _seconds(candidate.evaluate) / 60
+    if minutes > _LONG:
+        warn(
+            f"{described(candidate)} will take about {minutes:.0f} minutes here, if it goes well: {model.num_latents} latent "
+            f"functions at {len(model.latent_inputs)} points. A SparseGP with fewer inducing points, or fewer rows, takes less."
+        )
 
 
 def described(candidate: Candidate) -> str:
@@ -243,7 +258,9 @@ def _budget(model: GPModel, num_chains: int, operations_a_second: float) -> floa
 
 
 def _weighted(model: GPModel, method: AMIS, why: str, wanted: int) -> Candidate:
-    thetas = max(2, min(_MOST_TIMED_THETAS, int(_TIMED_OPERATIONS / model.operations)))
+    # An estimate of K functions from nothing takes ten factorisations and more of each.
+    operations = model.operations * (1 if model.num_latents == 1 else 10 * model.num_latents)
+    thetas = max(2, min(_MOST_TIMED_THETAS, int(_TIMED_OPERATIONS / operations)))
 
     def evaluate() -> Any:
         generator = make_generator(0, model.train_x.device)
