@@ -6,6 +6,7 @@ from gpytorch.priors import GammaPrior
 
 import torchgpmc as tg
 from tests.problems import fixed_kernel, gp, gp_regression, inputs, sparse_gp, targets
+from torchgpmc.calls import recommend
 from torchgpmc.calls.recommend import as_typed, candidates
 
 
@@ -20,7 +21,7 @@ CASES = {
     "regression": (gp_regression, tg.AMIS),
     "sparse": (lambda: sparse_gp("probit"), tg.AMIS),
     "sparse, not log-concave": (lambda: sparse_gp("student_t"), tg.NUTS),
-    "several latents": (lambda: gp("softmax"), tg.NUTS),
+    "several classes": (lambda: gp("softmax"), tg.AMIS),
     "eight": (lambda: wide(8), tg.AMIS),
     "sixteen": (lambda: wide(16), tg.AMIS),
     "seventeen": (lambda: wide(17), tg.NUTS),
@@ -32,7 +33,13 @@ CASES = {
 
 @pytest.mark.parametrize(
     ("likelihood", "approximations"),
-    [("logit", [tg.EP] * 2), ("poisson", [tg.EP] * 2), ("student_t", [tg.Laplace]), ("beta", [tg.Laplace])],
+    [
+        ("logit", [tg.EP] * 2),
+        ("softmax", [tg.approximations.ClassEP] * 2),
+        ("poisson", [tg.EP] * 2),
+        ("student_t", [tg.Laplace]),
+        ("beta", [tg.Laplace]),
+    ],
 )
 def test_ep_draws_the_latents_where_they_have_one_mode(likelihood, approximations):
     # Of 120 logit labels, all noise, under a half-Cauchy outputscale, AMIS() had the outputscale's mean 0.13 sd off and its sd
@@ -93,6 +100,14 @@ def test_many_hyperparameters_of_a_likelihood_with_several_modes_are_for_chains(
 def test_inducing_values_of_more_hyperparameters_are_for_chains(columns, first):
     model = wide(columns, inducing_points=inputs(3, columns))
     assert as_typed(candidates(model)[0].method).startswith(first)
+
+
+@pytest.mark.parametrize(("typical", "least", "heard"), [(1e9, 0.0, 1), (1e-9, 0.0, 0), (1e9, 2e8, 0)])
+def test_a_run_of_minutes_says_so_before_it_begins(monkeypatch, recwarn, typical, least, heard):
+    monkeypatch.setattr(recommend, "_MAY_TAKE_LONG", least)
+    model = gp("softmax")
+    recommend.warn_of_time(model, candidates(model)[0]._replace(typical=typical))
+    assert sum("minutes here" in str(warning.message) for warning in recwarn) == heard
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,5 +1,6 @@
 """Gaussian approximations of p(f | y, theta): Laplace and expectation propagation, for a whole batch of thetas at once."""
 
+from torchgpmc.approximations.class_ep import ClassApproximation, ClassEP
 from torchgpmc.approximations.collapsed_marginal import CollapsedMarginal, marginal_of
 from torchgpmc.approximations.conjugate import Conjugate
 from torchgpmc.approximations.ep import EP
@@ -13,6 +14,8 @@ __all__ = [
     "EP",
     "ApproximateMarginal",
     "Approximation",
+    "ClassApproximation",
+    "ClassEP",
     "CollapsedMarginal",
     "Conjugate",
     "GaussianApproximation",

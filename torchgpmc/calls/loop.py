@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 
 from torchgpmc.calls.default_call import Rule, sample_by_default
 from torchgpmc.calls.isolation import warn_of_isolated_data
-from torchgpmc.calls.recommend import WANTED, Candidate, candidates
+from torchgpmc.calls.recommend import WANTED, Candidate, candidates, warn_of_time
 from torchgpmc.checks import check_count, check_object, warn
 from torchgpmc.methods import NUTS
 from torchgpmc.models.gp_model import GPModel
@@ -125,6 +125,7 @@ def _sample_by_default(model: GPModel, order: Order) -> Posterior:
     engines = candidates(model, wanted)
     if not (warmup_steps is num_chains is chain_chunk is None):
         engines = [engine.with_chains(num_chains, warmup_steps) for engine in engines if engine.num_chains is not None]
+    warn_of_time(model, engines[0])
 
     def run(number: int, engine: Candidate, rule: Rule) -> Posterior:
         settings = Settings(engine.most, engine.warmup_steps, engine.num_chains, chain_chunk, engine.start())

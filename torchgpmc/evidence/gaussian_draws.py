@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from torchgpmc.approximations import GaussianApproximation
+from torchgpmc.approximations import ClassApproximation, GaussianApproximation
 from torchgpmc.approximations.gaussian_form import LatentProblem
 from torchgpmc.models.gp_model import GPModel, LatentPrior
 from torchgpmc.models.targets import Targets
@@ -16,6 +16,8 @@ from torchgpmc.numerics.linalg import identity_matrix, times_blocks, triangular_
 
 def draws_around(prior: LatentPrior, problem: LatentProblem, found: GaussianApproximation, directions: Tensor) -> GaussianDraws:
     """Draws made from standard normals ``(C, 2, draws, N)``, or ``(C, 1, draws, V)`` for several latents."""
+    if isinstance(found, ClassApproximation):
+        return Classes(prior, problem, found, directions)
     kind = OneLatent if problem.model.num_latents == 1 else SeveralLatents
     return kind(prior, problem, found, directions)
 
@@ -55,7 +57,7 @@ class GaussianDraws:
     delta: Tensor
     log_constant: Tensor
 
-    def __init__(self, prior: LatentPrior, problem: LatentProblem, found: GaussianApproximation):
+    def __init__(self, prior: LatentPrior, problem: LatentProblem, found: Any):
         self.prior, self.problem, self.found = prior, problem, found
 
     def weigh(self, antithetic: bool) -> tuple[Tensor, Tensor]:
@@ -132,6 +134,30 @@ class SeveralLatents(GaussianDraws):
         return self.white[rows, directions]
 
 
+class Classes(GaussianDraws):
+    """By Matheron's rule, from two standard normals a datum and function; W has a root by way of its d."""
+
+    def __init__(self, prior: LatentPrior, problem: LatentProblem, found: ClassApproximation, directions: Tensor):
+        super().__init__(prior, problem, found)
+        shape = (len(directions), directions.shape[2], *found.weight.shape[1:])
+        self.normal, second = (part.view(shape) for part in directions.unbind(1))  # (C, directions, K, N)
+        weight = found.weight.unsqueeze(1)
+        total = weight.sum(2, keepdim=True)
+        u = times_blocks(self.normal.flatten(2), prior.factor.mT).view(shape)
+        root = weight.sqrt()
+        # W = D^1/2 (I - e e') D^1/2, e = d^1/2 / |d^1/2|.
+        noise = root * (second - root * (root * second).sum(2, keepdim=True) / total)
+        needed = noise - weight * (u - (weight * u).sum(2, keepdim=True) / total)
+        moved = times_blocks(needed.flatten(2), problem.covariance).view(shape)
+        answer = found.under.respond(moved.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        self.added = (needed - answer).flatten(2)
+        self.delta = u.flatten(2) + times_blocks(self.added, problem.covariance)
+        self.log_constant = -0.5 * self._middle().square().sum(-1) - 0.5 * found.log_determinant
+
+    def _moved(self, rows: Tensor, directions: Tensor) -> Tensor:
+        return self.normal.flatten(2)[rows, directions] + times_blocks(self.added[rows, directions], self.prior.factor)
+
+
 def quadratic(precision: Tensor, delta: Tensor) -> Tensor:
     """delta' W delta of stacked latents ``(C, draws, V)``: ``(C, draws)``."""
     if precision.dim() == 2:
@@ -165,12 +191,21 @@ def or_prior(model: GPModel, found: GaussianApproximation, prior: LatentPrior) -
     diagonal = found.factor.diagonal(dim1=-2, dim2=-1)
     finite = torch.isfinite(found.alpha.sum(-1) + found.precision.flatten(1).sum(-1) + diagonal.sum(-1))
     sound = finite & (diagonal > 0).all(-1)
+    if isinstance(found, ClassApproximation):
+        sound = sound & torch.isfinite(found.log_determinant) & torch.isfinite(found.response.sum((1, 2, 3)))
     return found if bool(sound.all()) else prior_unless(sound, model, found, prior)
 
 
 def prior_unless(sound: Tensor, model: GPModel, found: GaussianApproximation, prior: LatentPrior) -> GaussianApproximation:
     """The approximation where it is ``sound`` ``(C,)``, elsewhere the prior, in the same form and not converged."""
     good = sound.unsqueeze(-1)
+    if isinstance(found, ClassApproximation):
+        column = good[..., None]
+        found = found._replace(
+            weight=torch.where(column, found.weight, 1e-300),
+            response=torch.where(column.unsqueeze(-1), found.response, 0.0),
+            log_determinant=torch.where(sound, found.log_determinant, 0.0),
+        )
     identity = identity_matrix(found.factor.shape[-1], found.factor)
     return found._replace(
         mean=torch.where(good, found.mean, stacked_mean(model, prior)),

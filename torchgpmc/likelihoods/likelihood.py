@@ -75,6 +75,7 @@ class LogLikelihood:
     has_normal_sites = False
     is_smooth = True
     is_f_plus_noise = False
+    sees_differences = False  # whether p(y | f) stays as it is where all latent functions move by as much
     num_parts = 1  # that p(y | f) is a product over, each with parameters of its own: (num_parts,) each, see log_prob_by_part
     has_intensity = False  # whether exp(f) is a rate per unit of exposure
     needs_exposure = False  # whether test points need to be given theirs

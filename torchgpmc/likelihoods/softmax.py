@@ -72,6 +72,11 @@ class Softmax(Factorised, SoftmaxLikelihood):
         """K, the number of latent functions."""
         return self.num_features
 
+    @property
+    def sees_differences(self) -> bool:  # type: ignore[override]  # without mixing weights
+        """Whether a shift of all latent functions together changes nothing."""
+        return self.mixing_weights is None
+
     def _log_probabilities(self, f: Tensor) -> Tensor:
         mixed = f if self.mixing_weights is None else f @ self.mixing_weights.mT
         return torch.log_softmax(mixed, -1)
