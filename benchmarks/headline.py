@@ -9,8 +9,8 @@ Probit GP, n=200, paper A's priors; d=2 isotropic, or a lengthscale each; worst 
 columns a pool of runs of 4000 draws. Beside it are Kish's size and k-hat, the largest weight, which tells a heavy tail from a
 bounded one, and how far the worst mean of the worst seed is off, in posterior deviations. Mode search is inside the time. With two
 columns NumPyro's NUTS runs first, sequential chains, compile time left out; with ten it takes most of an hour to 200 effective
-draws (``peers/numpyro_nuts.py``), and is not run here, but for ``--determined``: there labels depend on three of the inputs and say
-much, NumPyro has 700 effective draws after 900 transitions, and its means are the truth (``--peer FILE``: lines of its earlier run).
+draws (``peers/numpyro_nuts.py``), and is not run here, but for ``--determined``: there labels depend on three of the inputs and
+say much, NumPyro has 700 effective draws after 900 transitions a chain, and its means are the truth (``--peer``: its output).
 """
 
 import argparse

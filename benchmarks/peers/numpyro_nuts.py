@@ -2,8 +2,9 @@
 
     python peers/numpyro_nuts.py DATA CHAINS WARM-UP DRAWS SEED sequential|vectorized [COLUMNS [BLOCKS [determined]]]
 
-Two columns: isotropic; more: a lengthscale each. With the last word labels are those of ``problems.determined_data``. One line of JSON after every block of draws, of all draws so far, so that a run of
-hours can be read before its end. Threads are the caller's to set, by XLA_FLAGS (docs/results/theta_engines.md has what they do).
+Two columns: isotropic; more: a lengthscale each. With the last word labels are those of ``problems.determined_data``. One line of
+JSON after every block of draws, of all draws so far, so that a run of hours can be read before its end. Threads are the caller's to
+set, by XLA_FLAGS (docs/results/theta_engines.md has what they do).
 """
 
 import json
