@@ -13,6 +13,17 @@ def probit_data(num_data, num_columns, seed=0, lengthscale=0.35, outputscale=2.0
     return x, np.where(generator.normal(size=num_data) < f, 1.0, -1.0)
 
 
+def determined_data(num_data, num_columns, seed=0, lengthscales=(0.4, 0.6, 0.8), outputscale=10.0):
+    """Uniform inputs and labels -1/+1 from a probit GP of the first few inputs alone, whose lengthscales the labels determine."""
+    generator = np.random.default_rng(seed)
+    x = generator.uniform(size=(num_data, num_columns))
+    scaled = x[:, : len(lengthscales)] / np.asarray(lengthscales)
+    distance = ((scaled[:, None] - scaled[None]) ** 2).sum(-1)
+    covariance = outputscale * np.exp(-0.5 * distance) + 1e-8 * np.eye(num_data)
+    f = np.linalg.cholesky(covariance) @ generator.normal(size=num_data)
+    return x, np.where(generator.normal(size=num_data) < f, 1.0, -1.0)
+
+
 def sparse_data(num_data, num_columns, seed=0):
     generator = np.random.default_rng(seed)
     return generator.normal(size=(num_data, num_columns)), (generator.normal(size=num_data) > 0).astype(float)
@@ -24,7 +35,7 @@ def class_data(num_data, num_columns, num_classes, seed=0):
     return generator.normal(size=(num_data, num_columns)), generator.integers(num_classes, size=num_data).astype(float)
 
 
-def probit_model(num_data, num_columns, ard):
+def probit_model(num_data, num_columns, ard, data=probit_data):
     """A probit GP with paper A's Gamma priors: outputscale (a variance) Gamma(1.2, 0.2), lengthscales Gamma(1, 1 / sqrt(d))."""
     import torch
     from gpytorch.kernels import RBFKernel, ScaleKernel
@@ -32,7 +43,7 @@ def probit_model(num_data, num_columns, ard):
 
     import torchgpmc as tg
 
-    x, y = probit_data(num_data, num_columns)
+    x, y = data(num_data, num_columns)
     base = RBFKernel(ard_num_dims=num_columns if ard else None, lengthscale_prior=GammaPrior(1.0, 1 / num_columns**0.5))
     kernel = ScaleKernel(base, outputscale_prior=GammaPrior(1.2, 0.2))
     return tg.GP(torch.as_tensor(x), torch.as_tensor(y), kernel, tg.likelihoods.Bernoulli())

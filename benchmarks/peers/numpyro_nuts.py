@@ -1,9 +1,10 @@
 """NumPyro's NUTS on the probit GP of ``problems.probit_data``; compile time, as JAX reports it, is left out.
 
-    python peers/numpyro_nuts.py DATA CHAINS WARM-UP DRAWS SEED sequential|vectorized [COLUMNS [BLOCKS]]
+    python peers/numpyro_nuts.py DATA CHAINS WARM-UP DRAWS SEED sequential|vectorized [COLUMNS [BLOCKS [determined]]]
 
-Two columns: isotropic; more: a lengthscale each. One line of JSON after every block of draws, of all draws so far, so that a run of
-hours can be read before its end. Threads are the caller's to set, by XLA_FLAGS (docs/results/theta_engines.md has what they do).
+Two columns: isotropic; more: a lengthscale each. With the last word labels are those of ``problems.determined_data``. One line of
+JSON after every block of draws, of all draws so far, so that a run of hours can be read before its end. Threads are the caller's to
+set, by XLA_FLAGS (docs/results/theta_engines.md has what they do).
 """
 
 import json
@@ -20,7 +21,7 @@ import numpyro
 import numpyro.distributions as dist
 from arviz_stats.base import array_stats
 from numpyro.infer import MCMC, NUTS
-from problems import probit_data
+from problems import determined_data, probit_data
 
 from peers.compilation import compile_seconds, watch_compilation
 
@@ -29,7 +30,8 @@ num_data, num_chains, warmup_steps, num_samples, seed = map(int, sys.argv[1:6])
 way = sys.argv[6]
 columns = int(sys.argv[7]) if len(sys.argv) > 7 else 2
 blocks = int(sys.argv[8]) if len(sys.argv) > 8 else 1
-x, y = (jnp.asarray(array) for array in probit_data(num_data, columns))
+data = determined_data if sys.argv[9:] == ["determined"] else probit_data
+x, y = (jnp.asarray(array) for array in data(num_data, columns))
 isotropic = ((x[:, None] - x[None]) ** 2).sum(-1)
 lengthscale_shape = () if columns == 2 else (columns,)
 
