@@ -31,10 +31,6 @@ WANTED = 400  # effective draws (Vehtari et al. 2021, section 4)
 MANY_HYPERPARAMETERS = 8
 MOST_HYPERPARAMETERS = 16
 MANY_WITH_EXACT_EVIDENCE = 12
-# Above that weights may miss a part of an arm of low noise (150 data, 20 columns: 0.01 for 0.04 of the mass), so that chains come
-# first where they can afford twice a usual run. Of data more than some 350 they cannot, and the arm is not there.
-MOST_WITH_EXACT_EVIDENCE = 24
-_RUNS_OF_CHAINS = 2
 _USUAL_DRAWS_AN_EFFECTIVE_ONE = 3
 _DRAWS_AN_EFFECTIVE_ONE = 10  # weights worth less than a tenth of their number are not to be trusted
 # An estimate's; those of inducing values around their nearest normal density vary by some hundredths, and cost little else.
@@ -173,7 +169,7 @@ def candidates(model: GPModel, wanted: int = WANTED) -> list[Candidate]:
         why = "the likelihood is a step in f, which has no slopes to follow; a SparseGP would be sampled much faster."
         return [_chains(model, Slice(), why, 150)]
     if model.is_conjugate or model.collapses:
-        exact = "the evidence is exact, and weights bear so many hyperparameters: weighted draws, no warm-up."
+        exact = "the evidence is exact and the hyperparameters are few: weighted draws, no warm-up."
         many = f"{size} hyperparameters may be more than importance weights survive."
         chains = _chains(model, NUTS(max_tree_depth=8, target_accept_prob=0.9), many, 150)
         if model.collapses:
@@ -181,11 +177,7 @@ def candidates(model: GPModel, wanted: int = WANTED) -> list[Candidate]:
             # The curvature at the mode is the mass matrix, so that warm-up has a step size to find and no more.
             chains = _chains(model, alone, many, 50)
         chains = chains._replace(budget=_budget(model, _CHAINS, _EXACT_OPERATIONS_A_SECOND))
-        if size <= MANY_WITH_EXACT_EVIDENCE:
-            return [_weighted(model, AMIS(), exact, wanted), chains]
-        if size <= MOST_WITH_EXACT_EVIDENCE and chains.budget < _RUNS_OF_CHAINS * _CHAINS * chains.typical:
-            return [_weighted(model, AMIS(degrees_of_freedom=_SHORT_TAILS), exact, wanted), chains]
-        return [chains]
+        return [_weighted(model, AMIS(), exact, wanted), chains] if size <= MANY_WITH_EXACT_EVIDENCE else [chains]
     one_latent = model.factorises and model.num_latents == 1
     few = "the latents integrate out well and the hyperparameters are few: weighted draws, no warm-up."
     if not (model.has_latents_at_data and one_latent):
