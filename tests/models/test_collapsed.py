@@ -167,7 +167,8 @@ def test_predictions_agree_with_chains_of_theta_and_v(method):
 
 @functools.cache
 def joint_run():
-    return tg.sample(model_of(), tg.NUTS(target_accept_prob=0.9), **SHORT, **QUIET)
+    # Twice as long: it has the latents to move besides.
+    return tg.sample(model_of(), tg.NUTS(target_accept_prob=0.9), **{**SHORT, "num_samples": 2 * SHORT["num_samples"]}, **QUIET)
 
 
 def test_the_default_call_takes_weights_on_theta_then_chains_on_theta():
