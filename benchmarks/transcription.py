@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 from gpytorch.kernels import RBFKernel
-from gpytorch.priors import GammaPrior, LogNormalPrior
+from gpytorch.priors import LogNormalPrior
 from transcription_report import CHAINS, DATA_SETS, draw_figure, text_of
 
 import torchgpmc as tg
@@ -64,13 +64,18 @@ SAMPLERS = {
 }
 
 
+def lengthscale_prior(grid):
+    """The paper's authors': the log of the squared lengthscale has the variance 2, about 3/16 of the time that is observed."""
+    return LogNormalPrior(math.log(1.5 * float(grid[-1] - grid[0]) / 8), math.sqrt(0.5))
+
+
 def p53_model(folder):
     with gzip.open(Path(folder) / "p53.csv.gz", "rt") as file:
         rows = list(csv.DictReader(file))
     column = lambda name: torch.tensor([float(row[name]) for row in rows], dtype=torch.float64).view(5, 3, 7).transpose(0, 1)  # noqa: E731
     grid = torch.linspace(0, 12, 121, dtype=torch.float64)
     times = torch.arange(0, 13, 2, dtype=torch.float64)
-    return model_of(grid, times, column("y").contiguous(), column("var").contiguous(), GammaPrior(2.0, 1.0), known=-5.0)
+    return model_of(grid, times, column("y").contiguous(), column("var").contiguous(), lengthscale_prior(grid), known=-5.0)
 
 
 def lexa_model(folder):
@@ -79,7 +84,7 @@ def lexa_model(folder):
     grid = torch.linspace(0, 60, 121, dtype=torch.float64)
     times = torch.tensor([0, 5, 10, 20, 40, 60], dtype=torch.float64)
     likelihood = Transcription(grid, times, num_genes=14, num_replicates=1, response=Repression(), free_initial=True)
-    return tg.GP(grid, y, RBFKernel(lengthscale_prior=GammaPrior(2.0, 0.2)), likelihood)
+    return tg.GP(grid, y, RBFKernel(lengthscale_prior=lengthscale_prior(grid)), likelihood)
 
 
 EXPERIMENTS = {"p53": p53_model, "LexA": lexa_model}
