@@ -125,6 +125,7 @@ class ClassEP:
     tolerance: float = _NEAR
     max_iterations: int = 50
     serves_several_latents: ClassVar[bool] = True
+    has_no_root: ClassVar[bool] = True  # of its covariance, K N x K N: draws come by Matheron's rule
 
     def importance_density(
         self, model: GPModel, prior: LatentPrior, targets: Targets | None = None, start: Tensor | None = None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.adapter.conversion import as_likelihood
-from torchgpmc.approximations import Approximation, ClassEP
+from torchgpmc.approximations import Approximation
 from torchgpmc.approximations.gaussian_form import check_latents_at_data, covariance_factor, problem_of, without_graph
 from torchgpmc.checks import check_count
 from torchgpmc.diagnostics.weights import pareto_khat
@@ -121,7 +121,7 @@ def annealed(
         A function ``(theta (C, P), generator) -> LogEstimate``.
 
     Raises:
-        ValueError: a count below 1, or a model that cannot be approximated so; :class:`ClassEP`.
+        ValueError: a count below 1, or a model that cannot be approximated so; an approximation that has no root of its covariance.
 
     Example:
         >>> import torch, torchgpmc as tg
@@ -136,9 +136,10 @@ def annealed(
     for name, count in (("num_temperatures", num_temperatures), ("num_steps", num_steps)):
         check_count(name, count)
     check_latents_at_data(model, "evidence.annealed")
-    if isinstance(approximation, ClassEP):
+    if getattr(approximation, "has_no_root", False):
         raise ValueError(
-            "evidence.annealed cannot begin at ClassEP(), which has no root of its covariance. Expected Laplace() or None."
+            f"evidence.annealed cannot begin at {type(approximation).__name__}(), which has no root of its covariance. "
+            f"Expected torchgpmc.Laplace() or None."
         )
     plain = importance(model, approximation, num_importance=num_importance, antithetic=False, targets=targets)
     return AnnealedEstimator(model, plain.approximation, num_importance, num_temperatures, num_steps, plain.targets)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.approximations import Approximation, ClassEP, GaussianApproximation
+from torchgpmc.approximations import Approximation, GaussianApproximation
 from torchgpmc.approximations.gaussian_form import LatentProblem, matrix_size, problem_of, without_graph
 from torchgpmc.density import mask_value
 from torchgpmc.diagnostics.weights import pareto_khat
@@ -190,7 +190,7 @@ class ImportanceEstimator:
 
     @property
     def _vectors_a_direction(self) -> int:
-        by_matheron = self.model.num_latents == 1 or isinstance(self.approximation, ClassEP)
+        by_matheron = self.model.num_latents == 1 or getattr(self.approximation, "has_no_root", False)
         return 2 if by_matheron else 1
 
     def _directions(self, auxiliary: Tensor) -> Tensor:

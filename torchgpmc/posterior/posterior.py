@@ -72,6 +72,8 @@ class Posterior:
         (torch.Size([1, 4000, 1, 1]), torch.Size([1, 4000, 8]), torch.Size([1, 4000]))
         >>> posterior.complaints()
         []
+        >>> posterior
+        Posterior(GP: 1 x 4000 weighted draws of 1 hyperparameters and 8 latents; summary() says whether to trust them)
         >>> equal = posterior.resampled(1000)  # draws of equal weight, some of which repeat
         >>> equal.log_weights is None, equal.num_draws
         (True, 1000)
@@ -90,6 +92,13 @@ class Posterior:
         flat = model.layout.constrain(draws.theta.reshape(chains * count, size).to(model.train_x.device))
         self.samples = _Samples({name: value.reshape(chains, count, *value.shape[1:]).cpu() for name, value in flat.items()})
         self._latents: Tensor | None = None
+
+    def __repr__(self) -> str:
+        weighted = "" if self.log_weights is None else "weighted "
+        return (
+            f"Posterior({type(self.model).__name__}: {self.num_chains} x {self.num_draws} {weighted}draws of "
+            f"{self.theta.shape[-1]} hyperparameters and {self.whitened.shape[-1]} latents; summary() says whether to trust them)"
+        )
 
     @property
     def num_chains(self) -> int:
