@@ -28,7 +28,14 @@ from torchgpmc.approximations.class_sites import (
     under_class_sites,
     weights_of_diagonal,
 )
-from torchgpmc.approximations.gaussian_form import LatentProblem, iterate, problem_of, without_graph
+from torchgpmc.approximations.gaussian_form import (
+    LatentProblem,
+    can_be_drawn_from,
+    iterate,
+    problem_of,
+    with_prior_elsewhere,
+    without_graph,
+)
 from torchgpmc.approximations.several_latents import curvature
 from torchgpmc.models.gp_model import GPModel, LatentPrior
 from torchgpmc.models.targets import Targets
@@ -38,6 +45,7 @@ from torchgpmc.numerics.quadrature import normal_points
 _NEAR, _GOOD_ENOUGH = 0.02, 0.5  # squared, in deviations, of all data together; where it grows again
 _LEAST = 1e-6  # of a site's precision
 _LEAST_SPREAD = 1e-6
+_NO_WEIGHT = 1e-300  # sums of weights are divided by
 _SHRINKING, _LEAST_DAMPING = 0.7, 1e-2
 _NEWTON_STEPS, _FARTHEST = 5, 4.0  # of f in one
 _POINTS = 32  # and their mirror images
@@ -66,6 +74,21 @@ class ClassApproximation(NamedTuple):
     def under(self) -> UnderSites:
         """What answers to right-hand sides."""
         return UnderSites(self.weight, self.response, self.factor, self.log_determinant, torch.isfinite(self.log_determinant))
+
+    def is_sound(self) -> Tensor:
+        """Where it can be drawn from ``(C,)``."""
+        finite = torch.isfinite(self.log_determinant) & torch.isfinite(self.response.sum((1, 2, 3)))
+        return can_be_drawn_from(self) & finite
+
+    def or_prior(self, sound: Tensor, prior_mean: Tensor) -> ClassApproximation:
+        """Itself where it is ``sound`` ``(C,)``, elsewhere the prior, of mean ``(C, V)``, in the same form and not converged."""
+        column = sound[:, None, None]
+        found: ClassApproximation = with_prior_elsewhere(self, sound, prior_mean)
+        return found._replace(
+            weight=torch.where(column, self.weight, _NO_WEIGHT),
+            response=torch.where(column.unsqueeze(-1), self.response, 0.0),
+            log_determinant=torch.where(sound, self.log_determinant, 0.0),
+        )
 
 
 class _State(NamedTuple):

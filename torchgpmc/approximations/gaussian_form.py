@@ -32,6 +32,35 @@ class GaussianApproximation(NamedTuple):
     num_iterations: Tensor  # (C,), one factorisation each
     start: Tensor  # (C, ...), what a later call near this theta may start from
 
+    def is_sound(self) -> Tensor:
+        """Where it can be drawn from ``(C,)``."""
+        return can_be_drawn_from(self)
+
+    def or_prior(self, sound: Tensor, prior_mean: Tensor) -> GaussianApproximation:
+        """Itself where it is ``sound`` ``(C,)``, elsewhere the prior, of mean ``(C, V)``, in the same form and not converged."""
+        return with_prior_elsewhere(self, sound, prior_mean)
+
+
+def can_be_drawn_from(found: Any) -> Tensor:
+    """Where a normal density's fields are finite and its factor is one ``(C,)``."""
+    # What is wrong in a row of a Cholesky factor shows in its diagonal: not finite, or at a failed pivot not positive.
+    diagonal = found.factor.diagonal(dim1=-2, dim2=-1)
+    finite = torch.isfinite(found.alpha.sum(-1) + found.precision.flatten(1).sum(-1) + diagonal.sum(-1))
+    return finite & (diagonal > 0).all(-1)
+
+
+def with_prior_elsewhere(found: Any, sound: Tensor, prior_mean: Tensor) -> Any:
+    """The fields that all normal densities have, those of the prior where one is not ``sound`` ``(C,)``."""
+    good = sound.unsqueeze(-1)
+    identity = identity_matrix(found.factor.shape[-1], found.factor)
+    return found._replace(
+        mean=torch.where(good, found.mean, prior_mean),
+        alpha=torch.where(good, found.alpha, 0.0),
+        precision=torch.where(good.view(-1, *[1] * (found.precision.dim() - 1)), found.precision, 0.0),
+        factor=torch.where(good.unsqueeze(-1), found.factor, identity),
+        converged=found.converged & sound,
+    )
+
 
 class Rows(Protocol):
     """Something with a row a theta."""

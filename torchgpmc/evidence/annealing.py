@@ -15,7 +15,7 @@ from torchgpmc.approximations.gaussian_form import check_latents_at_data, covari
 from torchgpmc.checks import check_count
 from torchgpmc.diagnostics.weights import pareto_khat
 from torchgpmc.evidence.estimators import importance
-from torchgpmc.evidence.gaussian_draws import log_likelihoods, or_prior, prior_unless, quadratic, stacked_mean
+from torchgpmc.evidence.gaussian_draws import log_likelihoods, or_prior, quadratic, stacked_mean
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.targets import Targets
 from torchgpmc.numerics.linalg import triangular_log_determinant
@@ -60,7 +60,7 @@ class AnnealedEstimator:
             prior = self.model.prior(theta)
             found = or_prior(self.model, self.approximation.importance_density(self.model, prior, targets), prior)
             if not as_likelihood(self.model.likelihood).is_log_concave:  # annealing from one mode would seldom see another
-                found = prior_unless(torch.zeros_like(found.converged), self.model, found, prior)
+                found = found.or_prior(torch.zeros_like(found.converged), stacked_mean(self.model, prior))
             problem = without_graph(problem_of(self.model, prior, targets))
             root = covariance_factor(prior, found)
             alpha = found.alpha.unsqueeze(-1)

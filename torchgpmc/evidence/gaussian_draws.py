@@ -11,7 +11,7 @@ from torchgpmc.approximations import ClassApproximation, GaussianApproximation
 from torchgpmc.approximations.gaussian_form import LatentProblem
 from torchgpmc.models.gp_model import GPModel, LatentPrior
 from torchgpmc.models.targets import Targets
-from torchgpmc.numerics.linalg import identity_matrix, times_blocks, triangular_log_determinant
+from torchgpmc.numerics.linalg import times_blocks, triangular_log_determinant
 
 
 def draws_around(prior: LatentPrior, problem: LatentProblem, found: GaussianApproximation, directions: Tensor) -> GaussianDraws:
@@ -185,32 +185,7 @@ def stacked_mean(model: GPModel, prior: LatentPrior) -> Tensor:
     return prior.mean.repeat(1, model.num_latents)
 
 
-def or_prior(model: GPModel, found: GaussianApproximation, prior: LatentPrior) -> GaussianApproximation:
+def or_prior(model: GPModel, found: Any, prior: LatentPrior) -> Any:
     """The approximation, or the prior itself where it came out unusable: any density leaves the estimate unbiased."""
-    # What is wrong in a row of a Cholesky factor shows in its diagonal: not finite, or at a failed pivot not positive.
-    diagonal = found.factor.diagonal(dim1=-2, dim2=-1)
-    finite = torch.isfinite(found.alpha.sum(-1) + found.precision.flatten(1).sum(-1) + diagonal.sum(-1))
-    sound = finite & (diagonal > 0).all(-1)
-    if isinstance(found, ClassApproximation):
-        sound = sound & torch.isfinite(found.log_determinant) & torch.isfinite(found.response.sum((1, 2, 3)))
-    return found if bool(sound.all()) else prior_unless(sound, model, found, prior)
-
-
-def prior_unless(sound: Tensor, model: GPModel, found: GaussianApproximation, prior: LatentPrior) -> GaussianApproximation:
-    """The approximation where it is ``sound`` ``(C,)``, elsewhere the prior, in the same form and not converged."""
-    good = sound.unsqueeze(-1)
-    if isinstance(found, ClassApproximation):
-        column = good[..., None]
-        found = found._replace(
-            weight=torch.where(column, found.weight, 1e-300),
-            response=torch.where(column.unsqueeze(-1), found.response, 0.0),
-            log_determinant=torch.where(sound, found.log_determinant, 0.0),
-        )
-    identity = identity_matrix(found.factor.shape[-1], found.factor)
-    return found._replace(
-        mean=torch.where(good, found.mean, stacked_mean(model, prior)),
-        alpha=torch.where(good, found.alpha, 0.0),
-        precision=torch.where(good.view(-1, *[1] * (found.precision.dim() - 1)), found.precision, 0.0),
-        factor=torch.where(good.unsqueeze(-1), found.factor, identity),
-        converged=found.converged & sound,
-    )
+    sound = found.is_sound()
+    return found if bool(sound.all()) else found.or_prior(sound, stacked_mean(model, prior))

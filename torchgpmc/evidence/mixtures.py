@@ -15,7 +15,6 @@ from torchgpmc.evidence.gaussian_draws import (
     draws_around,
     log_likelihoods,
     or_prior,
-    prior_unless,
     quadratic,
     stacked_mean,
 )
@@ -65,7 +64,7 @@ class MixtureEstimator(ImportanceEstimator):
 
         modes = [own, *other_modes(problem, own, find)]
         wide = [or_prior(self.model, _widened(mode), prior) for mode in modes]
-        itself = prior_unless(torch.zeros_like(own.converged), self.model, own, prior)
+        itself = own.or_prior(torch.zeros_like(own.converged), stacked_mean(self.model, prior))
         work = torch.stack([mode.num_iterations + 1 for mode in modes]).sum(0)  # and one factorisation for each that is widened
         return problem, [*modes, *wide, itself], _shares(prior, modes), work
 
