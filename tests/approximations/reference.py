@@ -1,7 +1,5 @@
 """Independent ways to the quantities of Gaussian approximations: dense quadrature, and the first correct Newton iteration."""
 
-import itertools
-
 import numpy as np
 import torch
 
@@ -14,7 +12,7 @@ def evidence_by_quadrature(model, theta, num_points=61, width=7.0):
     prior = model.prior(theta)
     size = model.latent_size
     axis = torch.linspace(-width, width, num_points, dtype=torch.float64)
-    grid = torch.tensor(list(itertools.product(axis.tolist(), repeat=size)), dtype=torch.float64)
+    grid = torch.cartesian_prod(*[axis] * size).view(-1, size)
     values = []
     for row in range(len(theta)):
         only = {name: value[row : row + 1] for name, value in likelihood_values(prior).items()}

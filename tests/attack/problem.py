@@ -14,6 +14,7 @@ from tests.attack.likelihoods import Likelihood, random_likelihood
 from tests.attack.parameters import Drawing, below
 
 MAX_HYPERPARAMETERS = 6
+BLOCK = 20_000  # numbers at once
 GAUSS_LEGENDRE = np.polynomial.legendre.leggauss(12)
 
 
@@ -167,7 +168,10 @@ class Problem(NamedTuple):
         return v + (prior_factor.swapaxes(-1, -2) @ weights)[..., 0]
 
     def at_nodes(self, nodes, y, values):
-        return np.stack([self.likelihood.log_density(part, y, values["likelihood"]) for part in nodes])
+        """log p(y | nodes) ``(Q, S, T)``, as many nodes at a time as stay in a cache."""
+        step = max(1, BLOCK // nodes[0].size)
+        blocks = np.split(nodes, range(step, len(nodes), step))
+        return np.concatenate([self.likelihood.log_density(block, y, values["likelihood"]) for block in blocks])
 
     def normal_nodes(self, mean, variance, y):
         """Nodes ``(Q, S, T[, K])`` and log weights ``(Q, S, T)`` of integrals over N(mean, variance) with p(y | f) in them.

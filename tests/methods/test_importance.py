@@ -42,7 +42,7 @@ def grid_truth(name):
     a, b = torch.linspace(-5.5, 4.5, 61, dtype=torch.float64), torch.linspace(-7, 4.5, 65, dtype=torch.float64)
     grid = torch.cartesian_prod(a, b)
     approximation = tg.approximations.Conjugate() if isinstance(model, tg.GPRegression) else tg.EP()
-    estimator = tg.evidence.importance(model, approximation, num_importance=1000)
+    estimator = tg.evidence.importance(model, approximation, num_importance=100)  # at each of thousands of points
     estimate = estimator.draw(grid, torch.Generator().manual_seed(0))
     log_density = model.layout.log_prior(grid) + estimate.value
     weights = torch.softmax(log_density, 0)

@@ -199,7 +199,7 @@ def grid():
     made = model()
     axes = torch.linspace(-5, 4.5, 58, dtype=torch.float64), torch.linspace(-7, 4.5, 62, dtype=torch.float64)
     grid = torch.cartesian_prod(*axes)
-    estimate = tg.evidence.importance(made, tg.EP(), num_importance=1000).draw(grid, torch.Generator().manual_seed(0))
+    estimate = tg.evidence.importance(made, tg.EP(), num_importance=100).draw(grid, torch.Generator().manual_seed(0))
     return grid, made.layout.log_prior(grid), estimate.value
 
 
