@@ -4,13 +4,15 @@
 
 Each piece is a run of its own; what a piece gave is kept in POSTERIORS (JSON, and its draws), and a second call makes those that
 are missing and writes the table of all that are there. ``--scale`` multiplies draws and warm-up; ``--only`` takes pieces by name;
-``--figure FILE`` draws figure 1.6. An interrupt (SIGINT) ends a piece at the draws that it has.
+``--figure FILE`` draws figure 1.6. An interrupt (SIGINT) ends a sampler's piece at the draws that it has; ``--only`` with its name
+goes on from there.
 
 Simulated: twenty data sets from the prior, each with eight chains that begin at the truth; ranks of the truth among draws, and the
 share of it within 95 % bands. p53: five genes, three replicates, measured variances, log f(0) = -5, a grid of 121 points, 8 chains.
-LexA: 14 genes that it represses, one replicate, a sampled variance a gene, free starts. Every sampler has the mode of all unknowns
-(``tg.initialize``): NUTS begins there; sweeps move hyperparameters along it (``tg.Regressed``), and begin at draws of NUTS's, two
-chains each at those with the lowest and the highest twentieth of a gene's decay rate, where there is such a run. Speed: the
+LexA: 14 genes that it represses, one replicate, a sampled variance a gene, free starts, a lengthscale above the shortest time
+between measurements, as in the authors' later code. NUTS begins around the mode of all unknowns (``tg.initialize``), "NUTS again"
+around the normal density with the moments of NUTS's draws. Sweeps move hyperparameters along that one (``tg.Regressed``), and begin
+at draws of NUTS's, two chains each at those with the lowest and the highest twentieth of a gene's decay rate. Speed: the
 paper's own sweep, a random walk of the lengthscale, one of each gene's kinetics, and one move of the log concentrations. Modes:
 of LexA's [theta, v], decay rates along the ridges, by L-BFGS from starts at two and four deviations of the fit, and from the prior.
 """
@@ -21,13 +23,15 @@ import gzip
 import itertools
 import json
 import math
+import signal
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import RBFKernel
 from gpytorch.priors import LogNormalPrior
 from transcription_report import CHAINS, DATA_SETS, draw_figure, text_of
@@ -39,7 +43,7 @@ from torchgpmc.models.gp_model import likelihood_values
 from torchgpmc.models.ridges import StraightDensity, ridges_of
 from torchgpmc.numerics.ascent import ascend
 
-THINNING = 2
+THINNING = 4
 BATCHES = 8, 32  # chains whose sweeps are timed
 
 
@@ -58,8 +62,9 @@ CONTROLS = tg.ControlVariables(target_accept_prob=0.15)
 LATENTS = {"control variables": CONTROLS, "elliptical slice": tg.EllipticalSlice(), "aGrad": tg.AuxiliaryGradient()}
 SAMPLERS = {
     "NUTS": (lambda start: tg.NUTS(max_tree_depth=8), 300, 1500),
-    "control variables": (sweeps(CONTROLS, 4), 150, 700),
-    "elliptical slice": (sweeps(LATENTS["elliptical slice"], 15), 150, 800),
+    "NUTS again": (lambda start: tg.NUTS(max_tree_depth=8), 100, 1500),
+    "control variables": (sweeps(CONTROLS, 4), 150, 1000),
+    "elliptical slice": (sweeps(LATENTS["elliptical slice"], 15), 150, 1200),
     "aGrad": (sweeps(LATENTS["aGrad"], 10), 150, 1000),
 }
 
@@ -84,7 +89,8 @@ def lexa_model(folder):
     grid = torch.linspace(0, 60, 121, dtype=torch.float64)
     times = torch.tensor([0, 5, 10, 20, 40, 60], dtype=torch.float64)
     likelihood = Transcription(grid, times, num_genes=14, num_replicates=1, response=Repression(), free_initial=True)
-    return tg.GP(grid, y, RBFKernel(lengthscale_prior=lengthscale_prior(grid)), likelihood)
+    constraint = GreaterThan(float(times.diff().min()))
+    return tg.GP(grid, y, RBFKernel(lengthscale_prior=lengthscale_prior(grid), lengthscale_constraint=constraint), likelihood)
 
 
 EXPERIMENTS = {"p53": p53_model, "LexA": lexa_model}
@@ -229,42 +235,64 @@ class At:
         return run._replace(target=run.target._replace(start=lambda generator: (self.positions, None)))
 
 
-def far_apart(model, draws):
-    """Draws of NUTS's with decay rates at both ends, gene after gene: positions ``(CHAINS, P + V)``."""
+def positions_of(model, draws):
+    """[theta, v] of all draws ``(C S, P + V)``."""
+    theta = model.layout.unconstrain({name: values.flatten(0, 1) for name, values in draws["samples"].items()})
+    parts = zip(theta.split(200), draws["latents"].flatten(0, 1).split(200), strict=True)
+    with torch.no_grad():
+        return torch.cat([theta, torch.cat([model.whiten(model.prior(part), f) for part, f in parts])], -1)
+
+
+def learned(start, positions):
+    """The fit with the moments of draws in place of its own, the covariance of v given theta shrunk to its own."""
+    theta, v = positions.tensor_split([start.model.layout.size], -1)
+    centre, mean = theta.mean(0), v.mean(0)
+    slope = torch.linalg.lstsq(theta - centre, v - mean).solution.mT
+    left, own = v - mean - (theta - centre) @ slope.mT, torch.block_diag(*(start.scale @ start.scale.mT))
+    share = len(v) / (len(v) + 5 * v.shape[1])
+    covariance = share * torch.cov(left.mT) + (1 - share) * own
+    blocks = covariance.view(*start.mean.shape, *start.mean.shape).diagonal(dim1=0, dim2=2).movedim(-1, 0)
+    moments = {"theta_covariance": torch.cov(theta.mT), "mean": mean.view_as(start.mean), "scale": torch.linalg.cholesky(blocks)}
+    joint = None if start.joint_scale is None else torch.linalg.cholesky(covariance)
+    return replace(start, theta=centre, slope=slope, joint_scale=joint, **moments)
+
+
+def far_apart(positions, draws):
+    """Those of draws with decay rates at both ends, gene after gene ``(CHAINS, P + V)``."""
     decay = draws["samples"]["likelihood.decay"].flatten(0, 1)
     levels = itertools.islice(itertools.product(range(decay.shape[-1]), (0.05, 0.95)), CHAINS)
-    rows = torch.tensor([int((decay[:, gene] - torch.quantile(decay[:, gene], level)).abs().argmin()) for gene, level in levels])
-    theta = model.layout.unconstrain({name: values.flatten(0, 1)[rows] for name, values in draws["samples"].items()})
-    with torch.no_grad():
-        v = model.whiten(model.prior(theta), draws["latents"].flatten(0, 1)[rows])
-    return torch.cat([theta, v], -1)
+    return positions[[int((decay[:, gene] - torch.quantile(decay[:, gene], level)).abs().argmin()) for gene, level in levels]]
 
 
 def piece(experiment, name, data, pieces, scale):
     """Chain-sweeps a second and how the sampler fared; its draws go to a file beside."""
     made, warm_up, draws = SAMPLERS[name]
     warm_up, draws = int(warm_up * scale), int(draws * scale)
+    path = pieces / f"{experiment}_{name.replace(' ', '_')}"
+    before = json.loads(path.with_suffix(".json").read_text())["seconds"] if path.with_suffix(".json").exists() else 0.0
     began = time.process_time()
     start = tg.initialize(EXPERIMENTS[experiment](data), progress=False)
     fitting = time.process_time() - began
     run: dict[str, Any] = {"num_samples": draws, "warmup_steps": warm_up, "num_chains": CHAINS, "seed": 1, "progress": False}
-    method, reference = made(start), pieces / f"{experiment}_NUTS.pt"
-    if name == "NUTS" or not reference.exists():
-        run["start"] = start
-    else:
-        method = At(method, far_apart(start.model, torch.load(reference)))
-    posterior = tg.sample(start.model, method, **run)
-    seconds = time.process_time() - began
+    run["checkpoint"] = tg.Checkpoint(path.with_suffix(".run"), every=50)
+    reference, method = pieces / f"{experiment}_NUTS.pt", None
+    if name != "NUTS" and reference.exists():
+        earlier = torch.load(reference)
+        positions = positions_of(start.model, earlier)
+        start = learned(start, positions)
+        method = None if name == "NUTS again" else At(made(start), far_apart(positions, earlier))
+    run |= {"start": start} if method is None else {}
+    posterior = tg.sample(start.model, method or made(start), **run)
     samples = dict(posterior.samples)
-    torch.save({"samples": samples, "latents": posterior.latents}, pieces / f"{experiment}_{name.replace(' ', '_')}.pt")
-    thinning = 1 if name == "NUTS" else THINNING
+    torch.save({"samples": samples, "latents": posterior.latents}, path.with_suffix(".pt"))
     return {
-        "seconds": seconds,
+        "seconds": before + time.process_time() - began,
         "fitting": fitting,
         "warm_up": warm_up,
-        "thinning": thinning,
+        "thinning": 1 if name.startswith("NUTS") else THINNING,
         "acceptance": float(posterior.stats["acceptance_rate"].mean()),
-        "at_draws_of_NUTS": isinstance(method, At),
+        "at_draws_of_NUTS": method is not None,
+        "unfinished": posterior.info["interrupted"],
     }
 
 
@@ -279,12 +307,13 @@ def main():
     parser.add_argument("--figure", type=Path)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     torch.set_num_threads(1)
     options.pieces.mkdir(parents=True, exist_ok=True)
     found = {}
     for name in everything:
         path = options.pieces / f"{name.replace(' ', '_')}.json"
-        if not path.exists() and name in options.only:
+        if name in options.only and (not path.exists() or json.loads(path.read_text()).get("unfinished")):
             experiment, _, sampler = name.partition(" ")
             if sampler:
                 made = piece(experiment, sampler, options.data, options.pieces, options.scale)

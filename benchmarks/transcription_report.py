@@ -103,7 +103,7 @@ def text_of_experiment(found, pieces, experiment):
             cells.append(f"{size:.0f}, {size / row['seconds']:.2g}, {rhat:.3f}")
             unmixed += [name] if rhat > MOST_RHAT else []
         kept = draws["latents"].shape[1]
-        share = "-" if name == "NUTS" else f"{CHAINS * (row['warm_up'] + kept * row['thinning']) / PAPERS_SWEEPS:.1%}"
+        share = "-" if name.startswith("NUTS") else f"{CHAINS * (row['warm_up'] + kept * row['thinning']) / PAPERS_SWEEPS:.1%}"
         lines.append(
             f"| {name} | {row['warm_up']} + {kept} ({row['thinning']}) | {share} | {row['seconds']:.0f} "
             f"| {row['acceptance']:.2f} | {' | '.join(cells)} |"
