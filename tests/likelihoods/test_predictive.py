@@ -246,6 +246,12 @@ def test_wide_normals_take_no_more_lattice_points_than_narrow_ones():
     assert points[1] <= points[0]
 
 
+@pytest.mark.parametrize(("arguments", "match"), [((), r"num_classes is None\. "), ((2,), r"Softmax\(num_classes=2\)")])
+def test_softmax_without_a_number_of_classes_says_how_to_name_it(arguments, match):
+    with pytest.raises(ValueError, match=match):
+        tg.likelihoods.Softmax(*arguments)
+
+
 def test_softmax_with_mixing_weights_serves_both_from_the_same_points():
     likelihood = tg.likelihoods.Softmax(num_features=2, num_classes=3).double()
     torch.nn.init.normal_(likelihood.mixing_weights, generator=torch.Generator().manual_seed(0))

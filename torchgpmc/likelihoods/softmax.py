@@ -48,6 +48,9 @@ class Softmax(Factorised, SoftmaxLikelihood):
     Without mixing weights predictive probabilities are right to 1e-6 in the logarithm (:func:`log_probabilities_of_normals`). With
     mixing weights they come from 4096 quasi-random points, right to about 1e-3, and a warning says where they are worse than 1e-2.
 
+    Raises:
+        ValueError: without ``num_classes``.
+
     Example:
         >>> import torch
         >>> Softmax(num_classes=3).log_prob(torch.zeros(1, 2, 3), torch.tensor([0.0, 2.0]))
@@ -65,6 +68,11 @@ class Softmax(Factorised, SoftmaxLikelihood):
         mixing_weights: bool | None = None,
         mixing_weights_prior: Prior | None = None,
     ):
+        if num_classes is None:
+            raise ValueError(
+                f"num_classes is None{'' if num_features is None else f' and num_features, which comes first, {num_features}'}. "
+                f"Expected how many classes there are, by name: Softmax(num_classes={num_features or 3})."
+            )
         mixes = num_features is not None if mixing_weights is None else mixing_weights
         super().__init__(num_features, num_classes, mixes, mixing_weights_prior)
 
