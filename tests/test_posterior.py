@@ -191,8 +191,10 @@ def test_latents_are_function_values_at_the_data():
 
 
 def test_probs_of_a_regression_is_an_error():
+    prediction = posterior_of(gp("gaussian")).predict(inputs(2))
     with pytest.raises(ValueError, match=r"Gaussian does not classify.*use prediction\.mean"):
-        _ = posterior_of(gp("gaussian")).predict(inputs(2)).probs
+        _ = prediction.probs
+    assert hasattr(prediction, "mean") and not hasattr(prediction, "probs") and not hasattr(prediction, "intensity")
 
 
 @pytest.mark.parametrize(
@@ -557,3 +559,12 @@ def test_a_model_changed_in_place_since_predicts_as_it_was_sampled(change, loade
     posterior.save(tmp_path / "later.pt")
     with pytest.raises(ValueError, match="another model"):
         tg.Posterior.load(tmp_path / "later.pt", model)
+
+
+def test_weights_that_underflow_are_no_matter_of_numpys_warnings():
+    """Users saw divisions by zero, from inside the tail's fit, above the sentence that says what is wrong."""
+    weights = torch.full((100,), -1e9, dtype=torch.float64)
+    weights[0], weights[1:30] = 0.0, -1e8 * torch.rand(29, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pareto_khat(weights)

@@ -15,6 +15,10 @@ class SamplingWarning(UserWarning):
     """The draws may not represent the posterior; the message says why and what to do."""
 
 
+class NotOfferedError(AttributeError, ValueError):
+    """An attribute that others of the kind have, for instance probabilities of a regression; ``hasattr`` says ``False``."""
+
+
 def warn(message: str, category: type[Warning] = SamplingWarning) -> None:
     """Warns whoever called the package, at their line, however deep inside it this was found out."""
     level, frame = 2, sys._getframe(1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.adapter.conversion import as_likelihood
-from torchgpmc.checks import check_count
+from torchgpmc.checks import NotOfferedError, check_count
 from torchgpmc.intensity import CentralInterval, Intensity, check_levels, interval_levels
 from torchgpmc.models.gp_model import GPModel, JointGaussian
 from torchgpmc.models.validation import as_tensor
@@ -119,12 +119,12 @@ class Prediction:
         The average of each draw's predictive probabilities, never the probability of an average latent.
 
         Raises:
-            ValueError: the likelihood does not classify.
+            AttributeError: the likelihood does not classify; as all of its kind here a ``ValueError`` too.
         """
         self._require_response("probs")
         likelihood = self._model.likelihood
         if not getattr(likelihood, "is_classification", False):
-            raise ValueError(
+            raise NotOfferedError(
                 f"{type(likelihood).__name__} does not classify, so it has no probs. Expected Bernoulli, Softmax or the like; "
                 f"use prediction.mean and prediction.variance."
             )
@@ -164,11 +164,11 @@ class Prediction:
         """The rate exp(f) of counts per unit of exposure: ``mean``, ``quantile(q)``, ``interval(level)``, ``(T,)`` each.
 
         Raises:
-            ValueError: a likelihood that is not one of counts.
+            AttributeError: a likelihood that is not one of counts.
         """
         likelihood = self._model.likelihood
         if not getattr(likelihood, "has_intensity", False):
-            raise ValueError(
+            raise NotOfferedError(
                 f"{type(likelihood).__name__} has no intensity. Expected a likelihood of counts, Poisson or NegativeBinomial; "
                 f"use prediction.mean."
             )
@@ -300,7 +300,7 @@ class Prediction:
 
     def _require_response(self, name: str) -> None:
         if not self._model.factorises:
-            raise ValueError(
+            raise NotOfferedError(
                 f"{type(self._model.likelihood).__name__} does not factorise over data, so that a test point has no response of "
                 f"its own and prediction.{name} no meaning. Expected a torchgpmc.likelihoods.Factorised; "
                 f"prediction.latent_mean and prediction.latent_variance can be had."

@@ -12,6 +12,7 @@ from gpytorch.constraints import GreaterThan
 import torchgpmc as tg
 from tests.problems import inputs, kernel
 from torchgpmc.adapter.conversion import as_likelihood, convert_likelihood
+from torchgpmc.likelihoods.softmax import _sums_on_lattice, log_probabilities_of_normals
 from torchgpmc.numerics import quadrature
 from torchgpmc.numerics.bump import log_integral_of_bump
 from torchgpmc.prediction import Prediction
@@ -222,6 +223,33 @@ def test_softmax_probabilities_and_log_prob_are_right_to_1e_6(mean, variance):
     logs = torch.cat([prediction.log_prob(torch.tensor([float(k)])) for k in range(len(mean))])
     torch.testing.assert_close(logs, expected, rtol=0, atol=1e-6)
     torch.testing.assert_close(prediction.probs[0].log(), logs, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("deviation", [0.1, 0.5, 0.7, 1.0, 2.0, 5.0, 12.0, 40.0])
+def test_softmax_of_two_normals_is_the_logistic_function_of_one_whatever_its_width(deviation):
+    """The wider they are the coarser the lattice; a step too long by a tenth shows."""
+    means = deviation * torch.linspace(-3, 3, 7, dtype=torch.float64)
+    mean = torch.stack([means, torch.zeros_like(means)], -1)
+    variance = torch.tensor([1.0, 0.6]).double() * deviation**2
+    found = log_probabilities_of_normals(mean, variance.expand_as(mean))
+    width = 1.6**0.5 * deviation
+    grid = torch.arange(-11, 11, min(0.1, 0.1 / width), dtype=torch.float64)
+    weights = torch.log_softmax(-0.5 * grid.square(), 0)
+    signs = torch.tensor([[1.0], [-1.0]]).double()
+    at_nodes = torch.nn.functional.logsigmoid(signs * (means[:, None, None] + width * grid))
+    torch.testing.assert_close(found, torch.logsumexp(at_nodes + weights, -1), rtol=0, atol=2.5e-7)
+
+
+def test_wide_normals_take_no_more_lattice_points_than_narrow_ones():
+    """Predictions of separable classes took ten times as long as others, with lattices that grew with the normals."""
+    points = [len(_sums_on_lattice(torch.zeros(1, 3), torch.full((1, 3), s**2), slopes=False).u) for s in (0.3, 12.0)]
+    assert points[1] <= points[0]
+
+
+@pytest.mark.parametrize(("arguments", "match"), [((), r"num_classes is None\. "), ((2,), r"Softmax\(num_classes=2\)")])
+def test_softmax_without_a_number_of_classes_says_how_to_name_it(arguments, match):
+    with pytest.raises(ValueError, match=match):
+        tg.likelihoods.Softmax(*arguments)
 
 
 def test_softmax_with_mixing_weights_serves_both_from_the_same_points():

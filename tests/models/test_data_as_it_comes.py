@@ -45,6 +45,20 @@ def test_inducing_points_come_from_all_kinds_of_numbers(make_x):
     torch.testing.assert_close(points[points[:, 0].argsort()].double(), torch.tensor([[0.5, 0.0], [8.5, 9.0]]).double())
 
 
+def test_a_column_of_one_target_is_that_target():
+    """It was one data set of one chain, which sampling refused unless it was told num_chains=1."""
+    model = tg.GP(X[:1], [[1]], kernel(), tg.likelihoods.Bernoulli())
+    assert model.train_y.shape == (1,) and not model.targets.one_a_chain
+
+
+def test_a_row_of_targets_is_told_what_else_it_may_be():
+    model = tg.GP(X, [LABELS], kernel(), tg.likelihoods.Bernoulli())
+    with pytest.raises(
+        ValueError, match=r"Expected num_chains=1, one data set a chain; or train_y of shape \(6,\)"
+    ):
+        tg.sample(model, progress=False)
+
+
 def lacking_in_a_frame():
     x = frame(X)
     return x.convert_dtypes().mask(x == x.iloc[2, 1])

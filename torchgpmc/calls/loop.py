@@ -172,7 +172,8 @@ def _check_one_data_set_a_chain(model: GPModel, settings: Settings) -> None:
     if model.targets.one_a_chain and model.targets.num_data_sets != chain_settings(settings)[1]:
         raise ValueError(
             f"the model has targets for {model.targets.num_data_sets} chains and num_chains is {settings.num_chains}. "
-            f"Expected num_chains={model.targets.num_data_sets}: one data set a chain."
+            f"Expected num_chains={model.targets.num_data_sets}, one data set a chain; or train_y of shape "
+            f"{tuple(model.targets.values.shape[1:])}, one data set for all chains."
         )
 
 

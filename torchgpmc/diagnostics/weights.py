@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,7 +52,8 @@ def _tail_fit(log_weights: Tensor) -> tuple[Tensor, float]:
     Such a tail has no shape: versions of arviz-stats raise, return NaN, or the mean of their prior with weights that are NaN.
     """
     try:
-        fitted, khat = chain_statistics.psislw(log_weights.detach().double().flatten().cpu().numpy())
+        with np.errstate(all="ignore"):  # what underflows is dealt with below
+            fitted, khat = chain_statistics.psislw(log_weights.detach().double().flatten().cpu().numpy())
     except ValueError:
         return log_weights, -math.inf
     smoothed = torch.as_tensor(fitted).to(log_weights).view_as(log_weights)

@@ -20,7 +20,8 @@ from torchgpmc.numerics.random import log_uniform
 from torchgpmc.numerics.threads import slices
 
 # The lattice u on which distribution functions of f_k + g_k are known, g_k being a standard Gumbel variable.
-_STEP = 0.5  # whose sums err by about the Gumbel's characteristic function at the frequency 2 pi / 0.5, 2e-8
+_STEP = 0.5  # of narrow normals, whose sums err by about the Gumbel's characteristic function at the frequency 2 pi / 0.5, 2e-8
+_STEPS = (0.6, 0.8, 1.2, 2.0, 4.0, 8.0, 16.0)  # between which lattices cost about the same
 _REACH = 9  # standard deviations of f beyond which nothing matters to probabilities of 1e-12
 _GUMBEL_LEAST = -4.0  # below which a Gumbel variable lies with probability exp(-e^4), 2e-24
 _GUMBEL_MOST = 22.0  # above which, with probability e^-22, 3e-10
@@ -47,6 +48,9 @@ class Softmax(Factorised, SoftmaxLikelihood):
     Without mixing weights predictive probabilities are right to 1e-6 in the logarithm (:func:`log_probabilities_of_normals`). With
     mixing weights they come from 4096 quasi-random points, right to about 1e-3, and a warning says where they are worse than 1e-2.
 
+    Raises:
+        ValueError: without ``num_classes``.
+
     Example:
         >>> import torch
         >>> Softmax(num_classes=3).log_prob(torch.zeros(1, 2, 3), torch.tensor([0.0, 2.0]))
@@ -64,6 +68,11 @@ class Softmax(Factorised, SoftmaxLikelihood):
         mixing_weights: bool | None = None,
         mixing_weights_prior: Prior | None = None,
     ):
+        if num_classes is None:
+            raise ValueError(
+                f"num_classes is None{'' if num_features is None else f' and num_features, which comes first, {num_features}'}. "
+                f"Expected how many classes there are, by name: Softmax(num_classes={num_features or 3})."
+            )
         mixes = num_features is not None if mixing_weights is None else mixing_weights
         super().__init__(num_features, num_classes, mixes, mixing_weights_prior)
 
@@ -216,14 +225,16 @@ class _ExpectedLogSumExp(torch.autograd.Function):
 
 
 def _by_width(function: Callable[[Tensor, Tensor], tuple[Tensor, ...]], mean: Tensor, variance: Tensor) -> tuple[Tensor, ...]:
-    """``function`` of means and variances ``(..., K)``, those of like widths together: the widest normal sets what a rule costs.
+    """``function`` of means and variances ``(..., K)``, those that want like lattices together.
 
-    On a GPU all together: to be told apart they would have to be looked at from the host.
+    What a rule costs is set by the widest normal, and by all together, which say how coarse the lattice may be. On a GPU nothing is
+    told apart: it would have to be looked at from the host.
     """
     if variance.device.type != "cpu":
         return function(mean, variance)
-    edges = torch.tensor(_WIDTHS, dtype=variance.dtype, device=variance.device).square()
-    kinds = torch.bucketize(variance.detach().amax(-1), edges)
+    known = variance.detach()
+    widths, steps = (torch.tensor(edges, dtype=known.dtype) for edges in (_WIDTHS, _STEPS))
+    kinds = torch.bucketize(known.amax(-1), widths.square()) * (len(_STEPS) + 1) + torch.bucketize(_widest_step(known), steps)
     parts = [(kinds == kind).nonzero(as_tuple=True) for kind in kinds.unique().tolist()]
     if len(parts) < 2:
         return function(mean, variance)
@@ -235,12 +246,25 @@ def _by_width(function: Callable[[Tensor, Tensor], tuple[Tensor, ...]], mean: Te
     return tuple(results)
 
 
+def _widest_step(variance: Tensor) -> Tensor:
+    r"""The step ``(...)`` of a lattice for normals ``(..., K)``, whose sums err as little as with step 0.5 for the narrowest.
+
+    A normal of variance s^2 plus a Gumbel variable has of frequency w a part of about :math:`\exp(-\pi w / 2 - s^2 w^2 / 2)`. In a
+    product of such functions, which share w, the greatest part is :math:`\exp(-\pi w / 2 - w^2 / (2 P))`, P the sum of all
+    :math:`1 / s^2`; a lattice errs by that at :math:`w = 2 \pi / step`.
+    """
+    frequency = 2 * math.pi / _STEP
+    exponent, half = 0.5 * math.pi * frequency, 0.5 * math.pi
+    precision = variance.reciprocal().sum(-1).nan_to_num(nan=torch.inf)  # a normal that is none has no say
+    return 2 * math.pi * (half + (half**2 + 2 * exponent / precision).sqrt()) / (2 * exponent)
+
+
 def _log_probabilities(mean: Tensor, variance: Tensor) -> tuple[Tensor]:
-    sums = _sums_on_lattice(mean, variance)
+    sums = _sums_on_lattice(mean, variance, slopes=False)
     tiny = torch.finfo(sums.u.dtype).tiny
     log_cdf = sums.cdf.clamp_min(tiny).log()
     log_densities = sums.density.clamp_min(tiny).log() + log_cdf.sum(-1, keepdim=True) - log_cdf
-    return ((torch.logsumexp(log_densities, 0) + math.log(_STEP)).to(mean.dtype),)
+    return ((torch.logsumexp(log_densities, 0) + math.log(sums.step)).to(mean.dtype),)
 
 
 def _log_sum_exp_and_slopes(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -248,40 +272,47 @@ def _log_sum_exp_and_slopes(mean: Tensor, variance: Tensor) -> tuple[Tensor, Ten
 
     (Bonnet's and Price's theorems.)
     """
-    sums = _sums_on_lattice(mean, variance)
+    sums = _sums_on_lattice(mean, variance, slopes=True)
     # What underflows is nothing beside the rest; the distribution functions themselves are above 1e-261.
     others = sums.cdf.prod(-1, keepdim=True) / sums.cdf
     density = sums.density * others  # of the greatest, where that is the j-th
-    softmax = _STEP * density.sum(0)
+    softmax = sums.step * density.sum(0)
     total = softmax.sum(-1)  # one, but for the rule's error
     centre = mean.double().amax(-1)
-    value = centre + _STEP * ((sums.u.squeeze(-1) - centre) * density.sum(-1)).sum(0) / total - _EULER
-    slope = _STEP * (sums.slope * others).sum(0)
+    value = centre + sums.step * ((sums.u.squeeze(-1) - centre) * density.sum(-1)).sum(0) / total - _EULER
+    assert sums.slope is not None
+    slope = sums.step * (sums.slope * others).sum(0)
     return value.to(mean.dtype), softmax.to(mean.dtype), 0.5 * slope.to(mean.dtype)
 
 
 class _Sums(NamedTuple):
     """Of a normal f plus a standard Gumbel variable, on a lattice u."""
 
+    step: float
     u: Tensor  # (n, ..., 1)
     cdf: Tensor  # (n, ..., K)
     density: Tensor
-    slope: Tensor  # of the density in the normal's mean
+    slope: Tensor | None  # of the density in the normal's mean
 
 
-def _sums_on_lattice(mean: Tensor, variance: Tensor) -> _Sums:
+def _sums_on_lattice(mean: Tensor, variance: Tensor, *, slopes: bool) -> _Sums:
     """The sums f_k + g_k, from where some of them all but surely exceeds u up to where all are surely below."""
     mean, deviation = mean.double(), variance.double().sqrt()
+    step = float(_widest_step(variance.detach().double()).amin()) if variance.numel() else _STEP
     lowest = (mean - _REACH * deviation).detach().amax(-1, keepdim=True) + _GUMBEL_LEAST
     lengths = (mean + _REACH * deviation).detach().amax(-1, keepdim=True) + _GUMBEL_MOST - lowest
     length = float(lengths.nan_to_num(0.0).max())  # a normal that is none has no say, and its answer is NaN
-    u = lowest + _STEP * torch.arange(int(length / _STEP) + 2, dtype=mean.dtype, device=mean.device).view(-1, *[1] * mean.dim())
+    u = lowest + step * torch.arange(int(length / step) + 2, dtype=mean.dtype, device=mean.device).view(-1, *[1] * mean.dim())
     wide = deviation > _WIDE
-    parts = _sum_over_nodes(mean, torch.where(wide, _WIDE, deviation), u)
-    if bool(wide.any()):
-        others = _sum_over_lattice(mean, torch.where(wide, deviation, _WIDE), u)
-        parts = [torch.where(wide, other, part) for other, part in zip(others, parts, strict=True)]
-    return _Sums(u, *parts)
+    if not bool(wide.any()):
+        parts = _sum_over_nodes(mean, deviation, u)
+    elif bool(wide.all()):
+        parts = _sum_over_lattice(mean, deviation, u, step, 3 if slopes else 2)
+    else:
+        narrow = _sum_over_nodes(mean, torch.where(wide, _WIDE, deviation), u)
+        others = _sum_over_lattice(mean, torch.where(wide, deviation, _WIDE), u, step, 3)
+        parts = [torch.where(wide, other, part) for other, part in zip(others, narrow, strict=True)]
+    return _Sums(step, u, parts[0], parts[1], parts[2] if slopes else None)
 
 
 def _normal_rule(widest: float) -> tuple[Tensor, Tensor]:
@@ -313,21 +344,28 @@ def _sum_over_nodes(mean: Tensor, deviation: Tensor, u: Tensor) -> list[Tensor]:
     return [sums[0], sums[1], sums[1] - sums[2]]
 
 
-def _sum_over_lattice(mean: Tensor, deviation: Tensor, u: Tensor) -> list[Tensor]:
-    """The same for wide ones: f on the lattice of u, so that the Gumbel variable's functions are worked out once a difference."""
-    half = int(_REACH * float(deviation.detach().max()) / _STEP) + 1
-    offsets = _STEP * torch.arange(-half, half + 1, dtype=mean.dtype, device=mean.device).view(-1, *[1] * mean.dim())
+def _sum_over_lattice(mean: Tensor, deviation: Tensor, u: Tensor, step: float, num_functions: int) -> list[Tensor]:
+    """The same, or the first two of them, for wide normals: f on a lattice that holds u.
+
+    So the Gumbel variable's functions are worked out once a difference. They need steps of a half, where u may do with longer ones.
+    """
+    every = math.ceil(step / _STEP)
+    fine = step / every
+    half = int(_REACH * float(deviation.detach().max()) / fine) + 1
+    offsets = fine * torch.arange(-half, half + 1, dtype=mean.dtype, device=mean.device).view(-1, *[1] * mean.dim())
     weights = torch.softmax(-0.5 * (offsets / deviation).square(), 0)
-    differences = torch.cat([u[:1] + offsets[:half], u, u[-1:] + offsets[half + 1 :]])
+    count = every * (len(u) - 1) + 1
+    differences = u[:1] + fine * torch.arange(-half, count + half, dtype=mean.dtype, device=mean.device).view(-1, *[1] * mean.dim())
     rates = (mean - differences).clamp_max(math.log(_MAX_RATE)).exp()
     below = torch.exp(-rates)
     at_rates = rates * below
-    functions = below, at_rates, at_rates * (1 - rates)
+    functions = (below, at_rates, at_rates * (1 - rates))[:num_functions]
     sums = [torch.zeros_like(rates[: len(u)]) for _ in functions]
     size = max(1, _BLOCK_ELEMENTS // rates[0].numel())
     for rows in slices(len(u), size):
         for total, values in zip(sums, functions, strict=True):
             block = total[rows]
+            first, beyond = every * rows.start, every * (rows.stop - 1) + 1
             for j, weight in enumerate(weights.flip(0)):
-                block.addcmul_(weight, values[rows.start + j : rows.stop + j])
+                block.addcmul_(weight, values[first + j : beyond + j : every])
     return sums

@@ -164,7 +164,7 @@ def check_targets(y: Any, x: Tensor, likelihood: Any, dtype: torch.dtype) -> Tar
     """
     y = as_tensor("train_y", y, x.device)
     shape = tuple(likelihood.target_shape(len(x)))
-    if tuple(y.shape) == (*shape, 1) and len(x) > 1:
+    if tuple(y.shape) == (*shape, 1):  # of one datum (1, 1) is the same for one chain and for all
         y = y.squeeze(-1)
     one_a_chain = y.dim() == len(shape) + 1
     if tuple(y.shape[one_a_chain:]) != shape:
