@@ -53,9 +53,7 @@ def test_a_column_of_one_target_is_that_target():
 
 def test_a_row_of_targets_is_told_what_else_it_may_be():
     model = tg.GP(X, [LABELS], kernel(), tg.likelihoods.Bernoulli())
-    with pytest.raises(
-        ValueError, match=r"Expected num_chains=1, one data set a chain; or train_y of shape \(6,\)"
-    ):
+    with pytest.raises(ValueError, match=r"Expected num_chains=1, one data set a chain; or train_y of shape \(6,\)"):
         tg.sample(model, progress=False)
 
 
