@@ -162,7 +162,6 @@ def draw_band(axis, grid, drawn):
     low, middle, high = torch.quantile(drawn, torch.tensor([0.025, 0.5, 0.975]).double(), 0)
     axis.fill_between(grid, low, high, alpha=0.3, linewidth=0)
     axis.plot(grid, middle)
-    axis.set_ylim(bottom=0)
 
 
 def draw_figure(pieces, path, models):
@@ -185,6 +184,8 @@ def draw_figure(pieces, path, models):
             draw_band(axis, grid, expression[:, 0, gene])
             axis.plot(times, y[0, gene], "rx")
             axis.set_title(f"expression of gene {gene + 1}")
+        for axis in axes[:3]:
+            axis.set_ylim(bottom=0)  # after all that is drawn: it ends the search for limits
         levels = torch.tensor([0.025, 0.5, 0.975]).double()
         low, middle, high = torch.quantile(draws["samples"]["likelihood.decay"].flatten(0, 1), levels, 0)
         places = 1 + torch.arange(len(middle))
