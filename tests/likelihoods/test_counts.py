@@ -129,3 +129,34 @@ def test_every_datum_keeps_its_exposure_however_the_sparse_model_cuts_the_data()
         torch.testing.assert_close(values[-1][0], expected.sum(-1) + prior)
     for other in values[1:]:
         torch.testing.assert_close(other, values[0])
+
+
+FAR = [(1e9, 1.0), (3.0, 1e8), (0.0, 1e12)]  # a count and its exposure: twenty nats and more from where f lies a priori
+
+
+@pytest.mark.parametrize(("count", "exposure"), FAR)
+def test_moments_of_counts_far_from_what_the_prior_expects(count, exposure):
+    """Twelve Newton steps did not get there, and the moments were those of a density somewhere on the way."""
+    likelihood, y = tg.likelihoods.Poisson(exposure=exposure), torch.tensor([count]).double()
+    found = likelihood.tilted_moments(torch.zeros(1, 1).double(), torch.ones(1, 1).double(), y)
+    centre, width = (0.0, 0.0)
+    for grid in (torch.linspace(-40, 40, 400_001).double(), torch.linspace(-12, 12, 20_001).double()):
+        f = centre + (width or 1.0) * grid
+        weights = torch.softmax(likelihood.pointwise_log_prob(f, y) - 0.5 * f.square(), 0)
+        centre = float(weights @ f)
+        width = max(float((weights @ (f - centre).square()).sqrt()), 2e-4)
+    assert float(found.mean) == pytest.approx(centre, abs=1e-3 * width)
+    assert float(found.variance) == pytest.approx(float(weights @ (f - centre).square()), rel=0.01)
+
+
+@pytest.mark.parametrize(("count", "exposure"), [(1e8, 1.0), (1e9, 1.0), (3.0, 1e8)])
+def test_expectation_propagation_settles_for_any_exposure(count, exposure):
+    """Of a marginal nearly all of whose precision is its site's, what the others say was left to rounding."""
+    y = torch.tensor([0.0, 1.0, 1.0, 0.0]) * count
+    model = tg.GP(X, y, kernel(), tg.likelihoods.Poisson(exposure=exposure))
+    theta = 0.6 * torch.randn(6, model.layout.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = tg.EP().importance_density(model, model.prior(theta))
+    assert bool(found.converged.all())
+    rate = found.mean[:, 1:3].exp() * exposure
+    if count > 1e7:
+        torch.testing.assert_close(rate, torch.full_like(rate, count), rtol=1e-3, atol=0)
