@@ -118,9 +118,10 @@ class ImportanceRun(NamedTuple):
         drawn = drawn._replace(theta=self.scale.z(drawn.theta))
         covariance = drawn.covariance()
         factor = cholesky(covariance).factor
+        white = solve_lower(factor, drawn.theta.mT).mT
         centres = (torch.softmax(drawn.log_weights, 0) @ drawn.theta)[None]
         for _ in range(_FITTED_COMPONENTS - 1):
-            gaps = torch.cdist(*(solve_lower(factor, points.mT).mT for points in (drawn.theta, centres)))
+            gaps = torch.cdist(white, solve_lower(factor, centres.mT).mT)
             centres = torch.cat([centres, drawn.theta[gaps.amin(1).argmax()][None]])
         share = torch.zeros_like(centres[:, 0])
         first = from_modes(centres, covariance.expand(len(centres), -1, -1), share, self.degrees_of_freedom)
