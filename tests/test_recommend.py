@@ -25,8 +25,8 @@ CASES = {
     "eight": (lambda: wide(8), tg.AMIS),
     "sixteen": (lambda: wide(16), tg.AMIS),
     "seventeen": (lambda: wide(17), tg.NUTS),
-    "regression, twenty-four": (lambda: gp_regression(num_columns=22), tg.AMIS),
-    "regression, twenty-five": (lambda: gp_regression(num_columns=23), tg.NUTS),
+    "regression, twelve": (lambda: gp_regression(num_columns=10), tg.AMIS),
+    "regression, thirteen": (lambda: gp_regression(num_columns=11), tg.NUTS),
     "fixed": (lambda: tg.GP(inputs(6), targets("probit", 6), fixed_kernel(), tg.likelihoods.Bernoulli()), tg.AuxiliaryGradient),
 }
 

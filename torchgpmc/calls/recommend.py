@@ -30,9 +30,10 @@ WANTED = 400  # effective draws (Vehtari et al. 2021, section 4)
 # Laplace's estimates make it worse: with EP's, the nearest normal density's, or exact evidence, weights bear more of them.
 MANY_HYPERPARAMETERS = 8
 MOST_HYPERPARAMETERS = 16
-# Beyond, weights of exact evidence may look even and miss an arm, and up to where they know nothing chains begin at them.
+# Beyond the first, weights of exact evidence may look even and miss an arm, and wait for chains; beyond the second they miss it
+# even so.
 MANY_WITH_EXACT_EVIDENCE = 8
-MOST_WITH_EXACT_EVIDENCE = 24
+MOST_WITH_EXACT_EVIDENCE = 12
 _PILOT = 10  # effective draws a hyperparameter that chains begin at
 _MOST_PILOT = 2000
 _SCOUTS, _SCOUTS_WARM_UP = 60, 40  # steps of chains that know their mass matrix, and have a step size to find
