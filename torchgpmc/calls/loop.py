@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from torchgpmc.calls.beginning import begun_at
 from torchgpmc.calls.default_call import Rule, sample_by_default
 from torchgpmc.calls.isolation import warn_of_isolated_data
 from torchgpmc.calls.recommend import WANTED, Candidate, candidates, warn_of_time
@@ -47,7 +48,7 @@ def sample(
     progress: bool = True,
     checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
     chain_chunk: int | None = None,
-    start: Start | None = None,
+    start: Start | Posterior | None = None,
 ) -> Posterior:
     """Draws hyperparameters and latent function from the exact posterior of a GP model.
 
@@ -71,7 +72,9 @@ def sample(
         chain_chunk: evaluate at most this many chains at once, to bound memory. The random numbers stay the same; other batches
             round differently, which warm-up amplifies, so that after many steps draws may differ.
         start: a fit from :func:`torchgpmc.initialize` of this very model (``start.model``): chains of ``NUTS()``, the default then,
-            or ``HMC()`` begin around it, in coordinates that are white under it. The posterior is the same, sooner.
+            or ``HMC()`` begin around it, in coordinates that are white under it. What is sampled is the same, sooner.
+            Or, of methods on theta alone, a posterior of this very model, weighted or not: chains begin around its draws, their
+            covariance is the mass matrix, and the first proposals of ``AMIS()`` are fitted to them.
 
     Returns:
         The posterior draws. Warns (:class:`SamplingWarning`) in plain words if they are not to be trusted.
@@ -109,8 +112,7 @@ def sample(
             return posterior
         _check_one_data_set_a_chain(model, settings)
         if start is not None:
-            _check_start(start, model, method)
-            order = order._replace(settings=settings._replace(start=start))
+            order = order._replace(settings=begun_at(start, model, method, settings))
         posterior = Posterior(model, *order.on_model(model))
         found = posterior.complaints()
         warn_of_isolated_data(posterior)
@@ -121,15 +123,21 @@ def sample(
 
 def _sample_by_default(model: GPModel, order: Order) -> Posterior:
     """Engines in turn; ``order.settings`` are the user's, of whom ``num_samples`` are effective draws."""
-    wanted, warmup_steps, num_chains, chain_chunk, _ = order.settings
+    wanted, warmup_steps, num_chains, chain_chunk, *_ = order.settings
     engines = candidates(model, wanted)
     if not (warmup_steps is num_chains is chain_chunk is None):
-        engines = [engine.with_chains(num_chains, warmup_steps) for engine in engines if engine.num_chains is not None]
+        chains = [engine for engine in engines if engine.num_chains is not None and not engine.is_pilot]
+        engines = [engine.with_chains(num_chains, warmup_steps) for engine in chains]
     warn_of_time(model, engines[0])
 
+    made: list[Posterior] = []
+
     def run(number: int, engine: Candidate, rule: Rule) -> Posterior:
-        settings = Settings(engine.most, engine.warmup_steps, engine.num_chains, chain_chunk, engine.start())
-        trial = order._replace(method=engine.method, settings=settings, wanted=wanted, number=number)
+        settings = Settings(engine.most, engine.warmup_steps, engine.num_chains, chain_chunk)
+        start = engine.start(made[-1] if made else None)
+        if start is not None:
+            settings = begun_at(start, model, engine.method, settings)
+        trial = order._replace(method=engine.method, settings=settings, wanted=rule.wanted, number=number)
         if order.checkpoint is not None and number:
             first = order.checkpoint if isinstance(order.checkpoint, Checkpoint) else Checkpoint(order.checkpoint)
             trial = trial._replace(checkpoint=first._replace(path=f"{os.fspath(first.path)}.{number + 1}"))
@@ -137,7 +145,8 @@ def _sample_by_default(model: GPModel, order: Order) -> Posterior:
         def enough(num_kept: int, num_evaluations: float, so_far: Callable[[], Found]) -> bool:
             return rule(num_kept, num_evaluations, lambda: Posterior(model, *so_far()))
 
-        return Posterior(model, *trial.on_model(model, enough))
+        made.append(Posterior(model, *trial.on_model(model, enough)))
+        return made[-1]
 
     return sample_by_default(engines, wanted, run)
 
@@ -175,16 +184,6 @@ def _check_one_data_set_a_chain(model: GPModel, settings: Settings) -> None:
             f"Expected num_chains={model.targets.num_data_sets}, one data set a chain; or train_y of shape "
             f"{tuple(model.targets.values.shape[1:])}, one data set for all chains."
         )
-
-
-def _check_start(start: Any, model: GPModel, method: Method) -> None:
-    if not isinstance(start, Start):
-        raise TypeError(f"start is {type(start).__name__}. Expected what torchgpmc.initialize(model) returns, or None.")
-    if not getattr(method, "takes_start", False):
-        raise ValueError(
-            f"{type(method).__name__} cannot begin at a start. Expected torchgpmc.NUTS(), HMC(), ChEES() or Gibbs(), or start=None."
-        )
-    start.check(model)
 
 
 # Whether a run may end before its full length: of draws kept a chain, evaluations, and the draws so far on demand.
@@ -227,7 +226,8 @@ class Order(NamedTuple):
     def _description(self) -> dict[str, Any]:
         number = self.settings.num_samples if self.wanted is None else self.wanted
         described = {"method": repr(self.method), "num_samples": number, "seed": self.seed, "torch": str(torch.__version__)}
-        return described if self.settings.start is None else {**described, "start": repr(self.settings.start)}
+        start = self.settings.start or self.settings.draws
+        return described if start is None else {**described, "start": repr(start)}
 
     def _file(self, widths: tuple[int, int], identity: Callable[[], Fingerprint]) -> CheckpointFile | None:
         if self.checkpoint is None:
@@ -235,7 +235,7 @@ class Order(NamedTuple):
         checkpoint = self.checkpoint if isinstance(self.checkpoint, Checkpoint) else Checkpoint(self.checkpoint)
         check_count("checkpoint.every", checkpoint.every)
         settings: Fingerprint = {key: str(value) for key, value in self._description().items()}
-        settings |= {key: str(value) for key, value in self.settings._asdict().items() if key != "start"}
+        settings |= {key: str(value) for key, value in self.settings._asdict().items() if key not in ("start", "draws")}
         settings["effective draws wanted"] = str(self.wanted)
         return CheckpointFile(checkpoint, settings | {"device": str(self.device)} | identity(), widths)
 

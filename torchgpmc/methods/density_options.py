@@ -49,6 +49,7 @@ class DensityOptions:
     """
 
     takes_start: ClassVar[bool] = False  # whether ``tg.sample(..., start=)`` has a meaning
+    takes_draws: ClassVar[bool] = False  # whether it may be a posterior
 
     mass_matrix: MassMatrix = MassMatrix.BLOCK
     thinning: int = 1

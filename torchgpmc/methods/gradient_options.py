@@ -50,6 +50,7 @@ class GradientOptions(DensityOptions):
             cls.__doc__ = inspect.cleandoc(cls.__doc__).replace("\n\nExample:", f"\n{shared}\n\nExample:", 1)
 
     takes_start: ClassVar[bool] = True
+    takes_draws: ClassVar[bool] = True
 
     target_accept_prob: float = 0.8
     step_size: float = 0.1
@@ -98,13 +99,19 @@ class GradientOptions(DensityOptions):
                 )
         if settings.start is not None:
             self._check_start(model)
+        if settings.draws is not None and self.marginal is None and not model.is_conjugate:
+            raise ValueError(
+                "start= is a posterior, whose draws chains on theta alone begin at, and this samples [theta, v]. Expected a "
+                "GPRegression, a marginal (of a SparseGP with Gaussian noise marginal=torchgpmc.Laplace(), which is exact), or "
+                "start=torchgpmc.initialize(model)."
+            )
         return super()._target(model, settings)
 
     def _check_start(self, model: GPModel) -> None:
         if self.marginal is not None or model.is_conjugate:
             raise ValueError(
-                "start= begins chains of [theta, v], and this samples theta alone. Expected a GP or SparseGP without marginal, or "
-                "start=None."
+                "start= begins chains of [theta, v], and this samples theta alone. Expected a GP or SparseGP without marginal, an "
+                "earlier run's posterior, or start=None."
             )
         if self.whitening is not None:
             raise ValueError(

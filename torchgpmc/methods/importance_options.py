@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torchgpmc.approximations import Approximation, Laplace, marginal_of
 from torchgpmc.approximations.gaussian_form import check_approximation, check_model
@@ -53,6 +54,8 @@ def _given_sizes(num_samples: int, batch_sizes: Sequence[int]) -> list[int]:
 @dataclass(frozen=True)
 class ImportanceOptions:
     """Options that :class:`AMIS` and :class:`MAMIS` share; their docstrings explain them."""
+
+    takes_draws: ClassVar[bool] = True  # whether ``tg.sample(..., start=)`` may be a posterior
 
     approximation: Approximation = Laplace()  # noqa: RUF009  (frozen, so it may be shared)
     num_importance: int = 16
@@ -125,4 +128,5 @@ class ImportanceOptions:
             switch_after=switch_after,
             effective_size=self.effective_size,
             smooth=self.smooth,
+            drawn=settings.draws,
         )

@@ -17,6 +17,7 @@ from torchgpmc.types import LogDensity
 
 _LIMIT = 6.0  # beyond, where the prior has 1e-9 of its mass, the map goes on as a straight line
 _SPACING = 0.1
+_FURTHEST, _HALVINGS = 16.0, 50  # where the inverse looks, to 1e-14 of it
 _DRAWS = 400
 _NODES = 4001
 _NEGLIGIBLE = 50.0  # nats below the highest density found
@@ -54,6 +55,15 @@ class NormalScale(NamedTuple):
         """theta ``(C, P)`` at z ``(C, P)``, and the log of its slope in z, summed over coordinates ``(C,)``."""
         theta, slope, _ = self._derivatives(z)
         return theta, slope.log().sum(-1)
+
+    def z(self, theta: Tensor) -> Tensor:
+        """The inverse of :meth:`theta`, by bisection; beyond 16 deviations of the prior, there."""
+        low, high = torch.full_like(theta, -_FURTHEST), torch.full_like(theta, _FURTHEST)
+        for _ in range(_HALVINGS):
+            middle = 0.5 * (low + high)
+            below = self._derivatives(middle)[0] < theta
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return 0.5 * (low + high)
 
     def _derivatives(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """theta and its first and second derivatives in z, elementwise."""

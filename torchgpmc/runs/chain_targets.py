@@ -151,6 +151,8 @@ def marginal_target(
 ) -> ChainTarget:
     """The approximate marginal posterior of theta; latents are drawn for kept thetas, weighted if ``importance_weights`` is not 0.
 
+    Chains begin around ``settings.draws`` if there are any, at the mode, or at draws from the prior.
+
     Raises:
         ValueError: nothing to sample, or a model that cannot be approximated so.
         TypeError: weights from something that is neither a number nor an evidence.
@@ -159,6 +161,9 @@ def marginal_target(
     check_count("importance_weights", num_importance, 0)
     check_has_hyperparameters(model, "marginal=" + type(approximation).__name__)
     check_one_data_set(model, from_mode)
+    drawn = settings.draws
+    if drawn is not None and from_mode:
+        raise ValueError("from_mode=True looks for a mode to begin at, and start= brings draws. Expected one of them.")
     _, chains = chain_settings(settings)
     density = in_chunks(_shared(marginal_of(model, approximation), model), chains, settings.chain_chunk)
     estimator = estimator_for(model, approximation, max(1, num_importance), None, evidence)
@@ -178,6 +183,8 @@ def marginal_target(
         return Draw(theta[:, None], estimate.whitened[:, None], log_weight, estimate.further_whitened[:, None]), stats
 
     def start(generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
+        if drawn is not None:
+            return drawn.positions(density, chains, generator)
         found = start_at_mode(marginal_of(model, approximation), chains, generator) if from_mode else None
         return found or (starting_thetas(model, density, chains, generator), None)
 
@@ -185,7 +192,8 @@ def marginal_target(
     if not (model.collapses or isinstance(approximation, Conjugate)):
         kind = "weighted to the exact posterior" if num_importance else "an approximation, not the exact posterior"
         label = f"{type(approximation).__name__}'s approximate marginal posterior: {kind}"
-    return ChainTarget(density, model.layout.size, model.layout.size, start, read, label)
+    is_guess = drawn is not None and drawn.is_guess
+    return ChainTarget(density, model.layout.size, model.layout.size, start, read, label, is_guess)
 
 
 def estimated_target(

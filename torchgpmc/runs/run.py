@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchgpmc.density import ChunkedDensity
 from torchgpmc.models.gp_model import GPModel
+from torchgpmc.runs.drawn_start import DrawnStart
 from torchgpmc.samplers.preconditioner import MassMatrix
 from torchgpmc.storage.draws import Draw, Draws
 from torchgpmc.variational import Start
@@ -22,6 +23,7 @@ class Settings(NamedTuple):
     num_chains: int | None
     chain_chunk: int | None
     start: Start | None = None
+    draws: DrawnStart | None = None  # of an earlier run, in place of a start, for chains on theta alone
 
 
 class Run(Protocol):

@@ -25,14 +25,16 @@ from torchgpmc.importance import (
     with_defence,
 )
 from torchgpmc.models.gp_model import GPModel
-from torchgpmc.numerics.linalg import identity_matrix, solve_lower
+from torchgpmc.numerics.linalg import cholesky, identity_matrix, solve_lower
 from torchgpmc.numerics.special import log_standard_normal
 from torchgpmc.parameters.normal_scale import NormalScale
 from torchgpmc.parameters.prior_mass import log_prior_mass
+from torchgpmc.runs.drawn_start import DrawnStart
 from torchgpmc.runs.starts import Marginal, posterior_modes
 from torchgpmc.storage.draws import Draw, Draws
 
 _MAX_ANCHORS = 128
+_FITTED_COMPONENTS = 4
 _NO_EVIDENCE = (
     "the log evidence is NaN: a constraint cuts off part of a prior, or a transform distorts it, and how much of its mass remains "
     "is not known, as the prior has no cdf and cannot draw inside. The draws and their weights are right; for the evidence "
@@ -63,6 +65,7 @@ class ImportanceRun(NamedTuple):
     switch_after: int | None  # batch after which the plan becomes MAMIS
     effective_size: float | None
     smooth: bool
+    drawn: DrawnStart | None = None  # what the first proposal is fitted to, in place of modes
 
     @property
     def label(self) -> str:
@@ -89,6 +92,8 @@ class ImportanceRun(NamedTuple):
         The first goes where the modes' components do not reach, to a narrow lobe for instance that the search for modes missed; the
         last is the defensive component. Where no mode is found, or looked for, the prior stands in for one and needs no such help.
         """
+        if self.drawn is not None:
+            return self._with_prior(self._fitted_proposal(self.drawn), 2)
         modes = posterior_modes(self.marginal, self.num_starts, generator, self.scale) if self.num_starts else []
         unit = identity_matrix(self.scale.size, self.scale.coefficients)
         mean, covariance, share = 0 * unit[:1], unit[None], unit.new_zeros(1)
@@ -97,10 +102,32 @@ class ImportanceRun(NamedTuple):
             share = torch.stack([m.log_density for m in modes]) + 0.5 * torch.logdet(covariance)
         if self.plan.diagonal:
             covariance = torch.diag_embed(covariance.diagonal(dim1=-2, dim2=-1))
-        proposal = from_modes(mean, covariance, share, self.degrees_of_freedom)
-        for _ in range((2 if modes else 1) if self.plan.defensive_share else 0):
+        return self._with_prior(from_modes(mean, covariance, share, self.degrees_of_freedom), 2 if modes else 1)
+
+    def _with_prior(self, proposal: Proposal, times: int) -> Proposal:
+        unit = identity_matrix(self.scale.size, self.scale.coefficients)
+        for _ in range(times if self.plan.defensive_share else 0):
             proposal = with_defence(proposal, 0 * unit[0], unit, self.plan.defensive_share)
         return proposal
+
+    def _fitted_proposal(self, drawn: DrawnStart) -> Proposal:
+        """A mixture fitted to draws: a component at their mean, others at the draws that lie furthest from it and one another.
+
+        An arm that holds a hundredth of the mass has a component of its own, which weighted draws then give its share.
+        """
+        drawn = drawn._replace(theta=self.scale.z(drawn.theta))
+        covariance = drawn.covariance()
+        factor = cholesky(covariance).factor
+        white = solve_lower(factor, drawn.theta.mT).mT
+        centres = (torch.softmax(drawn.log_weights, 0) @ drawn.theta)[None]
+        for _ in range(_FITTED_COMPONENTS - 1):
+            gaps = torch.cdist(white, solve_lower(factor, centres.mT).mT)
+            centres = torch.cat([centres, drawn.theta[gaps.amin(1).argmax()][None]])
+        share = torch.zeros_like(centres[:, 0])
+        first = from_modes(centres, covariance.expand(len(centres), -1, -1), share, self.degrees_of_freedom)
+        count = share.new_tensor([float(len(drawn.theta))])
+        known = AdaptiveState(drawn.theta, drawn.log_weights, torch.zeros_like(drawn.log_weights), count, first, first, first)
+        return adapt(known, self.plan._replace(modified=False, defensive_share=0.0)).current
 
     def num_advances(self) -> int:
         return len(self.schedule)
