@@ -48,7 +48,9 @@ from torchgpmc.samplers.metropolis import accept
 
 CHAINS, FURTHER, ROUNDS = 20_000, 4, 7
 # They forget fast, or a step takes many densities.
-FEWER = dict.fromkeys(("nuts", "nuts, white under sites", "slice"), 15_000) | {"latents integrated out": 10_000}
+FORGETFUL = ("nuts", "nuts, white under sites", "slice")
+FEWER = dict.fromkeys(FORGETFUL, 15_000) | {"latents integrated out": 10_000}
+FEW_ROUNDS = 4  # for those that forget fast: an error is by then nearly as large as it comes to be, and more chains are cheaper
 PLANTED = 1500  # show most planted errors at twice the limit and more; moves of latents and stale states need them all
 LAST_STEPS = 4  # with the last y, which a chain that had not seen it would need some steps to forget
 
@@ -101,8 +103,9 @@ def draw_targets(model, position, generator):
     return model.likelihood_function(likelihood_values(prior), lambda likelihood: likelihood.sample(f, generator))
 
 
-def geweke(model, sampler_name, seed, *, density_class=JointLogDensity, stale=False, rounds=ROUNDS, chains=None):
+def geweke(model, sampler_name, seed, *, density_class=JointLogDensity, stale=False, rounds=None, chains=None):
     """Alarm level of the test: above 1 is an alarm."""
+    rounds = rounds or (FEW_ROUNDS if sampler_name in FORGETFUL else ROUNDS)
     generator = torch.Generator().manual_seed(seed)
     position, targets = joint_draws(model, chains or FEWER.get(sampler_name, CHAINS), generator)
     start = functions(model, position, targets)
