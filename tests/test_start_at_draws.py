@@ -1,4 +1,4 @@
-"""sample(start=posterior): chains and proposals that begin at earlier draws, what they sample, what refuses; pilots of the call."""
+"""sample(start=posterior): chains and proposals that begin at earlier draws, what they sample, what refuses."""
 
 import functools
 import math
@@ -12,10 +12,7 @@ from gpytorch.priors import GammaPrior, HalfNormalPrior
 
 import torchgpmc as tg
 from tests.problems import gp, gp_regression, inputs
-from tests.runs.resume import Stop, same
-from torchgpmc.calls import loop
-from torchgpmc.calls.default_call import sample_by_default
-from torchgpmc.calls.recommend import Candidate, candidates
+from tests.runs.resume import same
 from torchgpmc.importance import log_density_of
 from torchgpmc.numerics.random import make_generator
 from torchgpmc.parameters.normal_scale import linear_scale, normal_scale
@@ -23,7 +20,6 @@ from torchgpmc.posterior import Posterior
 from torchgpmc.runs import weighted
 from torchgpmc.runs.drawn_start import DrawnStart, drawn_start
 from torchgpmc.runs.run import Settings
-from torchgpmc.runs.weighted import ImportanceRun
 from torchgpmc.storage.draws import Draws
 
 QUIET = {"seed": 3, "progress": False}
@@ -167,51 +163,3 @@ def test_a_checkpoint_sees_the_draws_that_a_run_began_at(tmp_path):
         with pytest.raises(ValueError, match="belongs to another run"):
             tg.sample(two_hyperparameters(), tg.AMIS(), start=with_draws(rough(), rough().theta + 1e-6), **options)
     assert "300 draws of theta" in first.info["start"]
-
-
-def candidate(method, most, wanted=None, start=lambda before: None):
-    return Candidate(method, "tested.", None, None, 1, most, math.inf, lambda: None, 1.0, start, wanted)
-
-
-def test_many_hyperparameters_of_a_regression_are_weighed_only_after_chains_have_looked_for_arms():
-    pilot, scouts, last, chains = candidates(gp_regression(num_columns=7))
-    assert pilot.is_pilot and scouts.is_pilot and not last.is_pilot and not chains.is_pilot
-    assert isinstance(last.method, tg.AMIS) and last.start(rough()) is rough() and scouts.start(rough()) is rough()
-    assert [engine.is_pilot for engine in candidates(gp_regression(num_columns=6))] == [False, False]
-
-
-def test_a_pilot_is_no_answer_however_good_its_draws_look():
-    # As where even weights miss an arm: the pilot's mean is one off, and nothing in its draws says so.
-    right = torch.randn(1, 500, 2, generator=make_generator(0), dtype=torch.float64)
-
-    def run(number, engine, rule):
-        posterior = with_draws(rough(), right + engine.most, torch.zeros(1, 500, dtype=torch.float64))
-        posterior.info.update(interrupted=False, num_evaluations=1.0, seconds=0.0, log_evidence=0.0, log_evidence_error=0.0)
-        posterior.info["method"] = "AMIS()"
-        return posterior
-
-    served = sample_by_default([candidate(tg.AMIS(), 1, wanted=10), candidate(tg.AMIS(), 0)], 300, run)
-    assert served.num_draws == 500 and abs(float(served.theta.mean())) < 0.3
-    with pytest.warns(tg.SamplingWarning, match="no engine gave 300"):
-        sample_by_default([candidate(tg.AMIS(), 1, wanted=10)], 300, run)
-
-
-def test_a_killed_call_resumes_after_its_pilot_to_the_same_bits(monkeypatch, tmp_path):
-    engines = [candidate(tg.AMIS(), 100, wanted=1000), candidate(tg.AMIS(), 400, start=lambda before: before)]
-    monkeypatch.setattr(loop, "candidates", lambda model, wanted: engines)
-    options = {"num_samples": 150, **QUIET}
-    whole = tg.sample(two_hyperparameters(), **options)
-    original, calls = ImportanceRun.advance, []
-
-    def dying(self, state, generator):
-        calls.append(self.drawn)
-        if self.drawn is not None and state.iteration == 1:
-            raise Stop
-        return original(self, state, generator)
-
-    checkpoint = tg.Checkpoint(tmp_path / "run.ckpt", every=1)
-    with monkeypatch.context() as patch, pytest.raises(Stop):
-        patch.setattr(ImportanceRun, "advance", dying)
-        tg.sample(two_hyperparameters(), checkpoint=checkpoint, **options)
-    assert same(whole, tg.sample(two_hyperparameters(), checkpoint=checkpoint, **options))
-    assert len(whole.info["tried"]) == 2 and calls[-1] is not None

@@ -126,7 +126,7 @@ def sample_by_default(engines: Sequence[Candidate], wanted: int, run: Callable[[
     before: Posterior | None = None
     engines = list(engines)
     for number, engine in enumerate(engines):
-        rule = Rule(engine.wanted or wanted, engine.every, engine.most, engine.budget, before)
+        rule = Rule(wanted, engine.every, engine.most, engine.budget, before)
         try:
             trials.append(_tried(engine, rule, partial(run, number, engine, rule)))
         except KeyboardInterrupt:
@@ -135,9 +135,9 @@ def sample_by_default(engines: Sequence[Candidate], wanted: int, run: Callable[[
             warn(f"interrupted: {described(engine)} had no draws yet; those of an engine tried before are returned.")
             return _result(trials, _best(trials), interrupted=True)
         last = trials[-1].offered
-        if last is not None and ((is_good(last, wanted) and not engine.is_pilot) or last.info["interrupted"]):
+        if last is not None and (is_good(last, wanted) or last.info["interrupted"]):
             return _result(trials, trials[-1])
-        if last is not None and can_be_pooled(last) and not engine.is_pilot:
+        if last is not None and can_be_pooled(last):
             before = last
             # Once an engine: draws that are too few again have not grown as they should.
             if _is_half_done(last, wanted) and engine not in engines[:number]:
@@ -172,15 +172,12 @@ def _verdict(posterior: Posterior, wanted: int) -> str:
 
 
 def _best(trials: Sequence[Trial]) -> Trial:
-    """The one with the most effective draws; a pilot's where there are no others.
+    """The one with the most effective draws.
 
     Raises:
         ValueError: none has draws.
     """
     worth = [-1.0 if trial.offered is None else trial.offered.effective_size() for trial in trials]
-    answers = [size for size, trial in zip(worth, trials, strict=True) if not trial.candidate.is_pilot]
-    if max(answers, default=-1.0) >= 0:
-        return trials[worth.index(max(answers))]
     if max(worth) < 0:
         raise ValueError(f"no draws could be had. {_list_of(trials)} Expected draws from one of them; {_how_to_go_on(trials[-1])}")
     return trials[worth.index(max(worth))]

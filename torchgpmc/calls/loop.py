@@ -126,18 +126,12 @@ def _sample_by_default(model: GPModel, order: Order) -> Posterior:
     wanted, warmup_steps, num_chains, chain_chunk, *_ = order.settings
     engines = candidates(model, wanted)
     if not (warmup_steps is num_chains is chain_chunk is None):
-        chains = [engine for engine in engines if engine.num_chains is not None and not engine.is_pilot]
-        engines = [engine.with_chains(num_chains, warmup_steps) for engine in chains]
+        engines = [engine.with_chains(num_chains, warmup_steps) for engine in engines if engine.num_chains is not None]
     warn_of_time(model, engines[0])
 
-    made: list[Posterior] = []
-
     def run(number: int, engine: Candidate, rule: Rule) -> Posterior:
-        settings = Settings(engine.most, engine.warmup_steps, engine.num_chains, chain_chunk)
-        start = engine.start(made[-1] if made else None)
-        if start is not None:
-            settings = begun_at(start, model, engine.method, settings)
-        trial = order._replace(method=engine.method, settings=settings, wanted=rule.wanted, number=number)
+        settings = Settings(engine.most, engine.warmup_steps, engine.num_chains, chain_chunk, engine.start())
+        trial = order._replace(method=engine.method, settings=settings, wanted=wanted, number=number)
         if order.checkpoint is not None and number:
             first = order.checkpoint if isinstance(order.checkpoint, Checkpoint) else Checkpoint(order.checkpoint)
             trial = trial._replace(checkpoint=first._replace(path=f"{os.fspath(first.path)}.{number + 1}"))
@@ -145,8 +139,7 @@ def _sample_by_default(model: GPModel, order: Order) -> Posterior:
         def enough(num_kept: int, num_evaluations: float, so_far: Callable[[], Found]) -> bool:
             return rule(num_kept, num_evaluations, lambda: Posterior(model, *so_far()))
 
-        made.append(Posterior(model, *trial.on_model(model, enough)))
-        return made[-1]
+        return Posterior(model, *trial.on_model(model, enough))
 
     return sample_by_default(engines, wanted, run)
 

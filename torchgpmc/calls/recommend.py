@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,6 @@ from torchgpmc.models import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.numerics.random import make_generator
 from torchgpmc.numerics.threads import one_torch_thread
-from torchgpmc.posterior import Posterior
 from torchgpmc.runs.chain_targets import estimator_for, suited_approximation
 from torchgpmc.variational import Start, initialize
 
@@ -30,14 +30,7 @@ WANTED = 400  # effective draws (Vehtari et al. 2021, section 4)
 # Laplace's estimates make it worse: with EP's, the nearest normal density's, or exact evidence, weights bear more of them.
 MANY_HYPERPARAMETERS = 8
 MOST_HYPERPARAMETERS = 16
-# Beyond the first, weights of exact evidence may look even and miss an arm, and wait for chains; beyond the second they miss it
-# even so.
-MANY_WITH_EXACT_EVIDENCE = 8
-MOST_WITH_EXACT_EVIDENCE = 12
-_PILOT = 10  # effective draws a hyperparameter that chains begin at
-_MOST_PILOT = 2000
-_SCOUTS, _SCOUTS_WARM_UP = 60, 40  # steps of chains that know their mass matrix, and have a step size to find
-_USUAL_STEPS = 8.0  # gradients a transition
+MANY_WITH_EXACT_EVIDENCE = 12
 _USUAL_DRAWS_AN_EFFECTIVE_ONE = 3
 _DRAWS_AN_EFFECTIVE_ONE = 10  # weights worth less than a tenth of their number are not to be trusted
 # An estimate's; those of inducing values around their nearest normal density vary by some hundredths, and cost little else.
@@ -75,8 +68,7 @@ class Candidate(NamedTuple):
         budget: evaluations, at most.
         evaluate: one evaluation for all chains, or of a batch of thetas, for timing.
         typical: as many of those a run that goes well takes.
-        start: makes what the run begins around, of the posterior of the engine before, if there is one.
-        wanted: effective draws of a pilot, whose draws are for the next engine to begin at and no answer; ``None`` for others.
+        start: makes what the chains begin around.
     """
 
     method: Method
@@ -88,13 +80,7 @@ class Candidate(NamedTuple):
     budget: float
     evaluate: Callable[[], Any]
     typical: float
-    start: Callable[[Posterior | None], Start | Posterior | None] = lambda before: None
-    wanted: int | None = None
-
-    @property
-    def is_pilot(self) -> bool:
-        """Whether its draws are no answer."""
-        return self.wanted is not None
+    start: Callable[[], Start | None] = lambda: None
 
     def with_chains(self, num_chains: int | None, warmup_steps: int | None) -> Candidate:
         """The same with the user's numbers, where there are any."""
@@ -191,9 +177,7 @@ def candidates(model: GPModel, wanted: int = WANTED) -> list[Candidate]:
             # The curvature at the mode is the mass matrix, so that warm-up has a step size to find and no more.
             chains = _chains(model, alone, many, 50)
         chains = chains._replace(budget=_budget(model, _CHAINS, _EXACT_OPERATIONS_A_SECOND))
-        if size <= MANY_WITH_EXACT_EVIDENCE:
-            return [_weighted(model, AMIS(), exact, wanted), chains]
-        return [chains] if size > MOST_WITH_EXACT_EVIDENCE else _scouted(model, chains, wanted)
+        return [_weighted(model, AMIS(), exact, wanted), chains] if size <= MANY_WITH_EXACT_EVIDENCE else [chains]
     one_latent = model.factorises and model.num_latents == 1
     few = "the latents integrate out well and the hyperparameters are few: weighted draws, no warm-up."
     if not (model.has_latents_at_data and one_latent):
@@ -252,29 +236,9 @@ def _together(model: GPModel, one_latent: bool) -> list[Candidate]:
     found = [_chains(model, white, why, 200)]
     if model.factorises:
         around = "chains begin around a variational fit, in coordinates white under it."
-        begun = _chains(model, NUTS(max_tree_depth=8, target_accept_prob=0.9), around, 100)
-        found.insert(0, begun._replace(start=lambda _: initialize(model, optimize_inducing_points=False, progress=False)))
+        fit = partial(initialize, model, optimize_inducing_points=False, progress=False)
+        found.insert(0, _chains(model, NUTS(max_tree_depth=8, target_accept_prob=0.9), around, 100)._replace(start=fit))
     return found
-
-
-def _scouted(model: GPModel, chains: Candidate, wanted: int) -> list[Candidate]:
-    """Weighted draws, chains on theta that begin at them, weighted draws whose proposals begin at the chains'; then chains alone.
-
-    Weights of the first may look even and miss an arm. Chains find it by slopes, but hundreds of draws of each arm's length would
-    take minutes; proposals that know of it weigh it.
-    """
-    size = model.layout.size
-    weights = AMIS(degrees_of_freedom=_SHORT_TAILS)
-    rough = f"of {size} hyperparameters weights may look even and miss an arm: rough draws, for chains to begin at."
-    pilot = _weighted(model, weights, rough, _PILOT * size)._replace(most=_MOST_PILOT, wanted=_PILOT * size)
-    follow = "the evidence is exact: a few steps of chains that begin at those draws, over-dispersed, and follow its slopes."
-    method = NUTS(marginal=Conjugate() if model.collapses else None, max_tree_depth=8)
-    typical = _USUAL_STEPS * (_SCOUTS_WARM_UP + _SCOUTS)
-    scouts = chains._replace(method=method, why=follow, warmup_steps=_SCOUTS_WARM_UP, every=_SCOUTS, most=_SCOUTS, typical=typical)
-    scouts = scouts._replace(wanted=_CHAINS * _SCOUTS, start=lambda before: before)
-    exact = "weighted draws whose first proposals are fitted to where the chains have been."
-    last = _weighted(model, weights, exact, wanted)._replace(start=lambda before: before)
-    return [pilot, scouts, last, chains]
 
 
 def _chains(model: GPModel, method: Method, why: str, warmup_steps: int, num_chains: int = _CHAINS) -> Candidate:

@@ -96,7 +96,8 @@ def drawn_start(posterior: Posterior, model: GPModel) -> DrawnStart:
         )
     if model.targets.one_a_chain:
         raise ValueError("start is a posterior, and the model has several data sets, each with its own. Expected start=None.")
-    theta, log_weights = posterior.theta.flatten(0, 1).to(model.train_x), posterior._log_weights().to(model.train_x)
+    theta = posterior.theta.flatten(0, 1).to(model.train_x)
+    log_weights = torch.zeros_like(theta[:, 0]) if posterior.log_weights is None else posterior.log_weights.flatten().to(theta)
     weighing = torch.isfinite(log_weights) & torch.isfinite(theta).all(-1)
     size = theta.shape[1]
     found = DrawnStart(theta[weighing], truncated_log_weights(log_weights[weighing]))
