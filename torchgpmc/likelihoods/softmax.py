@@ -136,7 +136,7 @@ class Softmax(Factorised, SoftmaxLikelihood):
         if self.mixing_weights is not None or bool((variance > _WIDEST**2).any()):
             return super().expected_and_slopes(mean, variance, targets, parameters)
         index = targets.long().expand(mean.shape[:-1]).unsqueeze(-1)
-        value, softmax, variance_slope = _by_width(_log_sum_exp_and_slopes, mean, variance)
+        value, softmax, variance_slope = _by_width(_log_sum_exp_and_slopes, mean, variance, by_step=False)
         mean_slope = softmax.neg_().scatter_add_(-1, index, torch.ones_like(mean[..., :1]))
         return ExpectedSlopes((mean.gather(-1, index).squeeze(-1) - value).sum(-1), mean_slope, -variance_slope)
 
@@ -184,7 +184,7 @@ def log_probabilities_of_normals(mean: Tensor, variance: Tensor) -> Tensor:
         >>> log_probabilities_of_normals(torch.zeros(2).double(), torch.ones(2).double()).exp()
         tensor([0.5000, 0.5000], dtype=torch.float64)
     """
-    (found,) = _by_width(_log_probabilities, mean, variance.clamp_max(_WIDEST**2))
+    (found,) = _by_width(_log_probabilities, mean, variance.clamp_max(_WIDEST**2), by_step=True)
     too_wide = (variance > _WIDEST**2).any(-1, keepdim=True)
     if not bool(too_wide.any()):
         return found
@@ -213,7 +213,7 @@ def expected_log_sum_exp(mean: Tensor, variance: Tensor) -> Tensor:
 class _ExpectedLogSumExp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, mean: Tensor, variance: Tensor) -> Tensor:
-        value, *slopes = _by_width(_log_sum_exp_and_slopes, mean, variance)
+        value, *slopes = _by_width(_log_sum_exp_and_slopes, mean, variance, by_step=False)
         ctx.save_for_backward(*slopes)
         return value
 
@@ -224,17 +224,21 @@ class _ExpectedLogSumExp(torch.autograd.Function):
         return gradient.unsqueeze(-1) * mean_slope, gradient.unsqueeze(-1) * variance_slope
 
 
-def _by_width(function: Callable[[Tensor, Tensor], tuple[Tensor, ...]], mean: Tensor, variance: Tensor) -> tuple[Tensor, ...]:
+def _by_width(
+    function: Callable[[Tensor, Tensor], tuple[Tensor, ...]], mean: Tensor, variance: Tensor, *, by_step: bool
+) -> tuple[Tensor, ...]:
     """``function`` of means and variances ``(..., K)``, those that want like lattices together.
 
-    What a rule costs is set by the widest normal, and by all together, which say how coarse the lattice may be. On a GPU nothing is
-    told apart: it would have to be looked at from the host.
+    What a rule costs is set by the widest normal and, ``by_step``, by all together, which say how coarse the lattice may be. On a
+    GPU nothing is told apart: it would have to be looked at from the host.
     """
     if variance.device.type != "cpu":
         return function(mean, variance)
     known = variance.detach()
     widths, steps = (torch.tensor(edges, dtype=known.dtype) for edges in (_WIDTHS, _STEPS))
-    kinds = torch.bucketize(known.amax(-1), widths.square()) * (len(_STEPS) + 1) + torch.bucketize(_widest_step(known), steps)
+    kinds = torch.bucketize(known.amax(-1), widths.square())
+    if by_step:
+        kinds = kinds * (len(_STEPS) + 1) + torch.bucketize(_widest_step(known), steps)
     parts = [(kinds == kind).nonzero(as_tuple=True) for kind in kinds.unique().tolist()]
     if len(parts) < 2:
         return function(mean, variance)
@@ -298,7 +302,9 @@ class _Sums(NamedTuple):
 def _sums_on_lattice(mean: Tensor, variance: Tensor, *, slopes: bool) -> _Sums:
     """The sums f_k + g_k, from where some of them all but surely exceeds u up to where all are surely below."""
     mean, deviation = mean.double(), variance.double().sqrt()
-    step = float(_widest_step(variance.detach().double()).amin()) if variance.numel() else _STEP
+    # Values and slopes of a coarse lattice, each right to 2e-7, do not belong together closely enough for a search to end.
+    coarse = not slopes and variance.numel() > 0
+    step = float(_widest_step(variance.detach().double()).amin()) if coarse else _STEP
     lowest = (mean - _REACH * deviation).detach().amax(-1, keepdim=True) + _GUMBEL_LEAST
     lengths = (mean + _REACH * deviation).detach().amax(-1, keepdim=True) + _GUMBEL_MOST - lowest
     length = float(lengths.nan_to_num(0.0).max())  # a normal that is none has no say, and its answer is NaN
