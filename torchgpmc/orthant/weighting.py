@@ -24,7 +24,8 @@ from torchgpmc.orthant.tilting import minimax_tilt
 _CHUNK_ELEMENTS = 2**21
 # Where no pilot decides.
 NARROWING = 0.5
-# Of sites that draws are made from: weights are as even as at 1e-3, for six tenths of the time (docs/results/default_call_tried.md).
+# Of sites that draws are made from: weights are as even as at 1e-3, for six tenths of the time
+# (docs/results/default_call_tried.md).
 _NEAR = 0.03
 
 Proposer = Callable[[Problem], SeparatedProposal]
