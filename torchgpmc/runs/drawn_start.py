@@ -27,16 +27,14 @@ class DrawnStart(NamedTuple):
     Weights are cut at their mean times the root of their number, so that one heavy draw is not where all chains begin.
 
     Example:
-        >>> import torch, torchgpmc as tg
-        >>> from gpytorch.kernels import RBFKernel
-        >>> from gpytorch.likelihoods import GaussianLikelihood
-        >>> from gpytorch.priors import GammaPrior, HalfNormalPrior
-        >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
-        >>> model = tg.GPRegression(x, torch.sin(6 * x), kernel, GaussianLikelihood(noise_prior=HalfNormalPrior(1.0)))
-        >>> rough = tg.sample(model, tg.AMIS(), num_samples=400, seed=0, progress=False)
-        >>> posterior = tg.sample(model, tg.NUTS(), start=rough, num_samples=400, warmup_steps=40, seed=0, progress=False)
-        >>> posterior.samples["kernel.lengthscale"].shape, posterior.info["target"]
-        (torch.Size([4, 400, 1, 1]), 'the exact posterior')
+        >>> import torch
+        >>> theta = torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 2.0], [2.0, 2.0]])
+        >>> start = DrawnStart(theta, torch.zeros(4))
+        >>> start.effective_size, start.is_guess
+        (4.0, True)
+        >>> positions, covariance = start.positions(lambda theta: theta.sum(-1), 3, torch.Generator().manual_seed(0))
+        >>> positions.shape, covariance.diagonal()
+        (torch.Size([3, 2]), tensor([1.3333, 1.3333]))
     """
 
     theta: Tensor  # (S, P), those that weigh something
@@ -60,10 +58,9 @@ class DrawnStart(NamedTuple):
         """Of the draws ``(P, P)``, its correlations shrunk as if P draws more had none."""
         weights = torch.softmax(self.log_weights, 0)
         centred = self.theta - weights @ self.theta
-        found = (centred * weights.unsqueeze(-1)).mT @ centred
         size, columns = self.effective_size, self.theta.shape[1]
-        variances = found.diagonal().diag() * max(1.0, size / (size - 1))
-        return torch.lerp(variances, found, size / (size + columns))
+        found = (centred * weights.unsqueeze(-1)).mT @ centred * (size / (size - 1))
+        return torch.lerp(found.diagonal().diag(), found, size / (size + columns))
 
     def positions(self, density: LogDensity, num_chains: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Starts ``(C, P)`` and the covariance ``(P, P)``.
