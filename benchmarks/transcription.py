@@ -257,6 +257,15 @@ def learned(start, positions):
     return replace(start, theta=centre, slope=slope, joint_scale=joint, **moments)
 
 
+def learned_once(path, start, positions):
+    """:func:`learned`, kept in a file: least squares differ in their last digits from run to run, and a checkpoint sees that."""
+    names = "theta", "slope", "joint_scale", "theta_covariance", "mean", "scale"
+    if not path.exists():
+        found = learned(start, positions)
+        torch.save({name: getattr(found, name) for name in names}, path)
+    return replace(start, **torch.load(path))
+
+
 def far_apart(positions, draws):
     """Those of draws with decay rates at both ends, gene after gene ``(CHAINS, P + V)``."""
     decay = draws["samples"]["likelihood.decay"].flatten(0, 1)
@@ -279,7 +288,7 @@ def piece(experiment, name, data, pieces, scale):
     if name != "NUTS" and reference.exists():
         earlier = torch.load(reference)
         positions = positions_of(start.model, earlier)
-        start = learned(start, positions)
+        start = learned_once(path.with_suffix(".start"), start, positions)
         method = None if name == "NUTS again" else At(made(start), far_apart(positions, earlier))
     run |= {"start": start} if method is None else {}
     posterior = tg.sample(start.model, method or made(start), **run)
