@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import torchgpmc as tg
-from tests.problems import LIKELIHOODS, fixed_kernel, gp, inputs, sparse_gp, targets
+from tests.problems import gp, sparse_gp
 from tests.runs import resume
 from tests.runs.resume import Stop, same
 from tests.speed import quick
@@ -465,11 +465,11 @@ def test_quiet_when_all_is_well():
     with warnings.catch_warnings():
         warnings.simplefilter("error", tg.SamplingWarning)
         posterior = tg.sample(
-            tg.GP(inputs(4), targets("probit", 4), fixed_kernel(), LIKELIHOODS["probit"]()),
-            tg.NUTS(),  # on a density so nearly normal that nothing diverges
-            num_samples=400,  # of sixteen chains, whose R-hat was 1.003 and less with three seeds
-            warmup_steps=75,
-            num_chains=16,
+            gp("probit", num_data=10),
+            tg.NUTS(whitening=tg.Laplace(), target_accept_prob=0.95),  # at 0.8 one transition in some thousands diverges
+            num_samples=400,  # of twelve chains, whose R-hat is 1.006 and less; of four and 500 over 1.01 with every third seed
+            warmup_steps=100,
+            num_chains=12,
             seed=2,
             progress=False,
         )
