@@ -567,4 +567,4 @@ def test_weights_that_underflow_are_no_matter_of_numpys_warnings():
     weights[0], weights[1:30] = 0.0, -1e8 * torch.rand(29, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        pareto_khat(weights)
+        assert pareto_khat(weights) > 0.7  # one draw carries everything

@@ -49,16 +49,18 @@ def pareto_khat(log_weights: Tensor) -> float:
 def _tail_fit(log_weights: Tensor) -> tuple[Tensor, float]:
     """Smoothed log weights and k-hat; as they are and -inf where many at the foot of the tail, or all in it, are the same.
 
+    Where they are the same for being nothing beside one weight that carries everything, k-hat is inf.
     Such a tail has no shape: versions of arviz-stats raise, return NaN, or the mean of their prior with weights that are NaN.
     """
+    shapeless = math.inf if kish_effective_size(log_weights) < 2 else -math.inf
     try:
         with np.errstate(all="ignore"):  # what underflows is dealt with below
             fitted, khat = chain_statistics.psislw(log_weights.detach().double().flatten().cpu().numpy())
     except ValueError:
-        return log_weights, -math.inf
+        return log_weights, shapeless
     smoothed = torch.as_tensor(fitted).to(log_weights).view_as(log_weights)
     if math.isnan(khat) or bool(smoothed.isnan().any()):
-        return log_weights, -math.inf
+        return log_weights, shapeless
     return smoothed, khat
 
 
