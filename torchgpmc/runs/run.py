@@ -23,7 +23,7 @@ class Settings(NamedTuple):
     num_chains: int | None
     chain_chunk: int | None
     start: Start | None = None
-    draws: DrawnStart | None = None  # of an earlier run, in place of a start, for chains on theta alone
+    draws: DrawnStart | None = None  # of an earlier run, in place of a start, for chains and weighted draws of theta alone
 
 
 class Run(Protocol):
