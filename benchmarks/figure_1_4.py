@@ -34,7 +34,7 @@ METHODS = {
     "control": tg.ControlVariables(thinning=10),
     "aGrad": tg.AuxiliaryGradient(thinning=10),
 }
-SIZE, NOISE = 200, 0.09
+SIZE, NOISE, JITTER = 200, 0.09, 1e-6
 BURN_IN, DRAWS, REPEATS = 10_000, 3_000, 10
 
 
@@ -53,12 +53,12 @@ def problem(dimension: int, squared_lengthscale: float) -> Problem:
     x = torch.rand(SIZE, dimension, generator=generator, dtype=torch.float64)
     prior = torch.exp(-0.5 * torch.cdist(x, x).square() / squared_lengthscale)
     correlation = float((prior.sum() - SIZE) / (SIZE * (SIZE - 1)))
-    prior = prior + 1e-6 * torch.eye(SIZE, dtype=torch.float64)
+    prior = prior + JITTER * torch.eye(SIZE, dtype=torch.float64)
     noise = NOISE**0.5 * torch.randn(SIZE, generator=generator, dtype=torch.float64)
     y = torch.linalg.cholesky(prior) @ torch.randn(SIZE, generator=generator, dtype=torch.float64) + noise
     kernel, likelihood = RBFKernel().double(), tg.likelihoods.Gaussian().double()
     kernel.lengthscale, likelihood.noise = squared_lengthscale**0.5, NOISE
-    model = tg.GP(x, y, kernel.requires_grad_(False), likelihood.requires_grad_(False))
+    model = tg.GP(x, y, kernel.requires_grad_(False), likelihood.requires_grad_(False), jitter=JITTER)
     gain = torch.linalg.solve(prior + NOISE * torch.eye(SIZE, dtype=torch.float64), prior).T
     covariance = prior - gain @ prior
     return Problem(model, gain @ y, 0.5 * (covariance + covariance.T), correlation)

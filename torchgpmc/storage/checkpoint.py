@@ -73,7 +73,7 @@ class CheckpointFile:
         self.settings = settings
         self._widths = widths
         self._segments = 0
-        self._pieces_saved = 0
+        self._draws_saved = 0
 
     def _segment_path(self, index: int) -> Path:
         return self.path.with_name(f"{self.path.name}.{index:05d}")
@@ -104,7 +104,7 @@ class CheckpointFile:
             piece = read_tensors(path, _SEGMENT_FORMAT, ["theta", "whitened", "log_weight", "stats"])
             check_draws(path, draws_of(piece), piece["stats"], *self._widths)
             store.restore(piece)
-        self._segments, self._pieces_saved = content["segments"], store.num_pieces
+        self._segments, self._draws_saved = content["segments"], len(store)
         return Saved(content["state"], content["generator"], content["num_done"], content["info"], store)
 
     def is_due(self, before: int, after: int) -> bool:
@@ -114,10 +114,10 @@ class CheckpointFile:
     def save(self, state: Any, generator_state: Tensor, num_done: int, info: dict[str, Any], store: DrawStore) -> None:
         """New draws to a segment, then the state; if the disk refuses, a warning, and the draws wait for the next save."""
         try:
-            segments, pieces = self._segments, self._pieces_saved
-            if store.num_pieces > pieces:
-                write_atomically(self._segment_path(segments), {"format": _SEGMENT_FORMAT, **store.piece(pieces)})
-                segments, pieces = segments + 1, store.num_pieces
+            segments, draws = self._segments, self._draws_saved
+            if len(store) > draws:
+                write_atomically(self._segment_path(segments), {"format": _SEGMENT_FORMAT, **store.piece(draws)})
+                segments, draws = segments + 1, len(store)
             content = {
                 "format": _FORMAT,
                 "settings": self.settings,
@@ -128,7 +128,7 @@ class CheckpointFile:
                 "info": info,
             }
             write_atomically(self.path, content)
-            self._segments, self._pieces_saved = segments, pieces
+            self._segments, self._draws_saved = segments, draws
         except OSError as error:
             warn(
                 f"checkpoint {self.path} could not be written ({error}); sampling goes on and the draws are kept in memory. "

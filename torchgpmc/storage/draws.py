@@ -68,42 +68,51 @@ def check_draws(
 
 
 class DrawStore:
-    """Collects draws and their statistics, off the device, in pieces that can be written to disk and read back."""
+    """Collects draws and their statistics, off the device, in pieces that can be written to disk and read back.
+
+    What is kept goes into large tensors that grow, some advances at a time. One small tensor a draw would lie in the middle of what
+    larger temporaries have given back to the allocator, which then has no room for the next of these: a run of sweeps over 200
+    latents grew by 130 times what it kept.
+    """
 
     def __init__(self) -> None:
-        self._draws: list[Draw] = []
-        self._stats: list[dict[str, Tensor]] = []
-        self._count = 0  # asked for at every step
+        self._kept: dict[str, _Growing] = {}
+        self._settled = 0  # draws in these
+        self._waiting: list[dict[str, Tensor]] = []
+        self._count = 0  # asked for at every step; set last, so that an interrupted advance is not counted
 
-    def append(self, draw: Draw, stats: dict[str, Tensor]) -> None:
+    def append(self, draw: Draw, stats: Mapping[str, Tensor]) -> None:
         """Keeps one advance's draws, with statistics ``(C,)`` or ``(C, B)`` each."""
-        weight, further = (None if part is None else part.to("cpu") for part in draw[2:])
-        self._draws.append(Draw(draw.theta.to("cpu"), draw.whitened.to("cpu"), weight, further))
-        self._stats.append({name: value.to("cpu").view(len(draw.theta), -1) for name, value in stats.items()})
+        parts = {name: value.to("cpu") for name, value in zip(Draw._fields, draw, strict=True) if value is not None}
+        parts |= {f"{_STATS}{name}": value.to("cpu").view(len(draw.theta), -1) for name, value in stats.items()}
+        self._waiting.append(parts)
         self._count += draw.theta.shape[1]
+        if len(self._waiting) >= _AT_ONCE:
+            self._settle()
+
+    def _settle(self) -> None:
+        if not self._waiting:
+            return
+        for name in self._waiting[0]:
+            joined = torch.cat([parts[name] for parts in self._waiting], 1)
+            self._kept.setdefault(name, _Growing()).write(self._settled, joined)
+        self._settled += joined.shape[1]
+        self._waiting = []
 
     def __len__(self) -> int:
         """Draws kept a chain."""
         return self._count
 
     def piece(self, start: int) -> dict[str, Any]:
-        """The advances from number ``start`` on, joined, as tensors alone."""
-        draws = self._draws[start:]
-        return {
-            **{name: _joined([getattr(draw, name) for draw in draws]) for name in Draw._fields},
-            "stats": {name: torch.cat([s[name] for s in self._stats[start:]], 1) for name in self._stats[start]},
-        }
-
-    @property
-    def num_pieces(self) -> int:
-        """Advances kept, a restored piece counting as one."""
-        return len(self._draws)
+        """The draws from number ``start`` on, as tensors alone."""
+        self._settle()
+        found = {name: kept.read(start, self._count) for name, kept in self._kept.items()}
+        stats = {name.removeprefix(_STATS): value for name, value in found.items() if name.startswith(_STATS)}
+        return {**{name: found.get(name) for name in Draw._fields}, "stats": stats}
 
     def restore(self, piece: dict) -> None:
         """Puts back what :meth:`piece` gave."""
-        self._draws.append(draws_of(piece))
-        self._stats.append(dict(piece["stats"]))
-        self._count += piece["theta"].shape[1]
+        self.append(draws_of(piece), piece["stats"])
 
     def joined(self) -> tuple[Draw, dict[str, Tensor]]:
         """All draws ``(C, S, ...)`` and statistics ``(C, S)``."""
@@ -111,12 +120,32 @@ class DrawStore:
         return draws_of(piece), piece["stats"]
 
 
+_STATS = "stats."
+_AT_ONCE = 32  # advances: joining them one by one would cost a small model's step some percent
+
+
+class _Growing:
+    """A tensor of draws, whose room doubles when it is full."""
+
+    def __init__(self) -> None:
+        self.room: Tensor | None = None  # (room, C, ...)
+
+    def write(self, start: int, draws: Tensor) -> None:
+        """Draws ``(C, B, ...)`` from number ``start`` on, all before being there."""
+        draws = draws.transpose(0, 1)
+        stop, before = start + len(draws), self.room
+        if before is None or stop > len(before):
+            self.room = draws.new_empty(2 * stop, *draws.shape[1:])
+            if before is not None:
+                self.room[:start] = before[:start]
+        self.room[start:stop] = draws  # type: ignore[index]
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """A copy of draws, ``(C, stop - start, ...)``."""
+        assert self.room is not None
+        return self.room[start:stop].transpose(0, 1).clone(memory_format=torch.contiguous_format)
+
+
 def draws_of(piece: Mapping[str, Any]) -> Draw:
     """The draws in a piece of a :class:`DrawStore`, from a file perhaps, and then perhaps of other shapes than they should be."""
     return Draw(piece["theta"], piece["whitened"], piece["log_weight"], piece.get("further_whitened"))
-
-
-def _joined(parts: list[Tensor | None]) -> Tensor | None:
-    """Parts of one field of successive draws, all there or none."""
-    found = [part for part in parts if part is not None]
-    return torch.cat(found, 1) if found else None
