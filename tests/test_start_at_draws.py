@@ -163,3 +163,14 @@ def test_a_checkpoint_sees_the_draws_that_a_run_began_at(tmp_path):
         with pytest.raises(ValueError, match="belongs to another run"):
             tg.sample(two_hyperparameters(), tg.AMIS(), start=with_draws(rough(), rough().theta + 1e-6), **options)
     assert "300 draws of theta" in first.info["start"]
+
+
+def test_without_a_method_the_engines_of_the_default_call_begin_there():
+    posterior = tg.sample(two_hyperparameters(), start=rough(), num_samples=150, **QUIET)
+    assert "300 draws of theta" in posterior.info["start"] and posterior.info["tried"] and posterior.log_weights is not None
+    mean = lambda found: torch.softmax(found.log_weights.flatten(), 0) @ found.theta[0]  # noqa: E731
+    # Both are known to a tenth of a deviation.
+    assert torch.allclose(mean(posterior), mean(rough()), atol=0.5 * float(rough().theta.std()))
+    joint_draws = tg.sample(joint(), tg.AMIS(), num_samples=300, **QUIET)
+    with pytest.raises(ValueError, match=r"samples this model by NUTS.* of \[theta, v\]. Expected start=None"):
+        tg.sample(joint(), start=joint_draws, num_chains=4, **QUIET)  # of engines with chains alone

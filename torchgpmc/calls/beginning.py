@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.posterior import Posterior
-from torchgpmc.runs.drawn_start import drawn_start
+from torchgpmc.runs.drawn_start import DrawnStart, drawn_start
 from torchgpmc.runs.run import Method, Settings
 from torchgpmc.variational import Start
 
@@ -43,3 +45,26 @@ def begun_at(start: Any, model: GPModel, method: Method, settings: Settings) -> 
             f"or start=torchgpmc.initialize(model)."
         )
     return settings._replace(draws=drawn_start(start, model))
+
+
+def at_draws(method: Any, model: GPModel) -> Any:
+    """The method as it begins at draws of theta; ``None`` if on this model it cannot."""
+    on_theta_alone = model.is_conjugate or getattr(method, "marginal", method) is not None
+    if not (getattr(method, "takes_draws", False) and on_theta_alone):
+        return None
+    return replace(method, from_mode=False) if getattr(method, "from_mode", False) else method
+
+
+def draws_for_engines(start: Posterior, model: GPModel, methods: Sequence[Any]) -> DrawnStart:
+    """Where engines of a default call begin, those of them that can.
+
+    Raises:
+        ValueError: none can, or the posterior is of another model, or of too few draws.
+    """
+    if all(at_draws(method, model) is None for method in methods):
+        raise ValueError(
+            f"start= is a posterior, whose draws of theta runs on theta alone begin at, and the default call samples this model by "
+            f"{' or '.join(type(method).__name__ for method in methods)} of [theta, v]. Expected start=None, or "
+            f"start=torchgpmc.initialize(model)."
+        )
+    return drawn_start(start, model)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from torchgpmc.calls.beginning import begun_at
+from torchgpmc.calls.beginning import at_draws, begun_at, draws_for_engines
 from torchgpmc.calls.default_call import Rule, sample_by_default
 from torchgpmc.calls.isolation import warn_of_isolated_data
 from torchgpmc.calls.recommend import WANTED, Candidate, candidates, warn_of_time
@@ -73,8 +73,8 @@ def sample(
             round differently, which warm-up amplifies, so that after many steps draws may differ.
         start: a fit from :func:`torchgpmc.initialize` of this very model (``start.model``): chains of ``NUTS()``, the default then,
             or ``HMC()`` begin around it, in coordinates that are white under it. What is sampled is the same, sooner.
-            Or, of methods on theta alone, a posterior of this very model, weighted or not: chains begin around its draws, their
-            covariance is the mass matrix, and the first proposals of ``AMIS()`` are fitted to them.
+            Or, of methods on theta alone and without a method, a posterior of this very model, weighted or not: chains begin around
+            its draws, their covariance is the mass matrix, and the first proposals of ``AMIS()`` are fitted to them.
 
     Returns:
         The posterior draws. Warns (:class:`SamplingWarning`) in plain words if they are not to be trusted.
@@ -98,7 +98,8 @@ def sample(
         raise TypeError(f"model is {type(model).__name__}. Expected a torchgpmc.GP, SparseGP or GPRegression.{remedy}")
     if method is not None:
         check_object("method", method, "prepare", "a method object, for instance torchgpmc.NUTS() or torchgpmc.HMC(num_steps=20)")
-    if method is None and (start is not None or model.targets.one_a_chain):
+    earlier = start if method is None and isinstance(start, Posterior) else None
+    if method is None and (start is not earlier or model.targets.one_a_chain):
         method = NUTS()  # where every chain has a posterior of its own, there is nothing to judge draws by
     if num_samples is None:
         num_samples = WANTED if method is None else _DRAWS
@@ -107,7 +108,7 @@ def sample(
         settings = check_settings(num_samples, warmup_steps, num_chains, chain_chunk)
         order = Order(method, settings, checked_seed(seed), model.train_x.device, checkpoint, progress)
         if method is None:
-            posterior = _sample_by_default(model, order)
+            posterior = _sample_by_default(model, order, earlier)
             warn_of_isolated_data(posterior)
             return posterior
         _check_one_data_set_a_chain(model, settings)
@@ -121,17 +122,23 @@ def sample(
     return posterior
 
 
-def _sample_by_default(model: GPModel, order: Order) -> Posterior:
-    """Engines in turn; ``order.settings`` are the user's, of whom ``num_samples`` are effective draws."""
+def _sample_by_default(model: GPModel, order: Order, start: Posterior | None) -> Posterior:
+    """Engines in turn; ``order.settings`` are the user's, of whom ``num_samples`` are effective draws.
+
+    With ``start`` those that can begin at its draws.
+    """
     wanted, warmup_steps, num_chains, chain_chunk, *_ = order.settings
     engines = candidates(model, wanted)
     if not (warmup_steps is num_chains is chain_chunk is None):
         engines = [engine.with_chains(num_chains, warmup_steps) for engine in engines if engine.num_chains is not None]
+    draws = None if start is None else draws_for_engines(start, model, [engine.method for engine in engines])
     warn_of_time(model, engines[0])
 
     def run(number: int, engine: Candidate, rule: Rule) -> Posterior:
-        settings = Settings(engine.most, engine.warmup_steps, engine.num_chains, chain_chunk, engine.start())
-        trial = order._replace(method=engine.method, settings=settings, wanted=wanted, number=number)
+        method = None if draws is None else at_draws(engine.method, model)
+        begin = (engine.start(), None) if method is None else (None, draws)
+        settings = Settings(engine.most, engine.warmup_steps, engine.num_chains, chain_chunk, *begin)
+        trial = order._replace(method=method or engine.method, settings=settings, wanted=wanted, number=number)
         if order.checkpoint is not None and number:
             first = order.checkpoint if isinstance(order.checkpoint, Checkpoint) else Checkpoint(order.checkpoint)
             trial = trial._replace(checkpoint=first._replace(path=f"{os.fspath(first.path)}.{number + 1}"))
