@@ -12,7 +12,7 @@ share of it within 95 % bands. p53: five genes, three replicates, measured varia
 LexA: 14 genes that it represses, one replicate, a sampled variance a gene, free starts, a lengthscale above the shortest time
 between measurements, as in the authors' later code. NUTS begins around the mode of all unknowns (``tg.initialize``), "NUTS again"
 around the normal density with the moments of NUTS's draws. Sweeps move hyperparameters along that one (``tg.Regressed``), and begin
-at draws of NUTS's, two chains each at those with the lowest and the highest twentieth of a gene's decay rate. Speed: the
+at draws of NUTS's (the second's, where there are any), two chains each at those with the lowest and the highest twentieth of a gene's decay rate. Speed: the
 paper's own sweep, a random walk of the lengthscale, one of each gene's kinetics, and one move of the log concentrations. Modes:
 of LexA's [theta, v], decay rates along the ridges, by L-BFGS from starts at two and four deviations of the fit, and from the prior.
 """
@@ -284,8 +284,10 @@ def piece(experiment, name, data, pieces, scale):
     fitting = time.process_time() - began
     run: dict[str, Any] = {"num_samples": draws, "warmup_steps": warm_up, "num_chains": CHAINS, "seed": 1, "progress": False}
     run["checkpoint"] = tg.Checkpoint(path.with_suffix(".run"), every=50)
-    reference, method = pieces / f"{experiment}_NUTS.pt", None
-    if name != "NUTS" and reference.exists():
+    names = ["NUTS"] if name == "NUTS again" else ["NUTS_again", "NUTS"]
+    references, method = [pieces / f"{experiment}_{earlier}.pt" for earlier in names], None
+    reference = next((path for path in references if path.exists()), None)
+    if name != "NUTS" and reference is not None:
         earlier = torch.load(reference)
         positions = positions_of(start.model, earlier)
         start = learned_once(path.with_suffix(".start"), start, positions)
