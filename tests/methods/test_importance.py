@@ -197,6 +197,9 @@ def test_mistakes_are_named(method):
             tg.sample(gp("probit"), type(method)(defensive_share=share), num_samples=20, **QUIET)
     with pytest.raises(ValueError, match="normal_scale"):
         tg.sample(gp("probit"), type(method)(normal_scale="log"), num_samples=20, **QUIET)
+    for options, problem in (({"search_tails": 1}, "search_tails is 1"), ({"search_tails": True, "num_starts": 0}, "num_starts=0")):
+        with pytest.raises(ValueError, match=problem):
+            tg.sample(gp("probit"), type(method)(**options), num_samples=20, **QUIET)
     with pytest.raises(ValueError, match="degrees_of_freedom"):
         tg.sample(gp("probit"), type(method)(degrees_of_freedom=2), num_samples=20, **QUIET)
 
