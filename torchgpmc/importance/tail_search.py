@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from torchgpmc.importance.mode_search import Mode
-from torchgpmc.numerics.joint_ascent import ascend_together
+from torchgpmc.numerics.joint_ascent import JointAscent, ascend_together
 from torchgpmc.numerics.linalg import identity_matrix
 from torchgpmc.types import LogDensity
 
 _REACHES = (4.0, 8.0, 16.0)  # deviations of the mode's curvature; nearer, its own component has draws
 _TETHER = 0.125  # deviation of a tether, of its reach: a mode between two reaches draws either of them
+_WIDER = 4.0  # of a component, than the tether
 _EXCESS = 2.0  # nats above what the curvature predicts
 _NEGLIGIBLE = 10.0  # nats of mass below the mode's
 _SAME = 1.0  # distance of components that are one, in deviations of either
@@ -29,12 +30,12 @@ class TetheredDensity(NamedTuple):
     deviation: Tensor  # (C,)
 
     def __call__(self, position: Tensor) -> Tensor:
-        return self.density(position) - 0.5 * self._gap(position).square()
+        return self.density(position) - 0.5 * self.gap(position).square()
 
     def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """Log density ``(C,)`` and its gradient ``(C, D)``."""
         value, gradient = self.density.value_and_grad(position)
-        gap = self._gap(position)
+        gap = self.gap(position)
         pull = torch.where(torch.isfinite(value), gap / self.deviation, 0.0)
         return value - 0.5 * gap.square(), gradient.scatter_add(-1, self.coordinate.unsqueeze(-1), -pull.unsqueeze(-1))
 
@@ -42,7 +43,8 @@ class TetheredDensity(NamedTuple):
         """The same for some of the rows."""
         return TetheredDensity(self.density.select(rows), self.coordinate[rows], self.centre[rows], self.deviation[rows])
 
-    def _gap(self, position: Tensor) -> Tensor:
+    def gap(self, position: Tensor) -> Tensor:
+        """Of each row from its tether's centre ``(C,)``, in deviations."""
         return (position.gather(-1, self.coordinate.unsqueeze(-1)).squeeze(-1) - self.centre) / self.deviation
 
 
@@ -73,19 +75,31 @@ def search_tails(density: LogDensity, mode: Mode, *, bound: float = 4.0) -> list
     sign = torch.ones_like(centre).repeat(2)
     sign[size:] = -1.0
     deviation = mode.covariance.diagonal().sqrt()[coordinate]
-    position, found = centre.repeat(2 * size, 1), []
+    position = centre.repeat(2 * size, 1)
+    found: list[_Place] = []
     for reach in _REACHES:
         tether = TetheredDensity(density, coordinate, centre[coordinate] + sign * reach * deviation, _TETHER * reach * deviation)
         within = (tether.centre.abs() <= bound).nonzero().squeeze(-1)
+        if not len(within):
+            break
         # Past the bound nothing is looked for; what has been found nearer is where the next search along a coordinate begins.
         tether = tether.select(within)
         held = torch.diag_embed(torch.nn.functional.one_hot(tether.coordinate, size) / tether.deviation.square().unsqueeze(-1))
-        covariance = torch.linalg.inv(precision + held)
-        start = _on_tether(position[within], mode.covariance, tether)
-        ascent = ascend_together(tether, start, covariance)
+        ascent = ascend_together(tether, _on_tether(position[within], mode.covariance, tether), torch.linalg.inv(precision + held))
         position[within] = ascent.position
-        found += _unexpected(tether, ascent.position, mode, precision)
-    return _apart(found)
+        found += _unexpected(tether, ascent, mode, precision)
+    # Curvatures cost more than all searches, so the lowest of many go without.
+    found = sorted(found, key=lambda place: -place.drop)[: 2 * size]
+    arms = [Mode(place.position, mode.log_density + place.drop, _covariance_at(place.tether, place.position)) for place in found]
+    return _apart([arm for arm in arms if _log_mass(arm) - _log_mass(mode) > -_NEGLIGIBLE])
+
+
+class _Place(NamedTuple):
+    """Where a search ended."""
+
+    position: Tensor  # (D,)
+    drop: float  # of the log density, from the mode's
+    tether: TetheredDensity  # of one row
 
 
 def _on_tether(position: Tensor, covariance: Tensor, tether: TetheredDensity) -> Tensor:
@@ -95,26 +109,23 @@ def _on_tether(position: Tensor, covariance: Tensor, tether: TetheredDensity) ->
     return position + column * (moved / column.gather(-1, tether.coordinate.unsqueeze(-1)).squeeze(-1)).unsqueeze(-1)
 
 
-def _unexpected(tether: TetheredDensity, position: Tensor, mode: Mode, precision: Tensor) -> list[Mode]:
-    """Those of the searches' ends that the mode's curvature does not explain, with the curvature there, tether included."""
-    value = tether.density(position)
-    gap = position - mode.position
-    drop = value - mode.log_density
+def _unexpected(tether: TetheredDensity, ascent: JointAscent, mode: Mode, precision: Tensor) -> list[_Place]:
+    """Those of the searches' ends that the mode's curvature does not explain."""
+    position, gap = ascent.position, ascent.position - mode.position
+    drop = ascent.log_density + 0.5 * tether.gap(position).square() - mode.log_density
     keep = (drop > -_NEGLIGIBLE) & (drop + 0.5 * ((gap @ precision) * gap).sum(-1) > _EXCESS)
-    found = []
-    for row in keep.nonzero().squeeze(-1):
-        # A component that is narrower than the tethers are apart would leave gaps between two of them.
-        there = tether.select(row[None])
-        there = there._replace(deviation=4 * there.deviation)
-        covariance = _covariance_at(there, position[row])
-        mass = drop[row] + 0.5 * (torch.logdet(covariance) - torch.logdet(mode.covariance))
-        if mass > -_NEGLIGIBLE:
-            found.append(Mode(position[row], value[row], covariance))
-    return found
+    # A component that is narrower than the tethers are apart would leave gaps between two of them.
+    wide = tether._replace(deviation=_WIDER * tether.deviation)
+    return [_Place(position[row], float(drop[row]), wide.select(row[None])) for row in keep.nonzero().squeeze(-1)]
+
+
+def _log_mass(mode: Mode) -> float:
+    """By Laplace's integral, but for a constant."""
+    return float(mode.log_density + 0.5 * torch.logdet(mode.covariance))
 
 
 def _covariance_at(tether: TetheredDensity, position: Tensor) -> Tensor:
-    """Inverse of minus the Hessian, by forward differences of gradients; where that is flat or hollow, as under N(0, I)."""
+    """Inverse of minus the Hessian, tether included, by forward differences; where that is flat or hollow, as under N(0, I)."""
     size = len(position)
     points = torch.cat([position[None], position + _STEP * identity_matrix(size, position)])
     rows = torch.zeros(size + 1, dtype=torch.long, device=position.device)
@@ -126,9 +137,8 @@ def _covariance_at(tether: TetheredDensity, position: Tensor) -> Tensor:
 
 def _apart(found: list[Mode]) -> list[Mode]:
     """Without those that lie within one deviation of another with more mass."""
-    found = sorted(found, key=lambda arm: -float(arm.log_density + 0.5 * torch.logdet(arm.covariance)))
     kept: list[Mode] = []
-    for arm in found:
+    for arm in sorted(found, key=_log_mass, reverse=True):
         gaps = [arm.position - other.position for other in kept]
         near = (
             float(gap @ torch.linalg.solve(place.covariance, gap)) < _SAME**2
