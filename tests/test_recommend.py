@@ -73,8 +73,10 @@ def test_many_hyperparameters_are_for_weights_and_more_of_them_for_chains(column
 @pytest.mark.parametrize(("columns", "searched"), [(6, False), (7, True)])
 def test_the_tails_of_more_than_eight_hyperparameters_are_searched(columns, searched):
     # Of housing's fifteen AMIS() looks even, k-hat 0.3, with a tenth of the mass of an arm of two lengthscales.
-    first = candidates(gp_regression(num_columns=columns))[0].method
-    assert first == (tg.AMIS(degrees_of_freedom=30, search_tails=True) if searched else tg.AMIS())
+    *weighted, chains = [candidate.method for candidate in candidates(gp_regression(num_columns=columns))]
+    # Twice: 4000 draws of sixteen hyperparameters of noise were worth 9.3 %, and two runs that agree are to be trusted.
+    assert weighted == ([tg.AMIS(degrees_of_freedom=30, search_tails=True)] * 2 if searched else [tg.AMIS()])
+    assert isinstance(chains, tg.NUTS)
 
 
 def test_an_engine_of_weighted_draws_may_make_as_many_however_few_are_wanted():

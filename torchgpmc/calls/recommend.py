@@ -183,7 +183,9 @@ def candidates(model: GPModel, wanted: int = WANTED) -> list[Candidate]:
             return [_weighted(model, AMIS(), exact, wanted), chains]
         # Weights of more look even where they miss an arm, a hundredth of the mass along one lengthscale.
         far = "the evidence is exact: weighted draws, no warm-up, some from far along each hyperparameter that has mass there."
-        return [_weighted(model, AMIS(degrees_of_freedom=_SHORT_TAILS, search_tails=True), far, wanted), chains]
+        again = "the same from other random numbers: runs that agree are worth their draws together."
+        method = AMIS(degrees_of_freedom=_SHORT_TAILS, search_tails=True)
+        return [*(_weighted(model, method, why, wanted) for why in (far, again)), chains]
     one_latent = model.factorises and model.num_latents == 1
     few = "the latents integrate out well and the hyperparameters are few: weighted draws, no warm-up."
     if not (model.has_latents_at_data and one_latent):
