@@ -13,8 +13,9 @@ LexA: 14 genes that it represses, one replicate, a sampled variance a gene, free
 between measurements, as in the authors' later code. NUTS begins around the mode of all unknowns (``tg.initialize``), "NUTS again"
 around the normal density with the moments of NUTS's draws. Sweeps move hyperparameters along that one (``tg.Regressed``), and begin
 at draws of NUTS's (the second's, where there are any), two chains each at those with the lowest and the highest twentieth of a
-gene's decay rate. Speed: the paper's own sweep, a random walk of the lengthscale, one of each gene's kinetics, and one move of the log concentrations. Modes:
-of LexA's [theta, v], decay rates along the ridges, by L-BFGS from starts at two and four deviations of the fit, and from the prior.
+gene's decay rate. Speed: the paper's own sweep, a random walk of the lengthscale, one of each gene's kinetics, and one move of
+the log concentrations. Modes: of LexA's [theta, v], decay rates along the ridges, by L-BFGS from starts at two and four deviations
+of the fit, and from the prior.
 """
 
 import argparse

@@ -13,6 +13,7 @@ from tests.speed import quick
 from torchgpmc.diagnostics import complaints
 from torchgpmc.diagnostics.summaries import summarise
 from torchgpmc.parameters.normal_scale import NormalScale
+from torchgpmc.runs.run import Settings
 
 QUIET = {"seed": 1, "progress": False}
 
@@ -69,6 +70,7 @@ METHODS = {
     "EP": tg.AMIS(approximation=tg.EP(), num_importance=4),
     "MAMIS": tg.MAMIS(),
     "diagonal": tg.AMIS(diagonal=True),
+    "tails": tg.AMIS(search_tails=True, degrees_of_freedom=30),
     "AMIS, then MAMIS": tg.AMIS(switch_to_modified_after=3),
 }
 
@@ -197,6 +199,9 @@ def test_mistakes_are_named(method):
             tg.sample(gp("probit"), type(method)(defensive_share=share), num_samples=20, **QUIET)
     with pytest.raises(ValueError, match="normal_scale"):
         tg.sample(gp("probit"), type(method)(normal_scale="log"), num_samples=20, **QUIET)
+    for options, problem in (({"search_tails": 1}, "search_tails is 1"), ({"search_tails": True, "num_starts": 0}, "num_starts=0")):
+        with pytest.raises(ValueError, match=problem):
+            tg.sample(gp("probit"), type(method)(**options), num_samples=20, **QUIET)
     with pytest.raises(ValueError, match="degrees_of_freedom"):
         tg.sample(gp("probit"), type(method)(degrees_of_freedom=2), num_samples=20, **QUIET)
 
@@ -222,6 +227,25 @@ def test_a_posterior_without_a_mode_begins_from_the_prior_and_says_so(monkeypatc
     truth, _ = grid_truth("probit")
     mean, error = weighted(posterior)
     assert float(((mean - truth).abs() / error).max()) < 5
+
+
+@pytest.mark.parametrize("diagonal", [False, True])
+def test_a_search_of_tails_adds_components_to_the_first_proposal(diagonal):
+    settings = Settings(400, None, None, None)
+    plain, searched = (
+        tg.AMIS(search_tails=search, diagonal=diagonal, num_starts=1).prepare(regression(), settings) for search in (False, True)
+    )
+    few, more = (run.init(torch.Generator().manual_seed(0)).draws.first for run in (plain, searched))
+    added = len(more.mean) - len(few.mean)
+    assert added > 0  # ten data leave the log lengthscale's tail longer than the mode's curvature says
+    torch.testing.assert_close(more.mean[: len(few.mean) - 2], few.mean[:-2])  # the modes; the last two are the prior
+    torch.testing.assert_close(more.log_share[-2 - added : -2].exp().sum(), torch.tensor(0.4 * 0.8**2, dtype=torch.float64))
+    assert float(more.log_share.exp().sum()) == pytest.approx(1.0)
+    assert not diagonal or bool((more.factor == torch.diag_embed(more.factor.diagonal(dim1=-2, dim2=-1))).all())
+    # Later proposals leave each component its part, but for the defensive one.
+    state = searched.advance(searched.init(torch.Generator().manual_seed(0)), torch.Generator().manual_seed(1))[0]
+    least = 0.8 * 0.3 / (len(more.mean) - 1) / 1.3
+    assert len(state.draws.current.mean) == len(more.mean) and float(state.draws.current.log_share.exp().min()) > least
 
 
 def test_no_mode_is_looked_for_where_none_is_wanted(monkeypatch, recwarn):

@@ -30,7 +30,7 @@ WANTED = 400  # effective draws (Vehtari et al. 2021, section 4)
 # Laplace's estimates make it worse: with EP's, the nearest normal density's, or exact evidence, weights bear more of them.
 MANY_HYPERPARAMETERS = 8
 MOST_HYPERPARAMETERS = 16
-MANY_WITH_EXACT_EVIDENCE = 12
+MOST_WITH_EXACT_EVIDENCE = 24
 _USUAL_DRAWS_AN_EFFECTIVE_ONE = 3
 _DRAWS_AN_EFFECTIVE_ONE = 10  # weights worth less than a tenth of their number are not to be trusted
 # An estimate's; those of inducing values around their nearest normal density vary by some hundredths, and cost little else.
@@ -177,7 +177,15 @@ def candidates(model: GPModel, wanted: int = WANTED) -> list[Candidate]:
             # The curvature at the mode is the mass matrix, so that warm-up has a step size to find and no more.
             chains = _chains(model, alone, many, 50)
         chains = chains._replace(budget=_budget(model, _CHAINS, _EXACT_OPERATIONS_A_SECOND))
-        return [_weighted(model, AMIS(), exact, wanted), chains] if size <= MANY_WITH_EXACT_EVIDENCE else [chains]
+        if size > MOST_WITH_EXACT_EVIDENCE:
+            return [chains]
+        if size <= MANY_HYPERPARAMETERS:
+            return [_weighted(model, AMIS(), exact, wanted), chains]
+        # Weights of more look even where they miss an arm, a hundredth of the mass along one lengthscale.
+        far = "the evidence is exact: weighted draws, no warm-up, some from far along each hyperparameter that has mass there."
+        again = "the same from other random numbers: runs that agree are worth their draws together."
+        method = AMIS(degrees_of_freedom=_SHORT_TAILS, search_tails=True)
+        return [*(_weighted(model, method, why, wanted) for why in (far, again)), chains]
     one_latent = model.factorises and model.num_latents == 1
     few = "the latents integrate out well and the hyperparameters are few: weighted draws, no warm-up."
     if not (model.has_latents_at_data and one_latent):

@@ -13,6 +13,7 @@ from torchgpmc.importance.adaptive import (
 )
 from torchgpmc.importance.mode_search import Mode, find_modes
 from torchgpmc.importance.proposal import Proposal, draw_from, from_modes, log_density_of, with_defence
+from torchgpmc.importance.tail_search import search_tails
 
 __all__ = [
     "Adaptation",
@@ -28,6 +29,7 @@ __all__ = [
     "log_evidence",
     "log_weights",
     "own_log_weights",
+    "search_tails",
     "start",
     "truncated_log_weights",
     "with_defence",

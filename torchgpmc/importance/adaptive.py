@@ -11,6 +11,7 @@ from torch import Tensor
 from torchgpmc.importance.proposal import Proposal, log_density_of, with_defence
 from torchgpmc.numerics.linalg import cholesky
 
+_LEAST_SHARE = 1e-3
 _ROUNDS = 5  # of expectation maximisation a batch: a component that has far to go gets there in half the draws
 
 
@@ -33,13 +34,15 @@ class Adaptation(NamedTuple):
     draws with the weights of the whole mixture (AMIS, Cornuet et al. 2012). The first proposal counts as ``prior_strength`` draws,
     which keeps a few heavy weights from collapsing them (in the spirit of MAMIS-P, paper E section 4.5.2; ours blends moments).
     With a ``defensive_share``, the last component stays as it is and keeps that share (Hesterberg 1995): where it is broad, no
-    weight can be much larger than the target is beside it, whatever the others have come to.
+    weight can be much larger than the target is beside it, whatever the others have come to. A ``kept_share`` is divided evenly
+    among the others: one that stands where little mass is keeps its part of that, however few draws it answers for.
     """
 
     modified: bool
     diagonal: bool
     prior_strength: float
     defensive_share: float = 0.0
+    kept_share: float = 0.0
 
 
 def start(first: Proposal) -> AdaptiveState:
@@ -157,7 +160,7 @@ def _followed(proposal: Proposal, first: Proposal, position: Tensor, log_weight:
     kept = 1 if plan.defensive_share else 0
     parts = [_moments(shares[index], position, first.mean[index], first.factor[index], plan) for index in range(len(shares) - kept)]
     mean, factor, weight = (torch.stack(columns) for columns in zip(*parts, strict=True))
-    log_share = torch.log_softmax(weight.clamp_min(1e-3).log(), 0)
+    log_share = torch.log_softmax(weight.clamp_min(max(_LEAST_SHARE, plan.kept_share / len(weight))).log(), 0)
     moved = Proposal(log_share, mean, factor, proposal.degrees_of_freedom)
     return with_defence(moved, first.mean[-1], first.factor[-1], plan.defensive_share) if kept else moved
 

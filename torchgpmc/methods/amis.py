@@ -36,6 +36,10 @@ class AMIS(ImportanceOptions):
             and bounds the weights). As large a share of the rest begins there too, and follows draws that the modes' components
             do not reach. 0 for neither, as in paper E.
         num_starts: of the search for modes, the best of eight times as many draws from the prior; 0: begin with the prior.
+        search_tails: look along each hyperparameter too, 4, 8 and 16 of its deviations up and down from the best mode, for mass
+            that the curvature there does not tell of (a long arm, another lobe), and begin with components on it as well, which
+            keep a share of the draws: weights look even where they miss such a part. About 20 gradients a hyperparameter, and for
+            each part found as many as hyperparameters. Where a run starts from draws nothing is looked for.
         effective_size: stop once Kish's effective size reaches this; ``num_samples`` is then a limit.
         smooth: Pareto-smooth the weights (Vehtari et al. 2024): less variance, a little bias.
         evidence: another unbiased estimate in place of importance sampling: ``torchgpmc.evidence.SmoothProbit()`` or ``Orthant()``.

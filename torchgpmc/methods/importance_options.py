@@ -18,6 +18,8 @@ from torchgpmc.runs.chain_targets import check_has_hyperparameters, estimator_fo
 from torchgpmc.runs.run import Settings, refuse_chain_options
 from torchgpmc.runs.weighted import ImportanceRun
 
+_KEPT_SHARE = 0.3  # of the draws, of components in the tails
+
 
 def _growing_sizes(num_samples: int, batch_size: int, growth: float) -> list[int]:
     """Batch sizes that grow geometrically and sum to ``num_samples``.
@@ -69,6 +71,7 @@ class ImportanceOptions:
     prior_strength: float | None = None
     defensive_share: float = 0.2
     num_starts: int = 4
+    search_tails: bool = False
     effective_size: float | None = None
     smooth: bool = False
     evidence: Evidence | None = None
@@ -79,6 +82,16 @@ class ImportanceOptions:
         if not model.collapses:
             check_model(model, type(self).__name__, suited_approximation(model, self.approximation))
 
+    def _check_search(self) -> None:
+        check_count("num_starts", self.num_starts, 0)
+        if not isinstance(self.search_tails, bool):
+            raise ValueError(f"search_tails is {self.search_tails!r}. Expected True or False.")
+        if self.search_tails and not self.num_starts:
+            raise ValueError(
+                "search_tails=True begins at the best mode, and num_starts=0 looks for none. Expected num_starts of at least 1, or "
+                "search_tails=False."
+            )
+
     def _prepared(self, model: GPModel, settings: Settings, *, modified: bool, switch_after: int | None) -> ImportanceRun:
         """A run that learns from all draws, or, ``modified``, from the last batch alone; the latter from a batch on."""
         name = type(self).__name__
@@ -87,7 +100,7 @@ class ImportanceOptions:
         if model.targets.one_a_chain:
             raise ValueError(f"the model has several data sets and {name} samples one posterior. Expected train_y of shape (N,).")
         check_has_hyperparameters(model, name)
-        check_count("num_starts", self.num_starts, 0)
+        self._check_search()
         check_positive("growth", self.growth, 0.999)
         degrees = math.inf
         if self.degrees_of_freedom is not None:
@@ -121,12 +134,13 @@ class ImportanceOptions:
             # A first proposal needs no more than Laplace's modes; at 500 data a search for EP's takes longer than all draws.
             marginal_of(model, suited_approximation(model, Laplace())),
             scale=(normal_scale if self.normal_scale else linear_scale)(model.layout),
-            plan=Adaptation(modified, self.diagonal, strength, float(self.defensive_share)),
+            plan=Adaptation(modified, self.diagonal, strength, float(self.defensive_share), _KEPT_SHARE * self.search_tails),
             schedule=sizes,
             degrees_of_freedom=degrees,
             num_starts=self.num_starts,
             switch_after=switch_after,
             effective_size=self.effective_size,
             smooth=self.smooth,
+            search_tails=self.search_tails,
             drawn=settings.draws,
         )

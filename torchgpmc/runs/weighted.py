@@ -21,13 +21,14 @@ from torchgpmc.importance import (
     from_modes,
     log_evidence,
     log_weights,
+    search_tails,
     start,
     with_defence,
 )
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.numerics.linalg import cholesky, identity_matrix, solve_lower
 from torchgpmc.numerics.special import log_standard_normal
-from torchgpmc.parameters.normal_scale import NormalScale
+from torchgpmc.parameters.normal_scale import NormalScale, OnNormalScale
 from torchgpmc.parameters.prior_mass import log_prior_mass
 from torchgpmc.runs.drawn_start import DrawnStart
 from torchgpmc.runs.starts import Marginal, posterior_modes
@@ -35,6 +36,7 @@ from torchgpmc.storage.draws import Draw, Draws
 
 _MAX_ANCHORS = 128
 _FITTED_COMPONENTS = 4
+_TAIL_SHARE = 0.4  # of the first draws, of what tails were found to hold
 _NO_EVIDENCE = (
     "the log evidence is NaN: a constraint cuts off part of a prior, or a transform distorts it, and how much of its mass remains "
     "is not known, as the prior has no cdf and cannot draw inside. The draws and their weights are right; for the evidence "
@@ -65,6 +67,7 @@ class ImportanceRun(NamedTuple):
     switch_after: int | None  # batch after which the plan becomes MAMIS
     effective_size: float | None
     smooth: bool
+    search_tails: bool = False  # beyond the best mode's curvature, for more components
     drawn: DrawnStart | None = None  # what the first proposal is fitted to, in place of modes
 
     @property
@@ -100,6 +103,13 @@ class ImportanceRun(NamedTuple):
         if modes:
             mean, covariance = torch.stack([m.position for m in modes]), torch.stack([m.covariance for m in modes])
             share = torch.stack([m.log_density for m in modes]) + 0.5 * torch.logdet(covariance)
+            tails = search_tails(OnNormalScale(self.marginal, self.scale), modes[int(share.argmax())]) if self.search_tails else []
+            if tails:
+                # Equal shares: a mass worked out from curvatures so far out may be a tenth of what it is.
+                even = torch.full_like(mean[:1, 0], math.log(_TAIL_SHARE / len(tails))).expand(len(tails))
+                share = torch.cat([torch.log_softmax(share, 0) + math.log1p(-_TAIL_SHARE), even])
+                mean = torch.cat([mean, torch.stack([place.position for place in tails])])
+                covariance = torch.cat([covariance, torch.stack([place.covariance for place in tails])])
         if self.plan.diagonal:
             covariance = torch.diag_embed(covariance.diagonal(dim1=-2, dim2=-1))
         return self._with_prior(from_modes(mean, covariance, share, self.degrees_of_freedom), 2 if modes else 1)
