@@ -16,7 +16,7 @@ from torchgpmc.approximations.class_ep import sees_differences
 from torchgpmc.approximations.gaussian_form import has_inducing_normal
 from torchgpmc.checks import warn
 from torchgpmc.density import SharedDensity
-from torchgpmc.evidence import Orthant, SmoothProbit, is_probit
+from torchgpmc.evidence import NoiseAlone, Orthant, SmoothProbit, is_heteroskedastic, is_probit
 from torchgpmc.methods import AMIS, NUTS, AuxiliaryGradient, Method, Slice
 from torchgpmc.models import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
@@ -182,6 +182,8 @@ def candidates(model: GPModel, wanted: int = WANTED) -> list[Candidate]:
     few = "the latents integrate out well and the hyperparameters are few: weighted draws, no warm-up."
     if not (model.has_latents_at_data and one_latent):
         together = _together(model, one_latent)
+        if is_heteroskedastic(model) and size <= MANY_HYPERPARAMETERS:
+            return [*_through_noise(model, wanted), *together]
         if model.has_latents_at_data and model.factorises and sees_differences(model) and size <= MANY_HYPERPARAMETERS:
             return [*_through_classes(model, few, wanted), *together]
         if size > MOST_HYPERPARAMETERS or not has_inducing_normal(model):
@@ -226,6 +228,15 @@ def _through_classes(model: GPModel, few: str, wanted: int) -> list[Candidate]:
     more = "where f is nearly noise, many draws an estimate make up for what a normal density is too narrow for."
     first = AMIS(approximation=ClassEP(), num_importance=_MANY_DRAWS)
     turns = (first, few), (replace(first, num_importance=_MOST_DRAWS), more)
+    return [_weighted(model, method, why, wanted) for method, why in turns]
+
+
+def _through_noise(model: GPModel, wanted: int) -> list[Candidate]:
+    """Of noise with a latent size. The joint mode, which Laplace's searches for theta rest on, is where noise goes to nothing."""
+    few = "the mean function integrates out by hand, the noise's well, and the hyperparameters are few: weighted draws, no warm-up."
+    more = "many draws an estimate make up for what a normal density of log deviations is too narrow for."
+    first = AMIS(evidence=NoiseAlone(_MANY_DRAWS), num_starts=0)
+    turns = (first, few), (replace(first, evidence=NoiseAlone(4 * _MANY_DRAWS)), more)
     return [_weighted(model, method, why, wanted) for method, why in turns]
 
 

@@ -6,6 +6,7 @@ from torchgpmc.evidence.estimators import importance
 from torchgpmc.evidence.importance_sampling import ImportanceEstimate, ImportanceEstimator
 from torchgpmc.evidence.inducing_estimator import InducingEstimator
 from torchgpmc.evidence.latent_estimates import LATENTS_KEPT, Evidence, LatentEstimate, LatentEstimator, latents_kept
+from torchgpmc.evidence.noise_alone import NoiseAlone, NoiseAloneEstimator, is_heteroskedastic
 from torchgpmc.evidence.orthants import Orthant, OrthantClassifier, OrthantEstimator, classify, exact_latents, is_probit
 from torchgpmc.evidence.smooth_probit import SmoothProbit, SmoothProbitEstimator
 
@@ -19,6 +20,8 @@ __all__ = [
     "InducingEstimator",
     "LatentEstimate",
     "LatentEstimator",
+    "NoiseAlone",
+    "NoiseAloneEstimator",
     "Orthant",
     "OrthantClassifier",
     "OrthantEstimator",
@@ -28,6 +31,7 @@ __all__ = [
     "classify",
     "exact_latents",
     "importance",
+    "is_heteroskedastic",
     "is_probit",
     "latents_kept",
 ]
