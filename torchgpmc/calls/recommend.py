@@ -16,7 +16,16 @@ from torchgpmc.approximations.class_ep import sees_differences
 from torchgpmc.approximations.gaussian_form import has_inducing_normal
 from torchgpmc.checks import warn
 from torchgpmc.density import SharedDensity
-from torchgpmc.evidence import NoiseAlone, Orthant, SmoothProbit, is_heteroskedastic, is_probit
+from torchgpmc.evidence import (
+    InducingMixture,
+    NoiseAlone,
+    Orthant,
+    SmoothProbit,
+    is_heteroskedastic,
+    is_probit,
+    serves_inducing_mixture,
+)
+from torchgpmc.likelihoods import Softmax
 from torchgpmc.methods import AMIS, NUTS, AuxiliaryGradient, Method, Slice
 from torchgpmc.models import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
@@ -39,6 +48,7 @@ _FEW_DRAWS = 4
 _MANY_DRAWS = 64
 # Where 64 do not do; of 150 labels that are noise, 256 did for two seeds of four.
 _MOST_DRAWS = 1024
+_MOST_INDUCING = 200  # numbers in v, of which estimates factorise a matrix
 # Of proposals for more hyperparameters than a few: in a dozen dimensions most draws of a Student t with five lie too far out.
 _SHORT_TAILS = 30
 _MORE_RUNS = 3  # of 4000 draws, worth 50 to 300 each where proposals reach the posterior's lobes by turns
@@ -186,7 +196,10 @@ def candidates(model: GPModel, wanted: int = WANTED) -> list[Candidate]:
             return [*_through_noise(model, wanted), *together]
         if model.has_latents_at_data and model.factorises and sees_differences(model) and size <= MANY_HYPERPARAMETERS:
             return [*_through_classes(model, few, wanted), *together]
-        if size > MOST_HYPERPARAMETERS or not has_inducing_normal(model):
+        if not has_inducing_normal(model):
+            served = size <= MANY_HYPERPARAMETERS and _suits_inducing_mixture(model)
+            return [*_through_inducing_values(model, wanted), *together] if served else together
+        if size > MOST_HYPERPARAMETERS:
             return together
         return [_weighted(model, AMIS(num_importance=_FEW_DRAWS), few, wanted), *together]
     found = _through_estimates(model, few, wanted)
@@ -237,6 +250,20 @@ def _through_noise(model: GPModel, wanted: int) -> list[Candidate]:
     more = "many draws an estimate make up for what a normal density of log deviations is too narrow for."
     first = AMIS(evidence=NoiseAlone(_MANY_DRAWS), num_starts=0)
     turns = (first, few), (replace(first, evidence=NoiseAlone(4 * _MANY_DRAWS)), more)
+    return [_weighted(model, method, why, wanted) for method, why in turns]
+
+
+def _suits_inducing_mixture(model: GPModel) -> bool:
+    """Softmax's expectations are integrals that take longer than chains."""
+    return serves_inducing_mixture(model) and model.latent_size <= _MOST_INDUCING and not isinstance(model.likelihood, Softmax)
+
+
+def _through_inducing_values(model: GPModel, wanted: int) -> list[Candidate]:
+    """Of several functions, of likelihoods that are not log-concave, and of f that is a function of inducing values."""
+    few = "the inducing values integrate out well and the hyperparameters are few: weighted draws, no warm-up."
+    more = "many draws an estimate make up for what normal densities of inducing values miss."
+    first = AMIS(evidence=InducingMixture(_MANY_DRAWS), num_starts=0)
+    turns = (first, few), (replace(first, evidence=InducingMixture(4 * _MANY_DRAWS)), more)
     return [_weighted(model, method, why, wanted) for method, why in turns]
 
 

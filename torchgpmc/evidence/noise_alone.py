@@ -12,26 +12,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchgpmc.approximations.gaussian_form import check_latents_at_data, iterate
 from torchgpmc.checks import check_count
-from torchgpmc.evidence.latent_estimates import LatentEstimate, spread_levels, stacked_latents
+from torchgpmc.evidence.defended import LEAST_DRAWS, chosen_draws, defended_draws, mean_weight
+from torchgpmc.evidence.latent_estimates import LatentEstimate, stacked_latents
 from torchgpmc.likelihoods import HeteroskedasticGaussian
 from torchgpmc.models.gp_model import GPModel, LatentPrior
 from torchgpmc.models.targets import Targets
-from torchgpmc.numerics.linalg import cholesky, identity_matrix, solve_lower, times_vector, triangular_log_determinant
+from torchgpmc.numerics.linalg import cholesky, solve_lower, times_vector, triangular_log_determinant
 from torchgpmc.numerics.random import normal_like
 from torchgpmc.numerics.special import LOG_SQRT_2PI
 from torchgpmc.numerics.threads import even_slices, side_by_side
 from torchgpmc.overriding import is_newest
 
 _CHUNK_ELEMENTS = 1_300_000  # of the matrices that are factorised at once
-# Of the draws: around the mode, around it with a quarter of the information, and from the prior.
-_WIDE, _WIDE_SHARE, _PRIOR_SHARE = 0.25, 0.2, 0.1
 _NEAR, _MOST_STEPS, _MOST_HALVINGS = 1e-3, 30, 30  # squared change of w in all
 _WIDEST = 300.0  # log deviations beyond overflow
 
@@ -46,7 +45,13 @@ class _Problem(NamedTuple):
     log_scale: float
 
     def select(self, rows: Tensor) -> _Problem:
-        return _Problem(*(part[rows] for part in self[:4]), self.log_scale)
+        mean, covariance, factor, residual, log_scale = self
+        return _Problem(mean[rows], covariance[rows], factor[rows], residual[rows], log_scale)
+
+    def with_draws(self) -> _Problem:
+        """The same with a dimension for several draws a theta."""
+        mean, covariance, factor, residual, log_scale = self
+        return _Problem(mean.unsqueeze(1), covariance.unsqueeze(1), factor.unsqueeze(1), residual.unsqueeze(1), log_scale)
 
 
 class _Sited(NamedTuple):
@@ -59,12 +64,10 @@ class _Sited(NamedTuple):
 
 
 class _Normal(NamedTuple):
-    """Where it ended: N(white, (R R')^-1) of w, and the search's linear problem to start another from."""
+    """Where it ended: a normal density of w, and where another search may start."""
 
-    white: Tensor
-    objective: Tensor
-    root: Tensor  # (C, N, N), R
-    information: Tensor
+    white: Tensor  # (C, N)
+    precision: Tensor  # (C, N, N), I + L' F L
     centred: Tensor  # (C, N), L w
 
 
@@ -103,13 +106,13 @@ class NoiseAlone:
                 f"NoiseAlone is for regression with noise of a latent size, and this model has {type(model.likelihood).__name__}. "
                 f"Expected torchgpmc.likelihoods.HeteroskedasticGaussian(); for others use AMIS() without it."
             )
-        check_count("num_importance", self.num_importance, 10)
+        check_count("num_importance", self.num_importance, LEAST_DRAWS)
         return NoiseAloneEstimator(model, model.as_targets(targets), self.num_importance)
 
 
 def is_heteroskedastic(model: GPModel) -> bool:
     """Whether it is a full GP with the likelihood whose mean function integrates out."""
-    kind = type(model.likelihood)
+    kind: Any = type(model.likelihood)
     known = isinstance(model.likelihood, HeteroskedasticGaussian) and is_newest(
         kind, "expected_log_likelihood", ("pointwise_log_prob", "forward", "log_prob", "_log_deviation")
     )
@@ -178,18 +181,13 @@ class NoiseAloneEstimator:
         problem = self._problem(prior)
         found, converged, steps = _mode(problem, start)
         noise, level, rest = auxiliary.split([size * draws, 1, auxiliary.shape[1] - size * draws - 1], -1)
-        white, log_density = _drawn(found, noise.view(count, draws, size))
-        spread = _Problem(*(part.unsqueeze(1) for part in problem[:4]), problem.log_scale)
-        log_likelihood, factor, deviation = _of_targets(spread, white @ problem.factor.mT)
-        log_weight = log_likelihood - 0.5 * white.square().sum(-1) - log_density
-        log_weight = torch.nan_to_num(log_weight, nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
-        value = torch.logsumexp(log_weight, -1) - math.log(draws)
-        variance = (log_weight - value.unsqueeze(-1)).exp().var(-1) / draws
+        white, log_ratio = defended_draws(found.white, found.precision, noise.view(count, draws, size))
+        log_likelihood, factor, deviation = _of_targets(problem.with_draws(), white @ problem.factor.mT)
+        log_weight = torch.nan_to_num(log_likelihood - log_ratio, nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+        value, variance = mean_weight(log_weight)
         value = torch.where(prior.ok, value, -torch.inf)
         normals = rest.view(count, -1, 2, size)
-        share = torch.softmax(torch.nan_to_num(log_weight, neginf=-1e300), -1).cumsum(-1)
-        levels = spread_levels(torch.special.ndtr(level.squeeze(-1)), normals.shape[1]) * share[:, -1:] * (1 - 1e-12)
-        chosen = torch.searchsorted(share, levels, right=True).clamp_max(draws - 1)
+        chosen = chosen_draws(log_weight, level.squeeze(-1), normals.shape[1])
         rows = torch.arange(count, device=theta.device)
         kept = [
             torch.cat([_mean_given(problem, factor[rows, index], deviation[rows, index], pair), white[rows, index]], -1)
@@ -232,14 +230,16 @@ def _mode(problem: _Problem, start: Tensor | None) -> tuple[_Normal, Tensor, Ten
         begin = begin._replace(objective=_of_targets(problem, zero)[0])
 
     def step(problem: _Problem, point: _Sited) -> tuple[_Sited, _Normal, Tensor, Tensor]:
-        root, ok = _root(problem, point.information, 1.0)
+        precision = problem.factor.mT @ point.information @ problem.factor
+        precision.diagonal(dim1=-2, dim2=-1).add_(1.0)
+        root, ok = cholesky(precision)
         right = _transposed_times(problem.factor, point.linear)
         target = torch.cholesky_solve(right.unsqueeze(-1), root).squeeze(-1)
         new = _ascend(problem, point, target)
         close = (new.white - point.white).square().sum(-1) < _NEAR
         centred = (problem.factor @ new.white.unsqueeze(-1)).squeeze(-1)
         failed = ~ok | ~torch.isfinite(new.objective)
-        return new, _Normal(new.white, new.objective, root, point.information, centred), close, failed
+        return new, _Normal(new.white, precision, centred), close, failed
 
     return iterate(problem, begin, step, _MOST_STEPS)
 
@@ -247,13 +247,6 @@ def _mode(problem: _Problem, start: Tensor | None) -> tuple[_Normal, Tensor, Ten
 def _transposed_times(factor: Tensor, vector: Tensor) -> Tensor:
     """L' r for ``(C, N, N)`` and ``(C, N)``."""
     return torch.bmm(vector.unsqueeze(-2), factor).squeeze(-2)
-
-
-def _root(problem: _Problem, information: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """Lower factor of I + share L' F L."""
-    h = problem.factor.mT @ information @ problem.factor * share
-    h.diagonal(dim1=-2, dim2=-1).add_(1.0)
-    return cholesky(h)
 
 
 def _ascend(problem: _Problem, point: _Sited, target: Tensor) -> _Sited:
@@ -267,34 +260,6 @@ def _ascend(problem: _Problem, point: _Sited, target: Tensor) -> _Sited:
             break
         length = torch.where(worse, 0.5 * length, length)
     return new
-
-
-def _drawn(found: _Normal, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Draws of w ``(C, draws, N)`` from the mixture, a fixed number from each part, and their log densities in it.
-
-    Densities are less the constant of a standard normal one. The balance heuristic (Veach & Guibas 1995): a mean over the draws is
-    unbiased as for draws from the mixture, and varies less.
-    """
-    sound = torch.isfinite(found.white.sum(-1) + found.root.sum((-2, -1)))[:, None]
-    identity = identity_matrix(found.root.shape[-1], found.root)
-    centre = torch.where(sound, found.white, 0.0).unsqueeze(1)
-    narrow = torch.where(sound.unsqueeze(-1), found.root, identity)
-    h = narrow @ narrow.mT * _WIDE + (1 - _WIDE) * identity
-    wide = cholesky(h).factor
-    draws = noise.shape[1]
-    counts = [math.ceil(_WIDE_SHARE * draws), math.ceil(_PRIOR_SHARE * draws)]
-    counts = [draws - sum(counts), *counts]
-    first, second, third = noise.split(counts, 1)
-    pairs = (narrow, first), (wide, second)
-    parts = [centre + torch.linalg.solve_triangular(root.mT, part.mT, upper=True).mT for root, part in pairs]
-    white = torch.cat([*parts, third], 1)
-    gap = white - centre
-    densities = [
-        math.log(counts[0] / draws) + triangular_log_determinant(narrow)[:, None] - 0.5 * (gap @ narrow).square().sum(-1),
-        math.log(counts[1] / draws) + triangular_log_determinant(wide)[:, None] - 0.5 * (gap @ wide).square().sum(-1),
-        math.log(counts[2] / draws) - 0.5 * white.square().sum(-1),
-    ]
-    return white, torch.logsumexp(torch.stack(densities), 0)
 
 
 def _mean_given(problem: _Problem, factor: Tensor, deviation: Tensor, normals: Tensor) -> Tensor:
