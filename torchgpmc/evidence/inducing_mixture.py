@@ -34,8 +34,8 @@ class InducingMixture:
         num_importance: draws of v an estimate, at least 10.
 
     Raises:
-        ValueError: when an engine prepares a model whose latents are f at the data, or whose likelihood does not factorise; or counts
-            are out of range.
+        ValueError: when an engine prepares a model whose latents are f at the data, or whose likelihood does not factorise; or
+            counts are out of range.
 
     Example:
         >>> import torch, torchgpmc as tg
