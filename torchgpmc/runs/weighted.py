@@ -94,8 +94,7 @@ class ImportanceRun(NamedTuple):
         """
         if self.drawn is not None:
             return self._with_prior(self._fitted_proposal(self.drawn), 2)
-        searched = self.marginal is not None and self.num_starts
-        modes = posterior_modes(self.marginal, self.num_starts, generator, self.scale) if searched else []
+        modes = [] if self.marginal is None else posterior_modes(self.marginal, self.num_starts, generator, self.scale)
         unit = identity_matrix(self.scale.size, self.scale.coefficients)
         mean, covariance, share = 0 * unit[:1], unit[None], unit.new_zeros(1)
         if modes:
