@@ -12,7 +12,7 @@ import torch
 
 import torchgpmc as tg
 from torchgpmc.approximations import marginal_of
-from torchgpmc.evidence import is_probit
+from torchgpmc.evidence import InducingMixture, NoiseAlone, is_heteroskedastic, is_probit, serves_inducing_mixture
 from torchgpmc.numerics.random import make_generator
 from torchgpmc.numerics.special import log_standard_normal
 from torchgpmc.parameters.normal_scale import normal_scale
@@ -31,6 +31,11 @@ _LATENTS = 16  # a theta, for predictions
 def serves(model):
     """Whether the hyperparameters are few enough."""
     return model.layout.size in _CELLS
+
+
+def _has_its_own(model):
+    """Whether the default call has estimates of another kind, of which the lattice takes eight times as many samples."""
+    return is_heteroskedastic(model) or serves_inducing_mixture(model)
 
 
 def _evaluated(log_density, points):
@@ -75,15 +80,19 @@ def _between(centres, width, mass, z):
 def reference(model, num_draws, seed=9):
     """Weighted draws of hyperparameters and latents by the exact evidence, orthant integrals, or 256 importance samples each.
 
-    Of several classes 1024, and cells by 128.
+    Of several classes 1024, and cells by 128; of noise with a latent size and of inducing values 512 and 64.
     """
     generator, scale = make_generator(seed), normal_scale(model.layout)
-    if model.num_latents > 1:
-        estimator = tg.evidence.importance(model, tg.approximations.ClassEP(), num_importance=1024)
-        cells = replace(estimator, num_importance=128)
+    if _has_its_own(model) or model.num_latents > 1:
+        if _has_its_own(model):
+            kind = NoiseAlone if is_heteroskedastic(model) else InducingMixture
+            estimator, cells = (kind(count).estimator(model) for count in (512, 64))
+        else:
+            estimator = tg.evidence.importance(model, tg.approximations.ClassEP(), num_importance=1024)
+            cells = replace(estimator, num_importance=128)
 
         def log_marginal(theta):
-            return model.layout.log_prior(theta) + cells(theta, generator).value
+            return model.layout.log_prior(theta) + cells.draw(theta, generator).value
     else:
         approximation = suited_approximation(model, tg.EP(tolerance=0.01))  # its evidence chooses cells
         estimator = estimator_for(model, approximation, 256, None, tg.evidence.Orthant() if is_probit(model) else None)

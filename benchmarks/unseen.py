@@ -1,8 +1,9 @@
-"""Regressions as users have them, in raw units, with priors in those units: the default call beside a lattice.
+"""Regressions as users have them, in raw units, and likelihoods of several functions: the default call beside a lattice.
 
     python benchmarks/unseen.py [concentrations tens_of_thousands prices diabetes fitc dates linnerud ...]
 
-Quoted by docs/results/default_call.md, "Raw units". Up to three hyperparameters stand beside a lattice.
+Quoted by docs/results/default_call.md, "Raw units" and "Several functions, and inducing
+values". Up to three hyperparameters stand beside a lattice.
 """
 
 import argparse
@@ -96,8 +97,55 @@ def fitc():
     return tg.FITC(x, y, _kernel(GammaPrior(2.0, 2.0), GammaPrior(2.0, 1.0)), _noise(GammaPrior(1.1, 10.0)), inducing_points=z)
 
 
-CASES = {case.__name__: case for case in (concentrations, tens_of_thousands, prices, diabetes, linnerud, dates, fitc)}
-_BESIDE_NONE = ("fitc", "diabetes")  # a lattice would take minutes
+def _sines(num_data):
+    """Inputs on a line, and a sine with noise that grows along it."""
+    random = np.random.default_rng(0)
+    x = random.uniform(-2, 2, (num_data, 1))
+    return x, np.sin(2 * x[:, 0]) + np.exp(-1 + 0.7 * x[:, 0]) * random.normal(size=num_data)
+
+
+def _heteroskedastic(num_data):
+    x, y = _sines(num_data)
+    return tg.GP(x, y, _kernel(GammaPrior(2.0, 2.0), GammaPrior(2.0, 1.0)), tg.likelihoods.HeteroskedasticGaussian(scale=0.5))
+
+
+def heteroskedastic_20():
+    """20 data, two latent functions."""
+    return _heteroskedastic(20)
+
+
+def heteroskedastic_60():
+    """60 data, two latent functions."""
+    return _heteroskedastic(60)
+
+
+def heteroskedastic_100():
+    """100 data, two latent functions."""
+    return _heteroskedastic(100)
+
+
+def projected_labels():
+    """20 labels, five inducing points."""
+    random = np.random.default_rng(0)
+    x = np.sort(random.uniform(-2, 2, 20))[:, None]
+    y = (np.sin(2 * x[:, 0]) + 0.3 * random.normal(size=20) > 0).astype(float)
+    kernel = _kernel(GammaPrior(2.0, 2.0), GammaPrior(2.0, 1.0))
+    return tg.ProjectedProcess(x, y, kernel, tg.likelihoods.Bernoulli(), inducing_points=np.linspace(-2, 2, 5)[:, None])
+
+
+def robust_classes():
+    """30 x 2, three classes by robust max, six inducing points."""
+    random = np.random.default_rng(0)
+    x, directions = random.normal(size=(30, 2)), random.normal(size=(3, 2))
+    y = (x @ directions.T + 0.3 * random.normal(size=(30, 3))).argmax(1).astype(float)
+    kernel, z = _kernel(GammaPrior(2.0, 2.0), GammaPrior(2.0, 1.0)), tg.kmeans_inducing_points(x, 6)
+    return tg.SparseGP(x, y, kernel, tg.likelihoods.RobustMax(num_classes=3), inducing_points=z)
+
+
+_RAW = (concentrations, tens_of_thousands, prices, diabetes, linnerud, dates, fitc)
+_OTHER = (heteroskedastic_20, heteroskedastic_60, heteroskedastic_100, projected_labels, robust_classes)
+CASES = {case.__name__: case for case in _RAW + _OTHER}
+_BESIDE_NONE = ("fitc", "diabetes", "heteroskedastic_100", "robust_classes")  # a lattice would take minutes
 
 
 def report(name):

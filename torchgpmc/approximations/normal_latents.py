@@ -96,8 +96,20 @@ def joint_scale(at: LatentsAt, sites: LatentSites) -> Tensor:
 
     No direction is wider than in the prior: where functions move alike W and the coupling cancel, but for the error of differences.
     """
-    values, vectors = torch.linalg.eigh(_joint_precision(at, sites, _own_precision(at, sites)))
-    return cholesky((vectors / values.clamp_min(1.0).unsqueeze(-2)) @ vectors.mT).factor
+    values, vectors = _firm_parts(at, sites)
+    return cholesky((vectors / values.unsqueeze(-2)) @ vectors.mT).factor
+
+
+def joint_precision(at: LatentsAt, sites: LatentSites) -> Tensor:
+    """The precision of all latents together ``(C, V, V)``, no less than the prior's in any direction; see :func:`joint_scale`."""
+    values, vectors = _firm_parts(at, sites)
+    return (vectors * values.unsqueeze(-2)) @ vectors.mT
+
+
+def _firm_parts(at: LatentsAt, sites: LatentSites) -> tuple[Tensor, Tensor]:
+    """Eigenvalues, at least 1, and vectors of the joint precision."""
+    values, vectors = torch.linalg.eigh(torch.nan_to_num(_joint_precision(at, sites, _own_precision(at, sites))))
+    return values.clamp_min(1.0), vectors
 
 
 def _own_precision(at: LatentsAt, sites: LatentSites) -> Tensor:
@@ -110,7 +122,7 @@ def _own_precision(at: LatentsAt, sites: LatentSites) -> Tensor:
 def _projected(projection: Tensor, precision: Tensor) -> Tensor:
     """A W A' ``(C, R, M, M)`` for precisions ``(C, R, N)``."""
     weighted = projection.unsqueeze(1) * precision.unsqueeze(-2)
-    return torch.bmm(weighted.flatten(1, 2), projection.mT).view(*weighted.shape[:3], -1)
+    return torch.bmm(weighted.flatten(1, 2), projection.mT).view(*weighted.shape[:3], projection.shape[-2])
 
 
 def _joint_precision(at: LatentsAt, sites: LatentSites, precision: Tensor) -> Tensor:

@@ -16,7 +16,16 @@ from torchgpmc.approximations.class_ep import sees_differences
 from torchgpmc.approximations.gaussian_form import has_inducing_normal
 from torchgpmc.checks import warn
 from torchgpmc.density import SharedDensity
-from torchgpmc.evidence import Orthant, SmoothProbit, is_probit
+from torchgpmc.evidence import (
+    InducingMixture,
+    NoiseAlone,
+    Orthant,
+    SmoothProbit,
+    is_heteroskedastic,
+    is_probit,
+    serves_inducing_mixture,
+)
+from torchgpmc.likelihoods import Softmax
 from torchgpmc.methods import AMIS, NUTS, AuxiliaryGradient, Method, Slice
 from torchgpmc.models import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
@@ -32,13 +41,17 @@ MANY_HYPERPARAMETERS = 8
 MOST_HYPERPARAMETERS = 16
 MOST_WITH_EXACT_EVIDENCE = 24
 _USUAL_DRAWS_AN_EFFECTIVE_ONE = 3
+_FEW_HYPERPARAMETERS, _FIRST_BATCH = 3, 100  # that draws from the prior find as well as a search for modes
 _DRAWS_AN_EFFECTIVE_ONE = 10  # weights worth less than a tenth of their number are not to be trusted
 # An estimate's; those of inducing values around their nearest normal density vary by some hundredths, and cost little else.
 _FEW_DRAWS = 4
 # Of an estimate by EP, whose sweeps cost as much as some hundreds of them.
 _MANY_DRAWS = 64
+# Of probits of so many data, of which more draws are a third of the cost and leave half the noise where labels are all but noise.
+_MORE_DRAWS, _FEW_LABELS = 256, 300
 # Where 64 do not do; of 150 labels that are noise, 256 did for two seeds of four.
 _MOST_DRAWS = 1024
+_MOST_INDUCING = 200  # numbers in v, of which estimates factorise a matrix
 # Of proposals for more hyperparameters than a few: in a dozen dimensions most draws of a Student t with five lie too far out.
 _SHORT_TAILS = 30
 _MORE_RUNS = 3  # of 4000 draws, worth 50 to 300 each where proposals reach the posterior's lobes by turns
@@ -50,7 +63,7 @@ _EXACT_OPERATIONS_A_SECOND = 2e10
 # Chains of which R-hat and effective sizes are content at about the same time: each halves to some fifty effective draws.
 _CHAINS = 4
 _TIMING, _MAX_TIMED = 0.1, 20  # seconds, evaluations
-_MAY_TAKE_LONG = 2e8  # operations a theta, of all latents: below, a run is soon done, and not timed before it begins
+_MAY_TAKE_LONG = 2e8  # operations an estimate: below, a run is soon done, and not timed before it begins
 _LONG = 2.0  # minutes
 _TIMED_OPERATIONS, _MOST_TIMED_THETAS = 3e8, 100  # of a batch of estimates; small ones are all overhead
 
@@ -130,7 +143,7 @@ def explain(model: GPModel) -> str:
 
 def warn_of_time(model: GPModel, candidate: Candidate) -> None:
     """Says what an engine will cost before it begins, where that may be minutes."""
-    if model.num_latents * model.operations < _MAY_TAKE_LONG:
+    if _operations_of_estimate(model) < _MAY_TAKE_LONG:
         return
     minutes = candidate.typical * _seconds(candidate.evaluate) / 60
     if minutes > _LONG:
@@ -190,9 +203,14 @@ def candidates(model: GPModel, wanted: int = WANTED) -> list[Candidate]:
     few = "the latents integrate out well and the hyperparameters are few: weighted draws, no warm-up."
     if not (model.has_latents_at_data and one_latent):
         together = _together(model, one_latent)
+        if is_heteroskedastic(model) and size <= MANY_HYPERPARAMETERS:
+            return [*_through_noise(model, wanted), *together]
         if model.has_latents_at_data and model.factorises and sees_differences(model) and size <= MANY_HYPERPARAMETERS:
             return [*_through_classes(model, few, wanted), *together]
-        if size > MOST_HYPERPARAMETERS or not has_inducing_normal(model):
+        if not has_inducing_normal(model):
+            served = size <= MANY_HYPERPARAMETERS and _suits_inducing_mixture(model)
+            return [*_through_inducing_values(model, wanted), *together] if served else together
+        if size > MOST_HYPERPARAMETERS:
             return together
         return [_weighted(model, AMIS(num_importance=_FEW_DRAWS), few, wanted), *together]
     found = _through_estimates(model, few, wanted)
@@ -206,7 +224,9 @@ def _through_estimates(model: GPModel, few: str, wanted: int) -> list[Candidate]
     if is_probit(model):
         # Laplace's estimates may all miss what a short lengthscale and a large outputscale make of labels, and look even.
         hardly = "orthant integrals hardly vary where importance samples of the latents do: weighted draws, no warm-up."
-        first = AMIS(evidence=SmoothProbit(EP(), _MANY_DRAWS))
+        is_small = len(model.train_x) <= _FEW_LABELS and model.layout.size <= MANY_HYPERPARAMETERS
+        draws = _MORE_DRAWS if is_small else _MANY_DRAWS
+        first = AMIS(evidence=SmoothProbit(EP(), draws))
         found = [(MOST_HYPERPARAMETERS, first, few), (MANY_HYPERPARAMETERS, AMIS(evidence=Orthant()), hardly)]
         if model.layout.size > MANY_HYPERPARAMETERS:
             apart = "what labels leave open has lobes apart from the modes: weighted draws that begin with the prior."
@@ -233,7 +253,34 @@ def _through_classes(model: GPModel, few: str, wanted: int) -> list[Candidate]:
     """
     more = "where f is nearly noise, many draws an estimate make up for what a normal density is too narrow for."
     first = AMIS(approximation=ClassEP(), num_importance=_MANY_DRAWS)
+    if model.layout.size <= _FEW_HYPERPARAMETERS:
+        # A gradient of Laplace's evidence, of one K N x K N matrix, takes as long as ten estimates (six classes, 183 data: 0.94 s).
+        # Estimates start from those of the first batch, which do not: so that is small.
+        first = replace(first, num_starts=0, batch_size=_FIRST_BATCH)
     turns = (first, few), (replace(first, num_importance=_MOST_DRAWS), more)
+    return [_weighted(model, method, why, wanted) for method, why in turns]
+
+
+def _through_noise(model: GPModel, wanted: int) -> list[Candidate]:
+    """Of noise with a latent size. The joint mode, which Laplace's searches for theta rest on, is where noise goes to nothing."""
+    few = "the mean function integrates out by hand, the noise's well, and the hyperparameters are few: weighted draws, no warm-up."
+    more = "many draws an estimate make up for what a normal density of log deviations is too narrow for."
+    first = AMIS(evidence=NoiseAlone(_MANY_DRAWS), num_starts=0)
+    turns = (first, few), (replace(first, evidence=NoiseAlone(4 * _MANY_DRAWS)), more)
+    return [_weighted(model, method, why, wanted) for method, why in turns]
+
+
+def _suits_inducing_mixture(model: GPModel) -> bool:
+    """Softmax's expectations are integrals that take longer than chains."""
+    return serves_inducing_mixture(model) and model.latent_size <= _MOST_INDUCING and not isinstance(model.likelihood, Softmax)
+
+
+def _through_inducing_values(model: GPModel, wanted: int) -> list[Candidate]:
+    """Of several functions, of likelihoods that are not log-concave, and of f that is a function of inducing values."""
+    few = "the inducing values integrate out well and the hyperparameters are few: weighted draws, no warm-up."
+    more = "many draws an estimate make up for what normal densities of inducing values miss."
+    first = AMIS(evidence=InducingMixture(_MANY_DRAWS), num_starts=0)
+    turns = (first, few), (replace(first, evidence=InducingMixture(4 * _MANY_DRAWS)), more)
     return [_weighted(model, method, why, wanted) for method, why in turns]
 
 
@@ -265,10 +312,13 @@ def _budget(model: GPModel, num_chains: int, operations_a_second: float) -> floa
     return _BUDGET / (_SECONDS_A_BATCH / num_chains + model.operations / operations_a_second)
 
 
+def _operations_of_estimate(model: GPModel) -> float:
+    """Of K functions from nothing it takes ten factorisations and more of each."""
+    return model.operations * (1 if model.num_latents == 1 else 10 * model.num_latents)
+
+
 def _weighted(model: GPModel, method: AMIS, why: str, wanted: int) -> Candidate:
-    # An estimate of K functions from nothing takes ten factorisations and more of each.
-    operations = model.operations * (1 if model.num_latents == 1 else 10 * model.num_latents)
-    thetas = max(2, min(_MOST_TIMED_THETAS, int(_TIMED_OPERATIONS / operations)))
+    thetas = max(2, min(_MOST_TIMED_THETAS, int(_TIMED_OPERATIONS / _operations_of_estimate(model))))
 
     def evaluate() -> Any:
         generator = make_generator(0, model.train_x.device)

@@ -5,7 +5,9 @@ from torchgpmc.evidence.collapsed_estimator import CollapsedEstimator
 from torchgpmc.evidence.estimators import importance
 from torchgpmc.evidence.importance_sampling import ImportanceEstimate, ImportanceEstimator
 from torchgpmc.evidence.inducing_estimator import InducingEstimator
+from torchgpmc.evidence.inducing_mixture import InducingMixture, InducingMixtureEstimator, serves_inducing_mixture
 from torchgpmc.evidence.latent_estimates import LATENTS_KEPT, Evidence, LatentEstimate, LatentEstimator, latents_kept
+from torchgpmc.evidence.noise_alone import NoiseAlone, NoiseAloneEstimator, is_heteroskedastic
 from torchgpmc.evidence.orthants import Orthant, OrthantClassifier, OrthantEstimator, classify, exact_latents, is_probit
 from torchgpmc.evidence.smooth_probit import SmoothProbit, SmoothProbitEstimator
 
@@ -17,8 +19,12 @@ __all__ = [
     "ImportanceEstimate",
     "ImportanceEstimator",
     "InducingEstimator",
+    "InducingMixture",
+    "InducingMixtureEstimator",
     "LatentEstimate",
     "LatentEstimator",
+    "NoiseAlone",
+    "NoiseAloneEstimator",
     "Orthant",
     "OrthantClassifier",
     "OrthantEstimator",
@@ -28,6 +34,8 @@ __all__ = [
     "classify",
     "exact_latents",
     "importance",
+    "is_heteroskedastic",
     "is_probit",
     "latents_kept",
+    "serves_inducing_mixture",
 ]

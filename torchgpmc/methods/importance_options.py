@@ -79,7 +79,8 @@ class ImportanceOptions:
     def _check_latents(self, model: GPModel) -> None:
         """Raises unless the latents can be integrated out."""
         check_approximation("approximation", self.approximation)
-        if not model.collapses:
+        # Another evidence checks for itself what it serves; a search for modes needs Laplace's, or what suits inducing values.
+        if not (model.collapses or (self.evidence is not None and self.num_starts == 0)):
             check_model(model, type(self).__name__, suited_approximation(model, self.approximation))
 
     def _check_search(self) -> None:
@@ -132,7 +133,7 @@ class ImportanceOptions:
             model,
             estimator,
             # A first proposal needs no more than Laplace's modes; at 500 data a search for EP's takes longer than all draws.
-            marginal_of(model, suited_approximation(model, Laplace())),
+            marginal_of(model, suited_approximation(model, Laplace())) if self.num_starts else None,
             scale=(normal_scale if self.normal_scale else linear_scale)(model.layout),
             plan=Adaptation(modified, self.diagonal, strength, float(self.defensive_share), _KEPT_SHARE * self.search_tails),
             schedule=sizes,

@@ -58,7 +58,7 @@ class ImportanceRun(NamedTuple):
 
     model: GPModel
     estimator: LatentEstimator
-    marginal: Marginal
+    marginal: Marginal | None  # where modes are looked for
     scale: NormalScale  # of everything that is proposed
     plan: Adaptation
     schedule: list[int]
@@ -97,7 +97,7 @@ class ImportanceRun(NamedTuple):
         """
         if self.drawn is not None:
             return self._with_prior(self._fitted_proposal(self.drawn), 2)
-        modes = posterior_modes(self.marginal, self.num_starts, generator, self.scale) if self.num_starts else []
+        modes = [] if self.marginal is None else posterior_modes(self.marginal, self.num_starts, generator, self.scale)
         unit = identity_matrix(self.scale.size, self.scale.coefficients)
         mean, covariance, share = 0 * unit[:1], unit[None], unit.new_zeros(1)
         if modes:
