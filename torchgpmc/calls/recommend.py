@@ -182,41 +182,53 @@ def candidates(model: GPModel, wanted: int = WANTED) -> list[Candidate]:
         why = "the likelihood is a step in f, which has no slopes to follow; a SparseGP would be sampled much faster."
         return [_chains(model, Slice(), why, 150)]
     if model.is_conjugate or model.collapses:
-        exact = "the evidence is exact and the hyperparameters are few: weighted draws, no warm-up."
-        many = f"{size} hyperparameters may be more than importance weights survive."
-        chains = _chains(model, NUTS(max_tree_depth=8, target_accept_prob=0.9), many, 150)
-        if model.collapses:
-            alone = NUTS(marginal=Conjugate(), from_mode=True, max_tree_depth=8, target_accept_prob=0.9)
-            # The curvature at the mode is the mass matrix, so that warm-up has a step size to find and no more.
-            chains = _chains(model, alone, many, 50)
-        chains = chains._replace(budget=_budget(model, _CHAINS, _EXACT_OPERATIONS_A_SECOND))
-        if size > MOST_WITH_EXACT_EVIDENCE:
-            return [chains]
-        if size <= MANY_HYPERPARAMETERS:
-            return [_weighted(model, AMIS(), exact, wanted), chains]
-        # Weights of more look even where they miss an arm, a hundredth of the mass along one lengthscale.
-        far = "the evidence is exact: weighted draws, no warm-up, some from far along each hyperparameter that has mass there."
-        again = "the same from other random numbers: runs that agree are worth their draws together."
-        method = AMIS(degrees_of_freedom=_SHORT_TAILS, search_tails=True)
-        return [*(_weighted(model, method, why, wanted) for why in (far, again)), chains]
+        return _through_exact_evidence(model, wanted)
     one_latent = model.factorises and model.num_latents == 1
     few = "the latents integrate out well and the hyperparameters are few: weighted draws, no warm-up."
     if not (model.has_latents_at_data and one_latent):
-        together = _together(model, one_latent)
-        if is_heteroskedastic(model) and size <= MANY_HYPERPARAMETERS:
-            return [*_through_noise(model, wanted), *together]
-        if model.has_latents_at_data and model.factorises and sees_differences(model) and size <= MANY_HYPERPARAMETERS:
-            return [*_through_classes(model, few, wanted), *together]
-        if not has_inducing_normal(model):
-            served = size <= MANY_HYPERPARAMETERS and _suits_inducing_mixture(model)
-            return [*_through_inducing_values(model, wanted), *together] if served else together
-        if size > MOST_HYPERPARAMETERS:
-            return together
-        return [_weighted(model, AMIS(num_importance=_FEW_DRAWS), few, wanted), *together]
+        return _of_other_latents(model, one_latent, few, wanted)
     found = _through_estimates(model, few, wanted)
     white = f"chains of {size} hyperparameters and the latents together, in white coordinates, need no evidence."
     found.append(_chains(model, NUTS(whitening=Laplace(), max_tree_depth=8), white, 150))
     return found
+
+
+def _through_exact_evidence(model: GPModel, wanted: int) -> list[Candidate]:
+    """Of regressions, and of inducing values with Gaussian noise."""
+    size = model.layout.size
+    exact = "the evidence is exact and the hyperparameters are few: weighted draws, no warm-up."
+    many = f"{size} hyperparameters may be more than importance weights survive."
+    chains = _chains(model, NUTS(max_tree_depth=8, target_accept_prob=0.9), many, 150)
+    if model.collapses:
+        alone = NUTS(marginal=Conjugate(), from_mode=True, max_tree_depth=8, target_accept_prob=0.9)
+        # The curvature at the mode is the mass matrix, so that warm-up has a step size to find and no more.
+        chains = _chains(model, alone, many, 50)
+    chains = chains._replace(budget=_budget(model, _CHAINS, _EXACT_OPERATIONS_A_SECOND))
+    if size > MOST_WITH_EXACT_EVIDENCE:
+        return [chains]
+    if size <= MANY_HYPERPARAMETERS:
+        return [_weighted(model, AMIS(), exact, wanted), chains]
+    # Weights of more look even where they miss an arm, a hundredth of the mass along one lengthscale.
+    far = "the evidence is exact: weighted draws, no warm-up, some from far along each hyperparameter that has mass there."
+    again = "the same from other random numbers: runs that agree are worth their draws together."
+    method = AMIS(degrees_of_freedom=_SHORT_TAILS, search_tails=True)
+    return [*(_weighted(model, method, why, wanted) for why in (far, again)), chains]
+
+
+def _of_other_latents(model: GPModel, one_latent: bool, few: str, wanted: int) -> list[Candidate]:
+    """Of several latents a datum, and of inducing values."""
+    size = model.layout.size
+    together = _together(model, one_latent)
+    if is_heteroskedastic(model) and size <= MANY_HYPERPARAMETERS:
+        return [*_through_noise(model, wanted), *together]
+    if model.has_latents_at_data and model.factorises and sees_differences(model) and size <= MANY_HYPERPARAMETERS:
+        return [*_through_classes(model, few, wanted), *together]
+    if not has_inducing_normal(model):
+        served = size <= MANY_HYPERPARAMETERS and _suits_inducing_mixture(model)
+        return [*_through_inducing_values(model, wanted), *together] if served else together
+    if size > MOST_HYPERPARAMETERS:
+        return together
+    return [_weighted(model, AMIS(num_importance=_FEW_DRAWS), few, wanted), *together]
 
 
 def _through_estimates(model: GPModel, few: str, wanted: int) -> list[Candidate]:

@@ -24,6 +24,11 @@ class Mode(NamedTuple):
     log_density: Tensor  # ()
     covariance: Tensor  # (D, D), the inverse of minus the Hessian
 
+    @property
+    def log_mass(self) -> Tensor:
+        """By Laplace's integral, but for a constant, ``()``."""
+        return self.log_density + 0.5 * torch.logdet(self.covariance)
+
 
 def find_modes(density: LogDensity, starts: Tensor, *, bound: float = 15.0, max_iterations: int = 200) -> list[Mode]:
     """Distinct modes, best first; empty where none was found with a negative definite Hessian.

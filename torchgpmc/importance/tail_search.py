@@ -91,7 +91,7 @@ def search_tails(density: LogDensity, mode: Mode, *, bound: float = 4.0) -> list
     # Curvatures cost more than all searches, so the lowest of many go without.
     found = sorted(found, key=lambda place: -place.drop)[: 2 * size]
     arms = [Mode(place.position, mode.log_density + place.drop, _covariance_at(place.tether, place.position)) for place in found]
-    return _apart([arm for arm in arms if _log_mass(arm) - _log_mass(mode) > -_NEGLIGIBLE])
+    return _apart([arm for arm in arms if float(arm.log_mass - mode.log_mass) > -_NEGLIGIBLE])
 
 
 class _Place(NamedTuple):
@@ -119,11 +119,6 @@ def _unexpected(tether: TetheredDensity, ascent: JointAscent, mode: Mode, precis
     return [_Place(position[row], float(drop[row]), wide.select(row[None])) for row in keep.nonzero().squeeze(-1)]
 
 
-def _log_mass(mode: Mode) -> float:
-    """By Laplace's integral, but for a constant."""
-    return float(mode.log_density + 0.5 * torch.logdet(mode.covariance))
-
-
 def _covariance_at(tether: TetheredDensity, position: Tensor) -> Tensor:
     """Inverse of minus the Hessian, tether included, by forward differences; where that is flat or hollow, as under N(0, I)."""
     size = len(position)
@@ -138,7 +133,7 @@ def _covariance_at(tether: TetheredDensity, position: Tensor) -> Tensor:
 def _apart(found: list[Mode]) -> list[Mode]:
     """Without those that lie within one deviation of another with more mass."""
     kept: list[Mode] = []
-    for arm in sorted(found, key=_log_mass, reverse=True):
+    for arm in sorted(found, key=lambda arm: float(arm.log_mass), reverse=True):
         gaps = [arm.position - other.position for other in kept]
         near = (
             float(gap @ torch.linalg.solve(place.covariance, gap)) < _SAME**2

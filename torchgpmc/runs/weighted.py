@@ -14,6 +14,7 @@ from torchgpmc.evidence import LatentEstimator, latents_kept
 from torchgpmc.importance import (
     Adaptation,
     AdaptiveState,
+    Mode,
     Proposal,
     adapt,
     add_draws,
@@ -97,19 +98,23 @@ class ImportanceRun(NamedTuple):
         """
         if self.drawn is not None:
             return self._with_prior(self._fitted_proposal(self.drawn), 2)
-        modes = [] if self.marginal is None else posterior_modes(self.marginal, self.num_starts, generator, self.scale)
+        modes: list[Mode] = []
+        tails: list[Mode] = []
+        if self.marginal is not None:
+            modes = posterior_modes(self.marginal, self.num_starts, generator, self.scale)
+            if modes and self.search_tails:
+                tails = search_tails(OnNormalScale(self.marginal, self.scale), max(modes, key=lambda mode: mode.log_mass))
         unit = identity_matrix(self.scale.size, self.scale.coefficients)
         mean, covariance, share = 0 * unit[:1], unit[None], unit.new_zeros(1)
         if modes:
-            mean, covariance = torch.stack([m.position for m in modes]), torch.stack([m.covariance for m in modes])
-            share = torch.stack([m.log_density for m in modes]) + 0.5 * torch.logdet(covariance)
-            tails = search_tails(OnNormalScale(self.marginal, self.scale), modes[int(share.argmax())]) if self.search_tails else []
-            if tails:
-                # Equal shares: a mass worked out from curvatures so far out may be a tenth of what it is.
-                even = torch.full_like(mean[:1, 0], math.log(_TAIL_SHARE / len(tails))).expand(len(tails))
-                share = torch.cat([torch.log_softmax(share, 0) + math.log1p(-_TAIL_SHARE), even])
-                mean = torch.cat([mean, torch.stack([place.position for place in tails])])
-                covariance = torch.cat([covariance, torch.stack([place.covariance for place in tails])])
+            mean, covariance = (
+                torch.stack(parts) for parts in zip(*[(m.position, m.covariance) for m in modes + tails], strict=True)
+            )
+            share = torch.stack([mode.log_mass for mode in modes])
+        if tails:
+            # Equal shares: a mass worked out from curvatures so far out may be a tenth of what it is.
+            even = torch.full_like(mean[:1, 0], math.log(_TAIL_SHARE / len(tails))).expand(len(tails))
+            share = torch.cat([torch.log_softmax(share, 0) + math.log1p(-_TAIL_SHARE), even])
         if self.plan.diagonal:
             covariance = torch.diag_embed(covariance.diagonal(dim1=-2, dim2=-1))
         return self._with_prior(from_modes(mean, covariance, share, self.degrees_of_freedom), 2 if modes else 1)
