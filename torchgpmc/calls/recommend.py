@@ -42,6 +42,7 @@ MOST_HYPERPARAMETERS = 16
 MOST_WITH_EXACT_EVIDENCE = 24
 _USUAL_DRAWS_AN_EFFECTIVE_ONE = 3
 _FEW_HYPERPARAMETERS, _FIRST_BATCH = 3, 100  # that draws from the prior find as well as a search for modes
+_FEW_FUNCTIONS = 3  # of which a search for modes costs little: iris and thyroid_type take 20 and 39 s with it, 22 and 74 without
 _DRAWS_AN_EFFECTIVE_ONE = 10  # weights worth less than a tenth of their number are not to be trusted
 # An estimate's; those of inducing values around their nearest normal density vary by some hundredths, and cost little else.
 _FEW_DRAWS = 4
@@ -265,7 +266,7 @@ def _through_classes(model: GPModel, few: str, wanted: int) -> list[Candidate]:
     """
     more = "where f is nearly noise, many draws an estimate make up for what a normal density is too narrow for."
     first = AMIS(approximation=ClassEP(), num_importance=_MANY_DRAWS)
-    if model.layout.size <= _FEW_HYPERPARAMETERS:
+    if model.layout.size <= _FEW_HYPERPARAMETERS and model.num_latents > _FEW_FUNCTIONS:
         # A gradient of Laplace's evidence, of one K N x K N matrix, takes as long as ten estimates (six classes, 183 data: 0.94 s).
         # Estimates start from those of the first batch, which do not: so that is small.
         first = replace(first, num_starts=0, batch_size=_FIRST_BATCH)
