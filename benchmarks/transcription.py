@@ -51,8 +51,8 @@ BATCHES = 8, 32  # chains whose sweeps are timed
 def sweeps(latent, steps, thinning=THINNING):
     """Moves of the log concentrations, and of all hyperparameters along the fit: from a fit to the method."""
 
-    def method(start):
-        hyper = tg.HMC(num_steps=8)
+    def method(start, hyper_steps=8):
+        hyper = tg.HMC(num_steps=hyper_steps)
         return tg.Gibbs(hyper=hyper, latent=latent, parameterization=tg.Regressed(start), latent_steps=steps, thinning=thinning)
 
     return method
@@ -62,8 +62,8 @@ def sweeps(latent, steps, thinning=THINNING):
 CONTROLS = tg.ControlVariables(target_accept_prob=0.15)
 LATENTS = {"control variables": CONTROLS, "elliptical slice": tg.EllipticalSlice(), "aGrad": tg.AuxiliaryGradient()}
 SAMPLERS = {
-    "NUTS": (lambda start: tg.NUTS(max_tree_depth=8), 300, 1500),
-    "NUTS again": (lambda start: tg.NUTS(max_tree_depth=8), 100, 1500),
+    "NUTS": (lambda *_: tg.NUTS(max_tree_depth=8), 300, 1500),
+    "NUTS again": (lambda *_: tg.NUTS(max_tree_depth=8), 100, 1500),
     "control variables": (sweeps(CONTROLS, 4), 150, 1000),
     "elliptical slice": (sweeps(LATENTS["elliptical slice"], 15), 150, 1200),
     "aGrad": (sweeps(LATENTS["aGrad"], 10), 150, 1000),
@@ -95,6 +95,7 @@ def lexa_model(folder):
 
 
 EXPERIMENTS = {"p53": p53_model, "LexA": lexa_model}
+HYPER_STEPS = {"p53": 8, "LexA": 40}  # of each trajectory of all hyperparameters; eight leave LexA's where they were
 
 
 def model_of(grid, times, y, variances, lengthscale_prior, known):
@@ -292,9 +293,9 @@ def piece(experiment, name, data, pieces, scale):
         earlier = torch.load(reference)
         positions = positions_of(start.model, earlier)
         start = learned_once(path.with_suffix(".start"), start, positions)
-        method = None if name == "NUTS again" else At(made(start), far_apart(positions, earlier))
+        method = None if name == "NUTS again" else At(made(start, HYPER_STEPS[experiment]), far_apart(positions, earlier))
     run |= {"start": start} if method is None else {}
-    posterior = tg.sample(start.model, method or made(start), **run)
+    posterior = tg.sample(start.model, method or made(start, HYPER_STEPS[experiment]), **run)
     samples = dict(posterior.samples)
     torch.save({"samples": samples, "latents": posterior.latents}, path.with_suffix(".pt"))
     return {
