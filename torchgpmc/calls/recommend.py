@@ -17,6 +17,7 @@ from torchgpmc.approximations.gaussian_form import has_inducing_normal
 from torchgpmc.checks import warn
 from torchgpmc.density import SharedDensity
 from torchgpmc.evidence import (
+    Evidence,
     InducingMixture,
     NoiseAlone,
     Orthant,
@@ -278,9 +279,7 @@ def _through_noise(model: GPModel, wanted: int) -> list[Candidate]:
     """Of noise with a latent size. The joint mode, which Laplace's searches for theta rest on, is where noise goes to nothing."""
     few = "the mean function integrates out by hand, the noise's well, and the hyperparameters are few: weighted draws, no warm-up."
     more = "many draws an estimate make up for what a normal density of log deviations is too narrow for."
-    first = AMIS(evidence=NoiseAlone(_MANY_DRAWS), num_starts=0)
-    turns = (first, few), (replace(first, evidence=NoiseAlone(4 * _MANY_DRAWS)), more)
-    return [_weighted(model, method, why, wanted) for method, why in turns]
+    return _from_the_prior(model, NoiseAlone, few, more, wanted)
 
 
 def _suits_inducing_mixture(model: GPModel) -> bool:
@@ -292,9 +291,13 @@ def _through_inducing_values(model: GPModel, wanted: int) -> list[Candidate]:
     """Of several functions, of likelihoods that are not log-concave, and of f that is a function of inducing values."""
     few = "the inducing values integrate out well and the hyperparameters are few: weighted draws, no warm-up."
     more = "many draws an estimate make up for what normal densities of inducing values miss."
-    first = AMIS(evidence=InducingMixture(_MANY_DRAWS), num_starts=0)
-    turns = (first, few), (replace(first, evidence=InducingMixture(4 * _MANY_DRAWS)), more)
-    return [_weighted(model, method, why, wanted) for method, why in turns]
+    return _from_the_prior(model, InducingMixture, few, more, wanted)
+
+
+def _from_the_prior(model: GPModel, evidence: Callable[[int], Evidence], few: str, more: str, wanted: int) -> list[Candidate]:
+    """Weighted draws without a search for modes, and again with four times as many draws an estimate."""
+    turns = (_MANY_DRAWS, few), (4 * _MANY_DRAWS, more)
+    return [_weighted(model, AMIS(evidence=evidence(draws), num_starts=0), why, wanted) for draws, why in turns]
 
 
 def _together(model: GPModel, one_latent: bool) -> list[Candidate]:
