@@ -92,8 +92,8 @@ def test_without_the_search_weights_look_even_and_miss_the_arm(seed):
 def test_with_the_search_the_mean_is_the_closed_form(seed):
     """Within four standard errors, which the adaptation biases: one false alarm in 10^8, if excesses are normal.
 
-    Over 80 seeds the mean is 0.168 for 0.18, by 0.84 (deviation 0.49) of the stated errors too low: mixture weights of proposals that
-    learn from the draws are only consistent. With four times the draws it is 0.176, and 0.179 and 0.180 where nothing is learned.
+    Over 80 seeds the mean is 0.168 for 0.18, by 0.84 (deviation 0.49) of the stated errors too low: mixture weights of proposals
+    that learn are only consistent. With four times the draws it is 0.176, and 0.179 and 0.180 where nothing is learned.
     """
     state = drawn(tails(), seed)
     relative = (log_weights(state) - torch.logsumexp(log_weights(state), 0)).exp()
