@@ -93,6 +93,16 @@ def repeated(rank, folder):
     return told(chains("nuts"))
 
 
+def refused_at_once(rank, folder):
+    """Again and again: a rank that leaves before the others are connected ended them once in some hundred times."""
+    for _ in range(30):
+        try:
+            chains("nuts", num_chains=3)
+        except ValueError:
+            continue
+    return True
+
+
 def refused(rank, folder):
     found = []
     for changes, method in (({"num_chains": 3}, tg.NUTS()), ({}, tg.AMIS()), ({"seed": 5 + rank}, tg.NUTS())):

@@ -86,7 +86,7 @@ def once_for_all_workers(tmp_path_factory, name, program_run):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    first = ["pooled", "refused", "interrupted", "sharded", "sharded_interrupted", "killed"]
+    first = ["pooled", "refused", "refused_at_once", "interrupted", "sharded", "sharded_interrupted", "killed"]
     second = ["resumed", "leader_killed"]
     folder, codes = once_for_all_workers(
         tmp_path_factory,
@@ -153,6 +153,10 @@ class TestChainsOverRanks:
         assert "Expected a multiple of 2" in chains
         assert "AMIS, which has no chains" in method
         assert "seed was '5', is '6'" in seed
+
+    @pytest.mark.slow
+    def test_a_rank_that_leaves_at_once_does_not_end_the_others(self, runs):
+        assert runs.refused_at_once == {0: True, 1: True}
 
     def test_without_ranks(self):
         with pytest.raises(ValueError, match="Expected a program started by torchrun"):

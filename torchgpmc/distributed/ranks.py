@@ -51,6 +51,8 @@ class Ranks:
         self.timeout = timeout
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._group: Any = self._said(lambda: dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout)))
+        # A rank that raised at once would otherwise close its connections while another is still making them.
+        self._said(lambda: dist.barrier(group=self._group))
 
     @property
     def leads(self) -> bool:
