@@ -3,39 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from gpytorch.likelihoods import SoftmaxLikelihood
 from gpytorch.priors import Prior
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.distributions import Categorical
 
+from torchgpmc.likelihoods.gumbel import (
+    GUMBEL_LEAST,
+    GUMBEL_MOST,
+    MAX_RATE,
+    WIDEST,
+    Likeness,
+    by_likeness,
+    normal_rule,
+    widest_step,
+)
 from torchgpmc.likelihoods.likelihood import Curvature, Factorised, Moments, require_classes
+from torchgpmc.likelihoods.log_sum_exp import expected_log_sum_exp, log_sum_exp_and_slopes
 from torchgpmc.likelihoods.slopes import ExpectedSlopes
-from torchgpmc.numerics.quadrature import expectation_of_several, gauss_hermite, log_integral_of_several
+from torchgpmc.numerics.quadrature import log_integral_of_several
 from torchgpmc.numerics.random import log_uniform
 from torchgpmc.numerics.threads import slices
 
 # The lattice u on which distribution functions of f_k + g_k are known, g_k being a standard Gumbel variable.
 _STEP = 0.5  # of narrow normals, whose sums err by about the Gumbel's characteristic function at the frequency 2 pi / 0.5, 2e-8
-_STEPS = (0.6, 0.8, 1.2, 2.0, 4.0, 8.0, 16.0)  # between which lattices cost about the same
 _REACH = 9  # standard deviations of f beyond which nothing matters to probabilities of 1e-12
-_GUMBEL_LEAST = -4.0  # below which a Gumbel variable lies with probability exp(-e^4), 2e-24
-_GUMBEL_MOST = 22.0  # above which, with probability e^-22, 3e-10
-_EULER = 0.5772156649015329  # a Gumbel variable's mean
-_WIDEST = 50.0  # standard deviation of f up to which lattices are used: their cost grows with its square
-
-# Rules for f itself, of E exp(-e^(f - u)) and its derivatives: Gauss-Hermite nodes for narrow normals, the lattice for wide ones.
-# Standard deviations up to which so many nodes err by at most 2e-10.
-_FEW_NODES = (0.003, 2), (0.017, 3), (0.06, 5), (0.22, 9)
 _WIDE = 0.63  # the standard deviation from which the lattice is fine enough for the normal too
-_WIDTHS = (*(limit for limit, _ in _FEW_NODES), _WIDE, 1.5, 4.0, 12.0)  # between which rules cost about the same
-
+_LIKENESS = Likeness((0.003, 0.017, 0.06, 0.22, _WIDE, 1.5, 4.0, 12.0), _STEP, (0.6, 0.8, 1.2, 2.0, 4.0, 8.0, 16.0))
 _MAX_EXPONENT = 700.0  # exp(700) is near the largest number there is
-_MAX_RATE = 600.0  # exponentials of less than this with a minus sign are denormal, which costs a hundredfold
 _BLOCK_ELEMENTS = 2**15  # of a temporary that stays in a core's cache
 
 
@@ -133,10 +132,10 @@ class Softmax(Factorised, SoftmaxLikelihood):
     def expected_and_slopes(
         self, mean: Tensor, variance: Tensor, targets: Tensor, parameters: Sequence[Tensor] = ()
     ) -> ExpectedSlopes:
-        if self.mixing_weights is not None or bool((variance > _WIDEST**2).any()):
+        if self.mixing_weights is not None or bool((variance > WIDEST**2).any()):
             return super().expected_and_slopes(mean, variance, targets, parameters)
         index = targets.long().expand(mean.shape[:-1]).unsqueeze(-1)
-        value, softmax, variance_slope = _by_width(_log_sum_exp_and_slopes, mean, variance, by_step=False)
+        value, softmax, variance_slope = log_sum_exp_and_slopes(mean, variance)
         mean_slope = softmax.neg_().scatter_add_(-1, index, torch.ones_like(mean[..., :1]))
         return ExpectedSlopes((mean.gather(-1, index).squeeze(-1) - value).sum(-1), mean_slope, -variance_slope)
 
@@ -184,109 +183,19 @@ def log_probabilities_of_normals(mean: Tensor, variance: Tensor) -> Tensor:
         >>> log_probabilities_of_normals(torch.zeros(2).double(), torch.ones(2).double()).exp()
         tensor([0.5000, 0.5000], dtype=torch.float64)
     """
-    (found,) = _by_width(_log_probabilities, mean, variance.clamp_max(_WIDEST**2), by_step=True)
-    too_wide = (variance > _WIDEST**2).any(-1, keepdim=True)
+    (found,) = by_likeness(_log_probabilities, mean, variance.clamp_max(WIDEST**2), _LIKENESS)
+    too_wide = (variance > WIDEST**2).any(-1, keepdim=True)
     if not bool(too_wide.any()):
         return found
     return torch.where(too_wide, log_integral_of_several(lambda f: torch.log_softmax(f, -1), mean, variance), found)
 
 
-def expected_log_sum_exp(mean: Tensor, variance: Tensor) -> Tensor:
-    r"""E log sum exp(f), f independent normals: ``(..., K)`` to ``(...)``; a sum in one dimension, whatever K is, to 5e-7.
-
-    Given f, the greatest of all :math:`f_j + g_j` is a Gumbel variable about log sum exp(f), whose mean lies higher by Euler's
-    constant. Beyond standard deviations of 50 lattices would fill the memory: there
-    :func:`torchgpmc.numerics.quadrature.product_rule` stands in, right to about a twentieth of the deviation.
-
-    Example:
-        >>> import torch
-        >>> expected_log_sum_exp(torch.zeros(3).double(), torch.full((3,), 1e-12).double()).exp()
-        tensor(3.0000, dtype=torch.float64)
-    """
-    found = _ExpectedLogSumExp.apply(mean, variance.clamp_max(_WIDEST**2))
-    too_wide = (variance > _WIDEST**2).any(-1)
-    if not bool(too_wide.any()):
-        return found
-    return torch.where(too_wide, expectation_of_several(lambda f: torch.logsumexp(f, -1), mean, variance), found)
-
-
-class _ExpectedLogSumExp(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, mean: Tensor, variance: Tensor) -> Tensor:
-        value, *slopes = _by_width(_log_sum_exp_and_slopes, mean, variance, by_step=False)
-        ctx.save_for_backward(*slopes)
-        return value
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        mean_slope, variance_slope = ctx.saved_tensors
-        return gradient.unsqueeze(-1) * mean_slope, gradient.unsqueeze(-1) * variance_slope
-
-
-def _by_width(
-    function: Callable[[Tensor, Tensor], tuple[Tensor, ...]], mean: Tensor, variance: Tensor, *, by_step: bool
-) -> tuple[Tensor, ...]:
-    """``function`` of means and variances ``(..., K)``, those that want like lattices together.
-
-    What a rule costs is set by the widest normal and, ``by_step``, by all together, which say how coarse the lattice may be. On a
-    GPU nothing is told apart: it would have to be looked at from the host.
-    """
-    if variance.device.type != "cpu":
-        return function(mean, variance)
-    known = variance.detach()
-    widths, steps = (torch.tensor(edges, dtype=known.dtype) for edges in (_WIDTHS, _STEPS))
-    kinds = torch.bucketize(known.amax(-1), widths.square())
-    if by_step:
-        kinds = kinds * (len(_STEPS) + 1) + torch.bucketize(_widest_step(known), steps)
-    parts = [(kinds == kind).nonzero(as_tuple=True) for kind in kinds.unique().tolist()]
-    if len(parts) < 2:
-        return function(mean, variance)
-    found = [function(mean[part], variance[part]) for part in parts]
-    results = [first.new_empty(*kinds.shape, *first.shape[1:]) for first in found[0]]
-    for result, pieces in zip(results, zip(*found, strict=True), strict=True):
-        for part, piece in zip(parts, pieces, strict=True):
-            result = result.index_put_(part, piece)
-    return tuple(results)
-
-
-def _widest_step(variance: Tensor) -> Tensor:
-    r"""The step ``(...)`` of a lattice for normals ``(..., K)``, whose sums err as little as with step 0.5 for the narrowest.
-
-    A normal of variance s^2 plus a Gumbel variable has of frequency w a part of about :math:`\exp(-\pi w / 2 - s^2 w^2 / 2)`. In a
-    product of such functions, which share w, the greatest part is :math:`\exp(-\pi w / 2 - w^2 / (2 P))`, P the sum of all
-    :math:`1 / s^2`; a lattice errs by that at :math:`w = 2 \pi / step`.
-    """
-    frequency = 2 * math.pi / _STEP
-    exponent, half = 0.5 * math.pi * frequency, 0.5 * math.pi
-    precision = variance.reciprocal().sum(-1).nan_to_num(nan=torch.inf)  # a normal that is none has no say
-    return 2 * math.pi * (half + (half**2 + 2 * exponent / precision).sqrt()) / (2 * exponent)
-
-
 def _log_probabilities(mean: Tensor, variance: Tensor) -> tuple[Tensor]:
-    sums = _sums_on_lattice(mean, variance, slopes=False)
+    sums = _sums_on_lattice(mean, variance)
     tiny = torch.finfo(sums.u.dtype).tiny
     log_cdf = sums.cdf.clamp_min(tiny).log()
     log_densities = sums.density.clamp_min(tiny).log() + log_cdf.sum(-1, keepdim=True) - log_cdf
     return ((torch.logsumexp(log_densities, 0) + math.log(sums.step)).to(mean.dtype),)
-
-
-def _log_sum_exp_and_slopes(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """E log sum exp(f), and its derivatives E s in the means and E s (1 - s) / 2 in the variances, s = softmax(f).
-
-    (Bonnet's and Price's theorems.)
-    """
-    sums = _sums_on_lattice(mean, variance, slopes=True)
-    # What underflows is nothing beside the rest; the distribution functions themselves are above 1e-261.
-    others = sums.cdf.prod(-1, keepdim=True) / sums.cdf
-    density = sums.density * others  # of the greatest, where that is the j-th
-    softmax = sums.step * density.sum(0)
-    total = softmax.sum(-1)  # one, but for the rule's error
-    centre = mean.double().amax(-1)
-    value = centre + sums.step * ((sums.u.squeeze(-1) - centre) * density.sum(-1)).sum(0) / total - _EULER
-    assert sums.slope is not None
-    slope = sums.step * (sums.slope * others).sum(0)
-    return value.to(mean.dtype), softmax.to(mean.dtype), 0.5 * slope.to(mean.dtype)
 
 
 class _Sums(NamedTuple):
@@ -296,62 +205,48 @@ class _Sums(NamedTuple):
     u: Tensor  # (n, ..., 1)
     cdf: Tensor  # (n, ..., K)
     density: Tensor
-    slope: Tensor | None  # of the density in the normal's mean
 
 
-def _sums_on_lattice(mean: Tensor, variance: Tensor, *, slopes: bool) -> _Sums:
+def _sums_on_lattice(mean: Tensor, variance: Tensor) -> _Sums:
     """The sums f_k + g_k, from where some of them all but surely exceeds u up to where all are surely below."""
     mean, deviation = mean.double(), variance.double().sqrt()
-    # Values and slopes of a coarse lattice, each right to 2e-7, do not belong together closely enough for a search to end.
-    coarse = not slopes and variance.numel() > 0
-    step = float(_widest_step(variance.detach().double()).amin()) if coarse else _STEP
-    lowest = (mean - _REACH * deviation).detach().amax(-1, keepdim=True) + _GUMBEL_LEAST
-    lengths = (mean + _REACH * deviation).detach().amax(-1, keepdim=True) + _GUMBEL_MOST - lowest
+    step = float(widest_step(variance.detach().double(), _STEP).amin()) if variance.numel() else _STEP
+    lowest = (mean - _REACH * deviation).detach().amax(-1, keepdim=True) + GUMBEL_LEAST
+    lengths = (mean + _REACH * deviation).detach().amax(-1, keepdim=True) + GUMBEL_MOST - lowest
     length = float(lengths.nan_to_num(0.0).max())  # a normal that is none has no say, and its answer is NaN
     u = lowest + step * torch.arange(int(length / step) + 2, dtype=mean.dtype, device=mean.device).view(-1, *[1] * mean.dim())
     wide = deviation > _WIDE
     if not bool(wide.any()):
         parts = _sum_over_nodes(mean, deviation, u)
     elif bool(wide.all()):
-        parts = _sum_over_lattice(mean, deviation, u, step, 3 if slopes else 2)
+        parts = _sum_over_lattice(mean, deviation, u, step)
     else:
         narrow = _sum_over_nodes(mean, torch.where(wide, _WIDE, deviation), u)
-        others = _sum_over_lattice(mean, torch.where(wide, deviation, _WIDE), u, step, 3)
+        others = _sum_over_lattice(mean, torch.where(wide, deviation, _WIDE), u, step)
         parts = [torch.where(wide, other, part) for other, part in zip(others, narrow, strict=True)]
-    return _Sums(step, u, parts[0], parts[1], parts[2] if slopes else None)
-
-
-def _normal_rule(widest: float) -> tuple[Tensor, Tensor]:
-    """Nodes and weights for normals of at most this standard deviation: few where that is small."""
-    for limit, count in _FEW_NODES:
-        if widest <= limit:
-            return gauss_hermite(count, torch.float64, torch.device("cpu"))
-    nodes = 0.8 * torch.arange(-8, 9, dtype=torch.float64)
-    return nodes, torch.softmax(-0.5 * nodes.square(), 0)
+    return _Sums(step, u, *parts)
 
 
 def _sum_over_nodes(mean: Tensor, deviation: Tensor, u: Tensor) -> list[Tensor]:
-    """Distribution function, density, and the density's slope in the mean, of a normal plus a Gumbel variable: narrow normals."""
-    nodes, weights = _normal_rule(float(deviation.detach().max()) if deviation.numel() else 0.0)
+    """Distribution function and density of a normal plus a Gumbel variable: narrow normals."""
+    nodes, weights = normal_rule(float(deviation.detach().max()) if deviation.numel() else 0.0)
     factors = [(weight, (deviation * node).exp()) for node, weight in zip(nodes.tolist(), weights.tolist(), strict=True)]
     at_mean = -(mean - u).clamp_max(_MAX_EXPONENT).exp()
-    sums = [torch.zeros_like(at_mean) for _ in range(3)]
+    sums = [torch.zeros_like(at_mean) for _ in range(2)]
     size = max(1, _BLOCK_ELEMENTS // at_mean[0].numel())
     for rows in slices(len(u), size):  # few enough at once to stay in the cache
         base = at_mean[rows]
-        cdf, density, square = (total[rows] for total in sums)
+        cdf, density = (total[rows] for total in sums)
         for weight, factor in factors:
-            rate = (base * factor).clamp_min_(-_MAX_RATE)
+            rate = (base * factor).clamp_min_(-MAX_RATE)
             below = rate.exp()
             cdf.add_(below, alpha=weight)
-            at_rate = below * rate
-            density.sub_(at_rate, alpha=weight)
-            square.addcmul_(rate, at_rate, value=weight)
-    return [sums[0], sums[1], sums[1] - sums[2]]
+            density.addcmul_(below, rate, value=-weight)
+    return sums
 
 
-def _sum_over_lattice(mean: Tensor, deviation: Tensor, u: Tensor, step: float, num_functions: int) -> list[Tensor]:
-    """The same, or the first two of them, for wide normals: f on a lattice that holds u.
+def _sum_over_lattice(mean: Tensor, deviation: Tensor, u: Tensor, step: float) -> list[Tensor]:
+    """The same for wide normals: f on a lattice that holds u.
 
     So the Gumbel variable's functions are worked out once a difference. They need steps of a half, where u may do with longer ones.
     """
@@ -359,19 +254,18 @@ def _sum_over_lattice(mean: Tensor, deviation: Tensor, u: Tensor, step: float, n
     fine = step / every
     half = int(_REACH * float(deviation.detach().max()) / fine) + 1
     offsets = fine * torch.arange(-half, half + 1, dtype=mean.dtype, device=mean.device).view(-1, *[1] * mean.dim())
-    weights = torch.softmax(-0.5 * (offsets / deviation).square(), 0)
+    weights = torch.softmax(-0.5 * (offsets / deviation).square(), 0).flip(0).unbind()
     count = every * (len(u) - 1) + 1
     differences = u[:1] + fine * torch.arange(-half, count + half, dtype=mean.dtype, device=mean.device).view(-1, *[1] * mean.dim())
-    rates = (mean - differences).clamp_max(math.log(_MAX_RATE)).exp()
+    rates = (mean - differences).clamp_max(math.log(MAX_RATE)).exp()
     below = torch.exp(-rates)
-    at_rates = rates * below
-    functions = (below, at_rates, at_rates * (1 - rates))[:num_functions]
+    functions = below, rates * below
     sums = [torch.zeros_like(rates[: len(u)]) for _ in functions]
     size = max(1, _BLOCK_ELEMENTS // rates[0].numel())
     for rows in slices(len(u), size):
         for total, values in zip(sums, functions, strict=True):
             block = total[rows]
             first, beyond = every * rows.start, every * (rows.stop - 1) + 1
-            for j, weight in enumerate(weights.flip(0)):
+            for j, weight in enumerate(weights):
                 block.addcmul_(weight, values[first + j : beyond + j : every])
     return sums
