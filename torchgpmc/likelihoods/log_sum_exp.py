@@ -99,17 +99,27 @@ def _of_like_normals(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Te
     both lattices counted from where u begins, F's values are one matrix: all data and functions are one product with it.
     """
     shape, num_classes = mean.shape, mean.shape[-1]
+    if not mean.numel():
+        return mean.new_zeros(shape[:-1]), mean, mean
     # Normals that are none have no say in where lattices lie, and their answer is NaN.
     centre, deviation = (torch.nan_to_num(part.double()).reshape(-1, num_classes) for part in (mean, variance.sqrt()))
     lowest = (centre - _REACH * deviation).amax(-1, keepdim=True) + GUMBEL_LEAST
     centre = centre - lowest
-    step = float(widest_step(deviation.square(), _STEP).amin()) if len(centre) else _STEP
-    top = float((centre + _REACH * deviation).max()) if len(centre) else 0.0
+    is_narrow = deviation < _NARROW
+    # All that is asked of a device, at once.
+    step, top, widest, narrowest = torch.stack(
+        [
+            widest_step(deviation.square(), _STEP).amin(),
+            (centre + _REACH * deviation).amax(),
+            torch.where(is_narrow, deviation, -1.0).amax(),
+            torch.where(is_narrow, torch.inf, deviation).amin(),
+        ]
+    ).tolist()
     u = step * torch.arange(int((top + GUMBEL_MOST) / step) + 2, dtype=torch.float64, device=mean.device)
-    functions = _Functions(u, top, deviation)
+    functions = _Functions(u, top, widest, narrowest)
     rows = slices(len(centre), max(1, _BLOCK_ELEMENTS // (num_classes * functions.width)))
     parts = [_sums_over_lattice(functions.at(centre[part], deviation[part]), u) for part in rows]
-    mass, moment, slope = (torch.cat(columns) for columns in zip(*parts, strict=True)) if parts else _nothing(centre)
+    mass, moment, slope = (torch.cat(columns) for columns in zip(*parts, strict=True))
     softmax = step * mass
     value = lowest.squeeze(-1) + step * moment / softmax.sum(-1) - EULER  # the sum is one, but for the rule's error
     unknown = torch.isnan(mean + variance).any(-1)
@@ -117,10 +127,6 @@ def _of_like_normals(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Te
     return tuple(  # type: ignore[return-value]  # as many
         part.to(mean.dtype).masked_fill_(unknown if part.dim() < len(shape) else unknown.unsqueeze(-1), torch.nan) for part in found
     )
-
-
-def _nothing(like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return like, like.new_zeros(len(like)), like
 
 
 def _sums_over_lattice(functions: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -138,18 +144,17 @@ class _Functions:
     Args:
         u: ``(n,)``, from 0.
         top: above which no normal has mass.
-        deviation: of all normals, ``(R, K)``.
+        widest: standard deviation of the narrow normals, negative where there are none.
+        narrowest: of the wide ones, infinite where there are none.
     """
 
-    def __init__(self, u: Tensor, top: float, deviation: Tensor):
+    def __init__(self, u: Tensor, top: float, widest: float, narrowest: float):
         self.u = u
-        self.is_narrow = deviation < _NARROW
-        narrow, wide = bool(self.is_narrow.any()), not bool(self.is_narrow.all())
-        self.rule = normal_rule(float(deviation[self.is_narrow].max())) if narrow else None
         self.width = 3 * len(u)
+        self.rule = normal_rule(widest) if widest >= 0 else None
         self.matrix: Tensor | None = None
-        if wide:
-            self.step = min(_STEP, _LATTICE * float(deviation[~self.is_narrow].min()))
+        if math.isfinite(narrowest):
+            self.step = min(_STEP, _LATTICE * narrowest)
             self.x = self.step * torch.arange(int((top + _BELOW) / self.step) + 2, dtype=u.dtype, device=u.device) - _BELOW
             rates = (self.x.unsqueeze(-1) - u).clamp_max(math.log(MAX_RATE)).exp()
             at_rates = rates * torch.exp(-rates)
@@ -172,7 +177,7 @@ class _Functions:
         scale = deviation.reciprocal().unsqueeze(-1)
         weights = (self.x - mean.unsqueeze(-1)).mul_(scale).square_().mul_(-0.5).clamp_min_(_LOWEST).exp_()
         weights.mul_((self.step / math.sqrt(2 * math.pi)) * scale)
-        found = torch.addmm(self.constant, weights.view(-1, len(self.x)), self.matrix)
+        found = torch.addmm(self.constant, weights.flatten(0, 1), self.matrix)
         return found.view(*mean.shape, 3, len(self.u))
 
     def _by_nodes(self, mean: Tensor, deviation: Tensor) -> Tensor:
