@@ -1,23 +1,29 @@
-"""Sums of a normal and a Gumbel variable, of which the greatest tells of softmax: what rules for them share."""
+"""Sums of a normal and a Gumbel variable, of which the greatest tells of softmax: rules for their distribution functions."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchgpmc.numerics.quadrature import gauss_hermite
+from torchgpmc.numerics.threads import slices
 
 GUMBEL_LEAST = -4.0  # below which a Gumbel variable lies with probability exp(-e^4), 2e-24
 GUMBEL_MOST = 22.0  # above which, with probability e^-22, 3e-10
 EULER = 0.5772156649015329  # a Gumbel variable's mean
 WIDEST = 50.0  # standard deviation of f up to which lattices are used: they grow with it
 MAX_RATE = 600.0  # exponentials of less than this with a minus sign are denormal, which costs a hundredfold
+_NARROW = 0.22  # the standard deviation below which nodes of its own take less time than a lattice for f
 # Gauss-Hermite nodes for narrow normals: standard deviations up to which so many err by at most 2e-10.
-_FEW_NODES = (0.003, 2), (0.017, 3), (0.06, 5), (0.22, 9)
+_FEW_NODES = (0.003, 2), (0.017, 3), (0.06, 5), (_NARROW, 9)
+_LATTICE = 0.63  # the step of f's lattice at most, in the narrowest standard deviations
+_BELOW = 24.0  # so far below u f + g is surely less, but for e^-24
+_LOWEST = -300.0  # of exponents: lower ones are denormal, which costs a hundredfold
+_BLOCK_ELEMENTS = 2**16  # of a temporary that stays in a core's cache
 
 
 class Likeness(NamedTuple):
@@ -76,10 +82,121 @@ def widest_step(variance: Tensor, finest: float) -> Tensor:
     return 2 * math.pi * (half + (half**2 + 2 * exponent / precision).sqrt()) / (2 * exponent)
 
 
-def normal_rule(widest: float) -> tuple[Tensor, Tensor]:
-    """Nodes and weights of E exp(-e^(f - u)) and its derivatives for normals of at most this standard deviation, 0.63 at most."""
-    for limit, count in _FEW_NODES:
-        if widest <= limit:
-            return gauss_hermite(count, torch.float64, torch.device("cpu"))
-    nodes = 0.8 * torch.arange(-8, 9, dtype=torch.float64)
-    return nodes, torch.softmax(-0.5 * nodes.square(), 0)
+class Lattice(NamedTuple):
+    """What is asked of sums f_k + g_k, g_k standard Gumbel variables, on a lattice u that is the same but for where it begins.
+
+    Args:
+        step: of u for narrow normals, and of a lattice for f.
+        reach: standard deviations of f that count.
+        slopes: whether densities' slopes in the means of f are wanted too. Distribution functions are then right to rounding, else
+            to rounding of their own size, however small they are.
+    """
+
+    step: float
+    reach: float
+    slopes: bool
+
+    def sums(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, float, Tensor, Iterator[tuple[slice, Tensor]]]:
+        r"""On u, from where some f_k + g_k all but surely exceeds it up to where all are surely below.
+
+        :math:`H_k(u) = E F(u - f_k)`, F being a Gumbel variable's distribution function, is a sum over a lattice x of f:
+        :math:`H_k(u_i) = \sum_j w_{kj} F(u_i - x_j)`. With both lattices counted from where u begins, F's values are one matrix:
+        all data and functions are one product with it. Normals narrower than 0.22 have nodes of their own.
+
+        Args:
+            mean: ``(R, K)``, finite.
+            variance: the same shape.
+
+        Returns:
+            Where u begins ``(R, 1)``, its step, u from there ``(n,)``, and for some data after another which they are and their
+            distribution functions, densities, and maybe slopes ``(r, K, 2 or 3, n)``.
+        """
+        deviation = variance.sqrt()
+        lowest = (mean - self.reach * deviation).detach().amax(-1, keepdim=True) + GUMBEL_LEAST
+        centre = mean - lowest
+        known, width = centre.detach(), deviation.detach()
+        is_narrow = width < _NARROW
+        # All that is asked of a device, at once.
+        step, bottom, top, widest, narrowest = torch.stack(
+            [
+                widest_step(width.square(), self.step).amin(),
+                (known - self.reach * width).amin(),
+                (known + self.reach * width).amax(),
+                torch.where(is_narrow, width, -1.0).amax(),
+                torch.where(is_narrow, torch.inf, width).amin(),
+            ]
+        ).tolist()
+        u = step * torch.arange(int((top + GUMBEL_MOST) / step) + 2, dtype=mean.dtype, device=mean.device)
+        functions = _Functions(u, self, -_BELOW if self.slopes else bottom, top, widest, narrowest)
+        rows = slices(len(mean), max(1, _BLOCK_ELEMENTS // (mean.shape[-1] * functions.width)))
+        return lowest, step, u, ((part, functions.at(centre[part], deviation[part])) for part in rows)
+
+
+class _Functions:
+    """Distribution function, density, and maybe the density's slope in the mean, of normals plus a Gumbel variable, on u.
+
+    Args:
+        u: ``(n,)``, from 0.
+        lattice: what is asked.
+        bottom: where the lattice for f begins.
+        top: above which no normal has mass.
+        widest: standard deviation of the narrow normals, negative where there are none.
+        narrowest: of the wide ones, infinite where there are none.
+    """
+
+    def __init__(self, u: Tensor, lattice: Lattice, bottom: float, top: float, widest: float, narrowest: float):
+        self.u = u
+        self.slopes = lattice.slopes
+        self.num_functions = 3 if lattice.slopes else 2
+        self.width = self.num_functions * len(u)
+        self.rule = _normal_rule(widest) if widest >= 0 else None
+        self.matrix: Tensor | None = None
+        if math.isfinite(narrowest):
+            self.step = min(lattice.step, _LATTICE * narrowest)
+            self.x = self.step * torch.arange(int((top - bottom) / self.step) + 2, dtype=u.dtype, device=u.device) + bottom
+            rates = (self.x.unsqueeze(-1) - u).clamp_max(math.log(MAX_RATE)).exp()
+            at_rates = rates * torch.exp(-rates)
+            # Differences from one, as what lies lower than the lattice for f is all but surely less than u.
+            below = torch.expm1(-rates) if self.slopes else torch.exp(-rates)
+            self.matrix = torch.cat([below, at_rates, at_rates * (1 - rates)][: self.num_functions], -1)
+            self.constant = torch.zeros_like(self.matrix[0])
+            self.constant[: len(u)] = float(self.slopes)
+            self.width = max(self.width, len(self.x))
+
+    def at(self, mean: Tensor, deviation: Tensor) -> Tensor:
+        """Of some of the normals, ``(R, K, 2 or 3, n)``."""
+        if self.rule is None:
+            return self._by_lattice(mean, deviation)
+        if self.matrix is None:
+            return self._by_nodes(mean, deviation)
+        is_narrow = deviation < _NARROW
+        lattice = self._by_lattice(mean, deviation.clamp_min(_NARROW))
+        return torch.where(is_narrow[..., None, None], self._by_nodes(mean, deviation.clamp_max(_NARROW)), lattice)
+
+    def _by_lattice(self, mean: Tensor, deviation: Tensor) -> Tensor:
+        assert self.matrix is not None
+        scale = deviation.reciprocal().unsqueeze(-1)
+        exponent = ((self.x - mean.unsqueeze(-1)) * scale).square() * -0.5
+        weights = exponent.clamp_min(_LOWEST).exp() * ((self.step / math.sqrt(2 * math.pi)) * scale)
+        found = torch.addmm(self.constant, weights.flatten(0, 1), self.matrix)
+        return found.view(*mean.shape, self.num_functions, len(self.u))
+
+    def _by_nodes(self, mean: Tensor, deviation: Tensor) -> Tensor:
+        assert self.rule is not None
+        cdf, density, square = (mean.new_zeros(*mean.shape, len(self.u)) for _ in range(3))
+        at_mean = mean.unsqueeze(-1).clamp_min(_LOWEST).exp() * -torch.exp(-self.u)
+        for node, weight in zip(*(part.tolist() for part in self.rule), strict=True):
+            rate = (at_mean * (node * deviation).exp().unsqueeze(-1)).clamp_min(-MAX_RATE)
+            below = rate.exp()
+            cdf.add_(below, alpha=weight)
+            at_rate = below * rate
+            density.sub_(at_rate, alpha=weight)
+            if self.slopes:
+                square.addcmul_(rate, at_rate, value=weight)
+        return torch.stack([cdf, density, density - square][: self.num_functions], -2)
+
+
+def _normal_rule(widest: float) -> tuple[Tensor, Tensor]:
+    """Nodes and weights of E exp(-e^(f - u)) and its derivatives for normals of at most this standard deviation, 0.22 at most."""
+    count = next(count for limit, count in _FEW_NODES if widest <= limit)
+    return gauss_hermite(count, torch.float64, torch.device("cpu"))

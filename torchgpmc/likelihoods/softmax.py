@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from gpytorch.likelihoods import SoftmaxLikelihood
@@ -12,30 +11,17 @@ from gpytorch.priors import Prior
 from torch import Tensor
 from torch.distributions import Categorical
 
-from torchgpmc.likelihoods.gumbel import (
-    GUMBEL_LEAST,
-    GUMBEL_MOST,
-    MAX_RATE,
-    WIDEST,
-    Likeness,
-    by_likeness,
-    normal_rule,
-    widest_step,
-)
+from torchgpmc.likelihoods.gumbel import WIDEST, Lattice, Likeness, by_likeness
 from torchgpmc.likelihoods.likelihood import Curvature, Factorised, Moments, require_classes
 from torchgpmc.likelihoods.log_sum_exp import expected_log_sum_exp, log_sum_exp_and_slopes
 from torchgpmc.likelihoods.slopes import ExpectedSlopes
 from torchgpmc.numerics.quadrature import log_integral_of_several
 from torchgpmc.numerics.random import log_uniform
-from torchgpmc.numerics.threads import slices
 
-# The lattice u on which distribution functions of f_k + g_k are known, g_k being a standard Gumbel variable.
-_STEP = 0.5  # of narrow normals, whose sums err by about the Gumbel's characteristic function at the frequency 2 pi / 0.5, 2e-8
-_REACH = 9  # standard deviations of f beyond which nothing matters to probabilities of 1e-12
-_WIDE = 0.63  # the standard deviation from which the lattice is fine enough for the normal too
-_LIKENESS = Likeness((0.003, 0.017, 0.06, 0.22, _WIDE, 1.5, 4.0, 12.0), _STEP, (0.6, 0.8, 1.2, 2.0, 4.0, 8.0, 16.0))
-_MAX_EXPONENT = 700.0  # exp(700) is near the largest number there is
-_BLOCK_ELEMENTS = 2**15  # of a temporary that stays in a core's cache
+# Sums err by about a Gumbel variable's characteristic function at the frequency 2 pi / 0.5, 2e-8; beyond nine deviations of f
+# nothing matters to probabilities of 1e-12.
+_LATTICE = Lattice(step=0.5, reach=9.0, slopes=False)
+_LIKENESS = Likeness((0.06, 0.22, 0.63, 1.5, 4.0, 12.0), _LATTICE.step, (0.8, 1.2, 2.0, 4.0, 8.0, 16.0))
 
 
 class Softmax(Factorised, SoftmaxLikelihood):
@@ -191,81 +177,17 @@ def log_probabilities_of_normals(mean: Tensor, variance: Tensor) -> Tensor:
 
 
 def _log_probabilities(mean: Tensor, variance: Tensor) -> tuple[Tensor]:
-    sums = _sums_on_lattice(mean, variance)
-    tiny = torch.finfo(sums.u.dtype).tiny
-    log_cdf = sums.cdf.clamp_min(tiny).log()
-    log_densities = sums.density.clamp_min(tiny).log() + log_cdf.sum(-1, keepdim=True) - log_cdf
-    return ((torch.logsumexp(log_densities, 0) + math.log(sums.step)).to(mean.dtype),)
+    if not mean.numel():
+        return (mean,)
+    known = (torch.nan_to_num(part.double()).reshape(-1, mean.shape[-1]) for part in (mean, variance))
+    _, step, _, sums = _LATTICE.sums(*known)
+    found = torch.cat([_log_masses(part) for _, part in sums]).view(mean.shape) + math.log(step)
+    unknown = torch.isnan(mean + variance).any(-1, keepdim=True)
+    return (found.to(mean.dtype).masked_fill(unknown, torch.nan),)
 
 
-class _Sums(NamedTuple):
-    """Of a normal f plus a standard Gumbel variable, on a lattice u."""
-
-    step: float
-    u: Tensor  # (n, ..., 1)
-    cdf: Tensor  # (n, ..., K)
-    density: Tensor
-
-
-def _sums_on_lattice(mean: Tensor, variance: Tensor) -> _Sums:
-    """The sums f_k + g_k, from where some of them all but surely exceeds u up to where all are surely below."""
-    mean, deviation = mean.double(), variance.double().sqrt()
-    step = float(widest_step(variance.detach().double(), _STEP).amin()) if variance.numel() else _STEP
-    lowest = (mean - _REACH * deviation).detach().amax(-1, keepdim=True) + GUMBEL_LEAST
-    lengths = (mean + _REACH * deviation).detach().amax(-1, keepdim=True) + GUMBEL_MOST - lowest
-    length = float(lengths.nan_to_num(0.0).max())  # a normal that is none has no say, and its answer is NaN
-    u = lowest + step * torch.arange(int(length / step) + 2, dtype=mean.dtype, device=mean.device).view(-1, *[1] * mean.dim())
-    wide = deviation > _WIDE
-    if not bool(wide.any()):
-        parts = _sum_over_nodes(mean, deviation, u)
-    elif bool(wide.all()):
-        parts = _sum_over_lattice(mean, deviation, u, step)
-    else:
-        narrow = _sum_over_nodes(mean, torch.where(wide, _WIDE, deviation), u)
-        others = _sum_over_lattice(mean, torch.where(wide, deviation, _WIDE), u, step)
-        parts = [torch.where(wide, other, part) for other, part in zip(others, narrow, strict=True)]
-    return _Sums(step, u, *parts)
-
-
-def _sum_over_nodes(mean: Tensor, deviation: Tensor, u: Tensor) -> list[Tensor]:
-    """Distribution function and density of a normal plus a Gumbel variable: narrow normals."""
-    nodes, weights = normal_rule(float(deviation.detach().max()) if deviation.numel() else 0.0)
-    factors = [(weight, (deviation * node).exp()) for node, weight in zip(nodes.tolist(), weights.tolist(), strict=True)]
-    at_mean = -(mean - u).clamp_max(_MAX_EXPONENT).exp()
-    sums = [torch.zeros_like(at_mean) for _ in range(2)]
-    size = max(1, _BLOCK_ELEMENTS // at_mean[0].numel())
-    for rows in slices(len(u), size):  # few enough at once to stay in the cache
-        base = at_mean[rows]
-        cdf, density = (total[rows] for total in sums)
-        for weight, factor in factors:
-            rate = (base * factor).clamp_min_(-MAX_RATE)
-            below = rate.exp()
-            cdf.add_(below, alpha=weight)
-            density.addcmul_(below, rate, value=-weight)
-    return sums
-
-
-def _sum_over_lattice(mean: Tensor, deviation: Tensor, u: Tensor, step: float) -> list[Tensor]:
-    """The same for wide normals: f on a lattice that holds u.
-
-    So the Gumbel variable's functions are worked out once a difference. They need steps of a half, where u may do with longer ones.
-    """
-    every = math.ceil(step / _STEP)
-    fine = step / every
-    half = int(_REACH * float(deviation.detach().max()) / fine) + 1
-    offsets = fine * torch.arange(-half, half + 1, dtype=mean.dtype, device=mean.device).view(-1, *[1] * mean.dim())
-    weights = torch.softmax(-0.5 * (offsets / deviation).square(), 0).flip(0).unbind()
-    count = every * (len(u) - 1) + 1
-    differences = u[:1] + fine * torch.arange(-half, count + half, dtype=mean.dtype, device=mean.device).view(-1, *[1] * mean.dim())
-    rates = (mean - differences).clamp_max(math.log(MAX_RATE)).exp()
-    below = torch.exp(-rates)
-    functions = below, rates * below
-    sums = [torch.zeros_like(rates[: len(u)]) for _ in functions]
-    size = max(1, _BLOCK_ELEMENTS // rates[0].numel())
-    for rows in slices(len(u), size):
-        for total, values in zip(sums, functions, strict=True):
-            block = total[rows]
-            first, beyond = every * rows.start, every * (rows.stop - 1) + 1
-            for j, weight in enumerate(weights):
-                block.addcmul_(weight, values[first + j : beyond + j : every])
-    return sums
+def _log_masses(functions: Tensor) -> Tensor:
+    """Of ``(R, K, 2, n)``: logs of the sums over u of the densities with which each is the greatest, ``(R, K)``."""
+    logs = functions.clamp_min(torch.finfo(functions.dtype).tiny).log()
+    log_cdf = logs[:, :, 0]
+    return torch.logsumexp(logs[:, :, 1] + log_cdf.sum(1, keepdim=True) - log_cdf, -1)
