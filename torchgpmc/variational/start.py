@@ -43,7 +43,8 @@ class Start:
         theta: unconstrained, ``(P,)``.
         mean: of q(v), ``(K, M)``.
         scale: lower triangular, ``(K, M, M)``.
-        theta_covariance: of theta around ``theta``, ``(P, P)``: the inverse curvature of the bound.
+        theta_covariance: of theta around ``theta``, ``(P, P)``: the inverse curvature of the bound; beyond 64 hyperparameters
+            diagonal, the inverse curvatures of the joint density in each alone.
         slope: how the mean of q(v) moves with theta, ``(V, P)``.
         elbo: lower bound of log p(y | theta); the prior of theta is not in it.
         converged: whether the fit ended where a round of its steps gains less than 0.01 nats.
@@ -197,7 +198,7 @@ class Start:
 def fitted(model: GPModel, latents: GaussianLatents, *, converged: bool, marginal: VariationalMarginal | None = None) -> Start:
     """The start of q(v) (one theta) at the present values of ``model``; curvature and bound are worked out here."""
     theta = model.layout.present(model)[0].detach()
-    found = near_mode(VariationalMarginal(model) if marginal is None else marginal, theta)
+    found = near_mode(VariationalMarginal(model) if marginal is None else marginal, theta, latents)
     elbo = variational_bound(model, theta, latents)
     if not math.isfinite(elbo):
         warn("the variational bound is not finite where the fit ended: its starts and coordinates may be of no use.")
