@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -21,7 +20,7 @@ _WIDEST = 3.0  # deviation of a direction in which the bound is flat, or not at 
 _MOST = 64  # hyperparameters for which this is worked out
 _UNKNOWN = 0.1  # deviation where nothing else is known
 _NUM_PROBES, _PROBE = 16, 0.03  # of the curvature of more hyperparameters, and their length
-_LEAST = 0.25  # share of the median curvature below which one is not trusted: probes see others' curvature as noise
+_ERRORS = 2.0  # standard errors of a mean over probes, less than which no curvature is taken to be
 _CHUNK_ELEMENTS = 4_000_000  # of projections, and of precisions
 _MOST_JOINT = 6000  # V up to which a root of all latents' covariance is made: a factorisation of V^3, and V^2 numbers to move by
 _PAIR_ELEMENTS = 20_000_000  # of projections weighted by the precisions of every two functions
@@ -71,7 +70,7 @@ def curvature_by_probes(model: GPModel, theta: Tensor, latents: GaussianLatents)
     .. math:: h = \frac{1}{R} \sum_r z_r \circ H(v_r) z_r, \quad v_r \sim q, \; z_r \in \{-1, 1\}^P
 
     whose expectation is the diagonal; the rest of H is noise of size :math:`(\sum_{j \ne i} H_{ij}^2 / R)^{1/2}`. No curvature is
-    taken to be less than a quarter of their median.
+    taken to be less than two standard errors, or than that of a deviation of 3.
 
     Args:
         model: whose density has gradients.
@@ -79,7 +78,7 @@ def curvature_by_probes(model: GPModel, theta: Tensor, latents: GaussianLatents)
         latents: q, of one theta.
 
     Returns:
-        Curvatures above zero; ``None`` where the density has no slopes or is not finite, or most curvatures are not above zero.
+        Curvatures above zero; ``None`` where the density has no slopes or is not finite.
 
     Source:
         Bekas, Kokiopoulou & Saad 2007, "An estimator for the diagonal of a matrix".
@@ -88,17 +87,18 @@ def curvature_by_probes(model: GPModel, theta: Tensor, latents: GaussianLatents)
         return None
     generator = make_generator(0, theta.device)
     density, size = JointLogDensity(model), len(theta)
-    total = torch.zeros_like(theta)
+    found = []
     for _ in range(_NUM_PROBES):
         noise = torch.randn(latents.mean.shape, dtype=theta.dtype, device=theta.device, generator=generator)
         v = latents.mean + (latents.scale @ noise.unsqueeze(-1)).squeeze(-1)
         probe = torch.randn(size, dtype=theta.dtype, device=theta.device, generator=generator).sign()
         ends = theta + _PROBE * torch.stack([probe, -probe])
         gradient = density.value_and_grad(torch.cat([ends, v.flatten(1).expand(2, -1)], -1))[1][:, :size]
-        total += probe * (gradient[1] - gradient[0]) / (2 * _PROBE)
-    curvature = total / _NUM_PROBES
-    least = _LEAST * float(curvature.median())
-    return curvature.clamp_min(least) if math.isfinite(least) and least > 0 and bool(torch.isfinite(curvature).all()) else None
+        found.append(probe * (gradient[1] - gradient[0]) / (2 * _PROBE))
+    curvatures = torch.stack(found)
+    least = (_ERRORS * curvatures.std(0) / _NUM_PROBES**0.5).clamp_min(_WIDEST**-2)
+    curvature = torch.maximum(curvatures.mean(0), least)
+    return curvature if bool(torch.isfinite(curvature).all()) else None
 
 
 def joint_scale_by_chunks(model: GPModel, theta: Tensor, latents: GaussianLatents) -> Tensor | None:
