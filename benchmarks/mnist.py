@@ -27,17 +27,27 @@ FOR_KMEANS = 10_000  # images that k-means sees
 DRAWS = 1000  # the paper's
 
 
-def digits(data, images, tests):
-    """Images with pixels in [-1, 1] and labels, of training and of test."""
+def digits(data, images):
+    """Training images with pixels in [-1, 1], and their labels."""
     found = np.load(data / "mnist.npz")
     order = torch.randperm(ALL, generator=torch.Generator().manual_seed(0))[:images]
-    x, y, test_x, test_y = (torch.as_tensor(found[name]) for name in ("x_train", "y_train", "x_test", "y_test"))
-    x, test_x = (part.flatten(1).double() / 127.5 - 1 for part in (x[order], test_x[:tests]))
-    return x, y[order].double(), test_x, test_y[:tests].double()
+    return scaled(found["x_train"][order]), torch.as_tensor(found["y_train"][order]).double()
 
 
-def classifier(x, y, points):
+def test_digits(data, tests):
+    """The same of the first test images."""
+    found = np.load(data / "mnist.npz")
+    return scaled(found["x_test"][:tests]), torch.as_tensor(found["y_test"][:tests]).double()
+
+
+def scaled(images):
+    """Pixels of 0 to 255 in [-1, 1], a row an image."""
+    return torch.as_tensor(images).flatten(1).double() / 127.5 - 1
+
+
+def classifier(data, images, points):
     """The model of the paper, priors by shape and rate; products with the data in single precision."""
+    x, y = digits(data, images)
     base = RBFKernel(ard_num_dims=x.shape[1], lengthscale_prior=GammaPrior(1.0, 1.0))
     base.lengthscale = x.shape[1] ** 0.5 / 2  # where distances between images are of the order of one
     kernel = ScaleKernel(base, outputscale_prior=GammaPrior(4.0, 1.3))
@@ -46,14 +56,15 @@ def classifier(x, y, points):
     return tg.SparseGP(x, y, kernel, likelihood, inducing_points=z, data_dtype=torch.float32)
 
 
-def fit(model, path, passes, more_passes, batch_size):
+def fit(make_model, path, passes, more_passes, batch_size):
     """The Gaussian fit, from its file if there is one, the CPU seconds that it took, and its passes over the data."""
     start, seconds, made = None, 0.0, 0
     if path.exists():
         start, seconds, made = torch.load(path, weights_only=False)
         if not more_passes:
             return start, seconds, made
-        model, passes = start.model, more_passes
+        passes = more_passes
+    model = make_model() if start is None else start.model
     began = time.process_time()
     start = tg.initialize(model, batch_size=batch_size, max_iterations=passes, start=start, seed=made)
     found = start, seconds + time.process_time() - began, made + passes
@@ -109,8 +120,11 @@ def main():
     arguments = parser.parse_args()
     quiet()
     arguments.work.mkdir(parents=True, exist_ok=True)
-    x, y, test_x, test_y = digits(arguments.data, arguments.images, arguments.tests)
-    model = classifier(x, y, arguments.points)
+    test_x, test_y = test_digits(arguments.data, arguments.tests)
+
+    def model():
+        return classifier(arguments.data, arguments.images, arguments.points)
+
     start, fitting, passes = fit(model, arguments.work / "fit.pt", arguments.passes, arguments.more_passes, arguments.batch_size)
     fitted = scores(start.predict(test_x), test_y)
     print(f"fit of {passes} passes, {fitting:.0f} s, bound {start.elbo:.1f}, converged {start.converged}: {fitted}", flush=True)
@@ -135,7 +149,7 @@ def main():
     sampled = scores(posterior.predict(test_x, num_draws=100), test_y)
     print("| images | M | passes | method | draws (of the paper's) | Gaussian: %, log density | MCMC: %, log density |", end="")
     print(" R-hat, effective of lp | fit, s | sampling, s | memory, GiB |")
-    print(f"| {len(x)} | {arguments.points} | {passes} | {type(method).__name__} | {kept} ({kept / DRAWS:.1%}) |", end="")
+    print(f"| {arguments.images} | {arguments.points} | {passes} | {type(method).__name__} | {kept} ({kept / DRAWS:.1%}) |", end="")
     print(f" {fitted} | {sampled} | {row.rhat:.2f}, {row.ess_bulk:.0f} |", end="")
     print(f" {fitting:.0f} | {posterior.info['seconds']:.0f} | {memory:.2f} |")
 

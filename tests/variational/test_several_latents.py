@@ -9,8 +9,9 @@ import torchgpmc as tg
 from tests.problems import sparse_gp
 from torchgpmc.approximations import nearest_normal as search
 from torchgpmc.approximations import normal_latents
-from torchgpmc.approximations.nearest_normal import nearest_normal, sites_of
-from torchgpmc.approximations.normal_latents import GaussianLatents, expected_log_likelihood, lower_bound, under_sites
+from torchgpmc.approximations.nearest_normal import nearest_normal, precisions_of, sites_of
+from torchgpmc.approximations.normal_latents import GaussianLatents, expected_log_likelihood, joint_scale, lower_bound, under_sites
+from torchgpmc.variational import curvature
 from torchgpmc.variational.bound import HeldSites, VariationalMarginal, inducing_positions
 
 QUIET = {"progress": False}
@@ -133,3 +134,36 @@ def test_the_sites_of_the_best_q_are_those_that_make_it_and_a_fit_goes_on_from_t
     torch.testing.assert_close(q.scale[0], start.scale, rtol=1e-3, atol=2e-3)
     again = tg.initialize(model, start=start, optimize_inducing_points=False, max_iterations=1, **QUIET)
     assert again.converged and again.elbo == pytest.approx(start.elbo, abs=0.05)
+
+
+def test_the_joint_scale_by_chunks_has_all_data(monkeypatch):
+    model = sparse_gp("softmax", num_data=60)
+    start = tg.initialize(model, **QUIET)
+    monkeypatch.setattr(curvature, "_PAIR_ELEMENTS", 6 * model.latent_shape[1] * 25)
+    found = curvature.joint_scale_by_chunks(start.model, start.theta, start.latents())
+    at = start.model.at_data(start.model.layout.raw_values(start.theta[None]))
+    at_once = joint_scale(at, precisions_of(start.model, at, start.latents()))[0].detach()
+    torch.testing.assert_close(found, at_once, rtol=1e-9, atol=1e-9)
+
+
+def test_what_functions_share_is_as_wide_as_in_the_prior():
+    """Their precisions and couplings cancel over the data, by central differences, as far as quadrature goes."""
+    model = three_classes(90, 8)
+    start = tg.initialize(model, **QUIET)
+    found = curvature.joint_scale_by_chunks(start.model, start.theta, start.latents())
+    alike = torch.eye(8, dtype=torch.float64).repeat(3, 1) / 3**0.5
+    torch.testing.assert_close(alike.mT @ found @ found.mT @ alike, torch.eye(8, dtype=torch.float64), rtol=0, atol=1e-5)
+    at = start.model.at_data(start.model.layout.raw_values(start.theta[None]))
+    left = [
+        float(sites.times(torch.ones_like(sites.shift)).abs().max() / sites.precision.abs().max())
+        for sites in (precisions_of(start.model, at, start.latents()), sites_of(start.model, at, start.latents()))
+    ]
+    assert left[0] < 1e-5 < left[1]
+
+
+@pytest.mark.filterwarnings("ignore:the variational fit did not converge")
+def test_a_fit_by_minibatches_knows_how_functions_hang_together():
+    start = tg.initialize(three_classes(90, 8), batch_size=30, max_iterations=5, **QUIET)
+    assert start.joint_scale.shape == (24, 24)
+    one = tg.initialize(sparse_gp("probit", num_data=40), batch_size=10, max_iterations=2, **QUIET)
+    assert one.joint_scale is None

@@ -96,19 +96,29 @@ def joint_scale(at: LatentsAt, sites: LatentSites) -> Tensor:
 
     No direction is wider than in the prior: where functions move alike W and the coupling cancel, but for the error of differences.
     """
-    values, vectors = _firm_parts(at, sites)
+    return scale_of_precision(_joint_precision(at, sites, _own_precision(at, sites)))
+
+
+def data_precision(at: LatentsAt, sites: LatentSites) -> Tensor:
+    """What these data add to the precision of all latents together ``(C, V, V)``, under sites with their coupling."""
+    return _joint_precision(at, sites, _projected(at.projection, sites.precision))
+
+
+def scale_of_precision(precision: Tensor) -> Tensor:
+    """A lower root of the covariance ``(C, V, V)``, with no direction wider than in the prior."""
+    values, vectors = _firm_parts(precision)
     return cholesky((vectors / values.unsqueeze(-2)) @ vectors.mT).factor
 
 
 def joint_precision(at: LatentsAt, sites: LatentSites) -> Tensor:
     """The precision of all latents together ``(C, V, V)``, no less than the prior's in any direction; see :func:`joint_scale`."""
-    values, vectors = _firm_parts(at, sites)
+    values, vectors = _firm_parts(_joint_precision(at, sites, _own_precision(at, sites)))
     return (vectors * values.unsqueeze(-2)) @ vectors.mT
 
 
-def _firm_parts(at: LatentsAt, sites: LatentSites) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, at least 1, and vectors of the joint precision."""
-    values, vectors = torch.linalg.eigh(torch.nan_to_num(_joint_precision(at, sites, _own_precision(at, sites))))
+def _firm_parts(precision: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues, at least 1, and vectors."""
+    values, vectors = torch.linalg.eigh(torch.nan_to_num(precision))
     return values.clamp_min(1.0), vectors
 
 

@@ -30,7 +30,7 @@ class _Bindings(NamedTuple):
 
     among_latents: Covariance
     jitter: Tensor
-    from_inducing: Covariance  # K(Z, [Z; X])
+    from_inducing: Covariance | None  # K(Z, [Z; X]), where data have the precision of all else
     in_chunks: DataBindings
 
 
@@ -113,11 +113,12 @@ class SparseGP(InducingModel):
         z, x = self.inducing_points, self.train_x
         inner, jitter = super()._bind()
         dtype = x.dtype if self.data_dtype is None else self.data_dtype
-        covariance = self.covariance
+        both = torch.cat([z, x])
         if dtype != x.dtype:
             covariance = covariance_function(copy.deepcopy(self.kernel).to(dtype), x.to(dtype))
-        both = torch.cat([z, x])
-        joint = covariance.bind(both.to(dtype), z.to(dtype))
+            joint = covariance.bind(both.to(dtype), z.to(dtype))
+            return _Bindings(inner, jitter, None, DataBindings(inner, jitter, joint, dtype))
+        joint = self.covariance.bind(both, z)
         return _Bindings(inner, jitter, self.covariance.bind(z, both), DataBindings(inner, jitter, joint, dtype))
 
     @property
@@ -127,13 +128,19 @@ class SparseGP(InducingModel):
 
     def at_data(self, hyperparameters: Hyperparameters) -> LatentsAt:
         values, count = hyperparameters
-        jitter = self.bindings.jitter
+        jitter, from_inducing = self.bindings.jitter, self.bindings.from_inducing
+        mean = self.mean_function(values["mean"], self.train_x, count)
+        variance = self.covariance.diagonal(values["kernel"], self.train_x)
+        if from_inducing is None:
+            data, first = self.bindings.in_chunks, len(jitter)
+            parameters = {name: value.to(data.dtype) for name, value in values["kernel"].items()}
+            outer = data.joint.rows(slice(first, first + len(self.train_x)))(parameters).expand(count, -1, -1).mT.to(jitter.dtype)
+            return self._projected(self.prior_at(hyperparameters), Cross(mean, outer, variance))
         # One evaluation of K(Z, [Z; X]): at these sizes the calls cost as much as the arithmetic.
-        joint = self.bindings.from_inducing(values["kernel"]).expand(count, -1, -1)
+        joint = from_inducing(values["kernel"]).expand(count, -1, -1)
         inner, outer = joint.split([len(jitter), len(self.train_x)], -1)
         prior = self._factorised(values, self.mean_function(values["mean"], self.inducing_points, count), inner + jitter)
-        mean = self.mean_function(values["mean"], self.train_x, count)
-        return self._projected(prior, Cross(mean, outer, self.covariance.diagonal(values["kernel"], self.train_x)))
+        return self._projected(prior, Cross(mean, outer, variance))
 
     def log_likelihood(self, at: LatentsAt, v: Tensor, targets: Targets | None = None) -> Tensor:
         y = self.targets if targets is None else targets

@@ -60,8 +60,8 @@ def initialize(
     Args:
         model: a :class:`SparseGP`, or a :class:`GP`; not changed.
         optimize_inducing_points: whether a :class:`SparseGP`'s inducing points move too.
-        max_iterations: rounds of each of the two searches, at most; with ``batch_size`` passes over the data, in the last
-            third of which steps shrink.
+        max_iterations: rounds of each of the two searches, at most; with ``batch_size`` passes over the data, over which steps
+            shrink.
         batch_size: data a step, where N is too large for all at once.
         start: an earlier fit to go on from, ``tg.initialize(start.model, start=start, ...)``: of the same model, at its theta,
             inducing points and q(v).

@@ -21,7 +21,7 @@ from torchgpmc.models.validation import check_test_inputs
 from torchgpmc.prediction import Prediction
 from torchgpmc.storage.fingerprint import differences, model_fingerprint
 from torchgpmc.variational.bound import VariationalMarginal
-from torchgpmc.variational.curvature import near_mode
+from torchgpmc.variational.curvature import joint_scale_by_chunks, near_mode
 from torchgpmc.variational.gpytorch_parts import convert_variational
 
 _DATA_CHUNK_ELEMENTS = 20_000_000  # of projections
@@ -43,14 +43,15 @@ class Start:
         theta: unconstrained, ``(P,)``.
         mean: of q(v), ``(K, M)``.
         scale: lower triangular, ``(K, M, M)``.
-        theta_covariance: of theta around ``theta``, ``(P, P)``: the inverse curvature of the bound.
+        theta_covariance: of theta around ``theta``, ``(P, P)``: the inverse curvature of the bound; beyond 64 hyperparameters
+            diagonal, the inverse curvatures of the joint density in each alone.
         slope: how the mean of q(v) moves with theta, ``(V, P)``.
         elbo: lower bound of log p(y | theta); the prior of theta is not in it.
         converged: whether the fit ended where a round of its steps gains less than 0.01 nats.
         joint_scale: a root of the covariance of all latents together, lower triangular, ``(V, V)``, to move in. Data of several
             classes see differences of functions, so what these share is as free as in the prior, and q, a product over
-            functions, has it too narrow, a hundredfold and more. ``None``: of one function, of fits by minibatches, and above
-            V = 2000; then ``scale`` is moved in.
+            functions, has it too narrow, a hundredfold and more. ``None``: of one function, and above V = 6000 (2000, unless
+            fitted by minibatches or converted); then ``scale`` is moved in.
 
     Example:
         >>> import torch, torchgpmc as tg
@@ -197,11 +198,13 @@ class Start:
 def fitted(model: GPModel, latents: GaussianLatents, *, converged: bool, marginal: VariationalMarginal | None = None) -> Start:
     """The start of q(v) (one theta) at the present values of ``model``; curvature and bound are worked out here."""
     theta = model.layout.present(model)[0].detach()
-    found = near_mode(VariationalMarginal(model) if marginal is None else marginal, theta)
+    found = near_mode(VariationalMarginal(model) if marginal is None else marginal, theta, latents)
     elbo = variational_bound(model, theta, latents)
     if not math.isfinite(elbo):
         warn("the variational bound is not finite where the fit ended: its starts and coordinates may be of no use.")
-    joint = _joint_scale(marginal, theta) if marginal is not None and math.isfinite(elbo) else None
+    joint = None
+    if math.isfinite(elbo):
+        joint = joint_scale_by_chunks(model, theta, latents) if marginal is None else _joint_scale(marginal, theta)
     return Start(model, theta, latents.mean[0], latents.scale[0], found.covariance, found.slope, elbo, converged, joint)
 
 
