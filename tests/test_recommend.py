@@ -63,7 +63,14 @@ def test_laplace_draws_no_latents_of_probits():
     ("columns", "engines"),
     [
         (8, ["AMIS(evidence=SmoothProbit(approximation=EP(), ", "AMIS(evidence=Orthant())", "NUTS(whitening"]),
-        (9, ["AMIS(degrees_of_freedom=30, evidence=S", *["AMIS(degrees_of_freedom=30, num_starts=0, evidence=S"] * 4, "NUTS(w"]),
+        (
+            9,
+            [
+                "AMIS(degrees_of_freedom=30, leave_modes=True, prior_arms=True, evidence=S",
+                *["AMIS(degrees_of_freedom=30, num_starts=0, prior_arms=True, evidence=S"] * 4,
+                "NUTS(w",
+            ],
+        ),
         (17, ["NUTS(whitening"]),
     ],
 )

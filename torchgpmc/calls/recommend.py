@@ -245,8 +245,9 @@ def _through_estimates(model: GPModel, few: str, wanted: int) -> list[Candidate]
         if model.layout.size > MANY_HYPERPARAMETERS:
             apart = "what labels leave open has lobes apart from the modes: weighted draws that begin with the prior."
             again = "the same from other random numbers: runs that agree are worth their draws together."
-            first = replace(first, degrees_of_freedom=_SHORT_TAILS)
+            first = replace(first, degrees_of_freedom=_SHORT_TAILS, prior_arms=True)
             prior = replace(first, num_starts=0)
+            first = replace(first, leave_modes=True)
             turns = [(first, few), (prior, apart), *[(prior, again)] * _MORE_RUNS]
             found = [(MOST_HYPERPARAMETERS, method, why) for method, why in turns]
     elif as_likelihood(model.likelihood).is_log_concave:
