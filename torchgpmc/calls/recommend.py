@@ -66,7 +66,7 @@ _EXACT_OPERATIONS_A_SECOND = 2e10
 _CHAINS = 4
 _TIMING, _MAX_TIMED = 0.1, 20  # seconds, evaluations
 _MAY_TAKE_LONG = 2e8  # operations an estimate: below, a run is soon done, and not timed before it begins
-_LONG = 2.0  # minutes
+_LONG = 1.0  # minutes
 _TIMED_OPERATIONS, _MOST_TIMED_THETAS = 3e8, 100  # of a batch of estimates; small ones are all overhead
 
 
