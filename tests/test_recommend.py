@@ -120,6 +120,16 @@ def test_a_run_of_minutes_says_so_before_it_begins(monkeypatch, recwarn, typical
     assert sum("minutes here" in str(warning.message) for warning in recwarn) == heard
 
 
+@pytest.mark.parametrize(("num_data", "heard"), [(100, 0), (240, 1)])
+def test_chains_of_many_hyperparameters_say_how_long_they_take(monkeypatch, recwarn, num_data, heard):
+    # 300 labels with 34 hyperparameters took over two minutes without a word.
+    monkeypatch.setattr(recommend, "_seconds", lambda evaluate: 0.05)
+    kernel = RBFKernel(ard_num_dims=17, lengthscale_prior=GammaPrior(2.0, 1.0))
+    model = tg.GP(inputs(num_data, 17), targets("probit", num_data), kernel, tg.likelihoods.Bernoulli())
+    recommend.warn_of_time(model, candidates(model)[0])
+    assert sum("minutes here" in str(warning.message) for warning in recwarn) == heard
+
+
 def classes(num_data, num_classes):
     likelihood = tg.likelihoods.Softmax(num_classes=num_classes, mixing_weights=False)
     kernel = RBFKernel(lengthscale_prior=GammaPrior(2.0, 1.0))
