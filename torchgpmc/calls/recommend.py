@@ -152,8 +152,8 @@ def warn_of_time(model: GPModel, candidate: Candidate) -> None:
     if minutes > _LONG:
         warn(
             f"{described(candidate)} will take about {minutes:.0f} minutes here, if it goes well (hyperparameters: "
-            f"{model.layout.size}, latent functions: {model.num_latents}, points: {len(model.latent_inputs)}). A SparseGP with fewer "
-            f"inducing points, or fewer rows, takes less."
+            f"{model.layout.size}, latent functions: {model.num_latents}, points: {len(model.latent_inputs)}). A SparseGP with "
+            f"fewer inducing points, or fewer rows, takes less."
         )
 
 
