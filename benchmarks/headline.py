@@ -5,12 +5,13 @@
     python benchmarks/headline.py --columns 10 --seeds 10 --long 40000 --methods "default call"
     python benchmarks/headline.py --columns 10 --seeds 5 --determined --methods "default call"
 
-Probit GP, n=200, paper A's priors; d=2 isotropic, or a lengthscale each; worst hyperparameter. The truth is one long run, with more
-columns a pool of runs of 4000 draws. Beside it are Kish's size and k-hat, the largest weight, which tells a heavy tail from a
-bounded one, and how far the worst mean of the worst seed is off, in posterior deviations. Mode search is inside the time. With two
-columns NumPyro's NUTS runs first, sequential chains, compile time left out; with ten it takes most of an hour to 200 effective
-draws (``peers/numpyro_nuts.py``), and is not run here, but for ``--determined``: there labels depend on three of the inputs and
-say much, NumPyro has 700 effective draws after 900 transitions a chain, and its means are the truth (``--peer``: its output).
+Probit GP, n=200, paper A's priors; d=2 isotropic, or a lengthscale each; worst hyperparameter. The truth is one long run, with
+more columns one batch from proposals fitted to runs of 4000 draws. Beside it are Kish's size and k-hat, the largest weight,
+which tells a heavy tail from a bounded one, and how far the worst mean of the worst seed is off, in posterior deviations. Mode
+search is inside the time. With two columns NumPyro's NUTS runs first, sequential chains, compile time left out; with ten it
+takes most of an hour to 200 effective draws (``peers/numpyro_nuts.py``), and is not run here, but for ``--determined``: there
+labels depend on three of the inputs and say much, NumPyro has 700 effective draws after 900 transitions a chain, and its means
+are the truth (``--peer``: its output).
 """
 
 import argparse
@@ -32,13 +33,18 @@ def log_weights_of(posterior):
 
 
 def truth_of(model, columns, draws):
-    """Moments of one long run, or of as many draws in runs of 4000 where hardly one in ten is effective."""
+    """Moments of one long run, or of one batch from proposals that were fitted to other runs.
+
+    Proposals learned from the draws that they weigh had a mean of eleven 0.06 to 0.12 deviations low in all runs alike.
+    """
     if columns == 2:
         return moments(tg.sample(model, tg.AMIS(approximation=tg.EP()), num_samples=draws, seed=999, progress=False))
-    evidence = tg.evidence.SmoothProbit(tg.EP(), num_importance=64)
-    method = tg.AMIS(evidence=evidence, degrees_of_freedom=30, num_starts=0)
-    seeds = range(999, 999 + max(2, draws // 4000))
-    return moments(tg.pool([tg.sample(model, method, num_samples=4000, seed=seed, progress=False) for seed in seeds]))
+    evidence, half = tg.evidence.SmoothProbit(tg.EP(), num_importance=64), draws // 2
+    method = tg.AMIS(evidence=evidence, degrees_of_freedom=30, num_starts=0, prior_arms=True)
+    seeds = range(999, 999 + max(2, half // 4000))
+    learned = tg.pool([tg.sample(model, method, num_samples=min(4000, half), seed=seed, progress=False) for seed in seeds])
+    fixed = tg.AMIS(evidence=evidence, degrees_of_freedom=30, batch_sizes=(half,))
+    return moments(tg.sample(model, fixed, num_samples=half, seed=998, progress=False, start=learned))
 
 
 def peer_of_determined(file):

@@ -63,7 +63,14 @@ def test_laplace_draws_no_latents_of_probits():
     ("columns", "engines"),
     [
         (8, ["AMIS(evidence=SmoothProbit(approximation=EP(), ", "AMIS(evidence=Orthant())", "NUTS(whitening"]),
-        (9, ["AMIS(degrees_of_freedom=30, evidence=S", *["AMIS(degrees_of_freedom=30, num_starts=0, evidence=S"] * 4, "NUTS(w"]),
+        (
+            9,
+            [
+                "AMIS(degrees_of_freedom=30, leave_modes=True, prior_arms=True, evidence=S",
+                *["AMIS(degrees_of_freedom=30, num_starts=0, prior_arms=True, evidence=S"] * 4,
+                "NUTS(w",
+            ],
+        ),
         (17, ["NUTS(whitening"]),
     ],
 )
@@ -110,6 +117,16 @@ def test_a_run_of_minutes_says_so_before_it_begins(monkeypatch, recwarn, typical
     monkeypatch.setattr(recommend, "_MAY_TAKE_LONG", least)
     model = gp("softmax")
     recommend.warn_of_time(model, candidates(model)[0]._replace(typical=typical))
+    assert sum("minutes here" in str(warning.message) for warning in recwarn) == heard
+
+
+@pytest.mark.parametrize(("num_data", "heard"), [(100, 0), (240, 1)])
+def test_chains_of_many_hyperparameters_say_how_long_they_take(monkeypatch, recwarn, num_data, heard):
+    # 300 labels with 34 hyperparameters took over two minutes without a word.
+    monkeypatch.setattr(recommend, "_seconds", lambda evaluate: 0.05)
+    kernel = RBFKernel(ard_num_dims=17, lengthscale_prior=GammaPrior(2.0, 1.0))
+    model = tg.GP(inputs(num_data, 17), targets("probit", num_data), kernel, tg.likelihoods.Bernoulli())
+    recommend.warn_of_time(model, candidates(model)[0])
     assert sum("minutes here" in str(warning.message) for warning in recwarn) == heard
 
 

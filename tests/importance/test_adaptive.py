@@ -12,9 +12,12 @@ from torchgpmc.importance import (
     Proposal,
     adapt,
     add_draws,
+    along_axes,
+    begun_again,
     draw_from,
     find_modes,
     from_modes,
+    hold_their_part,
     log_density_of,
     log_evidence,
     log_weights,
@@ -277,3 +280,47 @@ def test_where_a_search_was_cut_short_there_is_no_mode():
 def test_a_covariance_that_is_none_is_named():
     with pytest.raises(ValueError, match="positive definite"):
         from_modes(MEAN, -COVARIANCE, torch.zeros(2, dtype=torch.float64), 5.0)
+
+
+def first_batch(width, log_target, arms=False, degrees=30.0):
+    """Of a narrow component at 1, a wide one that learns and a defensive one; and what to begin with again, of fewer or more."""
+    zero, unit = torch.zeros(1, 3, dtype=torch.float64), torch.eye(3, dtype=torch.float64)
+    mean, covariance = along_axes(3, 2.0, 0.5, zero) if arms else (zero, unit[None])
+    narrow = from_modes(zero + 1, width**2 * unit[None], zero[:, 0], degrees)
+    mixture = with_defence(with_defence(narrow, zero[0], unit, 0.2), zero[0], unit, 0.2)
+    state = start(mixture)
+    position = draw_from(mixture, 400, torch.Generator().manual_seed(0))
+    return add_draws(state, position, log_target(position)), with_defence(
+        from_modes(mean, covariance, torch.zeros_like(mean[:, 0]), degrees), zero[0], unit, 0.2
+    )
+
+
+def wide_target(x):
+    return -0.5 * x.square().sum(-1)
+
+
+def narrow_target(x):
+    return -0.5 * ((x - 1) / 0.1).square().sum(-1)
+
+
+@pytest.mark.parametrize(("target", "hold"), [(wide_target, False), (narrow_target, True)])
+def test_components_hold_their_part_where_the_mass_is_at_them(target, hold):
+    assert hold_their_part(first_batch(0.1, target)[0], 1) is hold
+
+
+@pytest.mark.parametrize("arms", [False, True])
+@pytest.mark.parametrize("modified", [False, True])
+def test_what_is_begun_again_learns_as_if_it_had_begun_so(modified, arms):
+    plan = Adaptation(modified, False, 6.0, 0.2)
+    state, beginning = first_batch(0.3, wide_target, arms)
+    again = begun_again(state, beginning)
+    x = 2 * torch.randn(50, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    torch.testing.assert_close(log_density_of(again.current, x), log_density_of(beginning, x))
+    torch.testing.assert_close(log_weights(again), log_weights(state))
+    torch.testing.assert_close(own_log_weights(again), own_log_weights(state))
+    plain = adapt(state._replace(current=beginning, first=beginning), plan).current
+    torch.testing.assert_close(log_density_of(adapt(again, plan).current, x), log_density_of(plain, x))
+    # The next batch is weighed against what it came from.
+    more = add_draws(adapt(again, plan), x, wide_target(x))
+    own = more.log_target[400:] - log_density_of(plain, x)
+    torch.testing.assert_close(own_log_weights(more)[400:], own)

@@ -16,8 +16,10 @@ from torchgpmc.importance import (
     Adaptation,
     adapt,
     add_draws,
+    begun_again,
     draw_from,
     from_modes,
+    hold_their_part,
     log_evidence,
     log_weights,
     start,
@@ -90,6 +92,30 @@ def test_the_evidence_is_unbiased_while_proposals_adapt(errors_of_small_batches)
 @pytest.mark.slow
 def test_the_bias_of_mixture_weights_is_caught(errors_of_small_batches):
     assert worst_excess(np.exp(errors_of_small_batches[1])[:, None], 1.0) > 1
+
+
+def one_that_leaves_a_component(seed):
+    """Error of the log evidence where a run begins at one place, and the first batch decides whether it begins again."""
+    plan, generator, of_data = PLANS["amis"], make_generator(seed), (seed % 10, 0.1)
+    prior = with_defence(from_modes(ZERO, UNIT[None], ZERO[:, 0], 5.0), ZERO[0], UNIT, plan.defensive_share)
+    first = with_defence(from_modes(ZERO - 0.5, 0.5 * UNIT[None], ZERO[:, 0], 5.0), ZERO[0], UNIT, 0.3)
+    state, left = start(with_defence(first, ZERO[0], UNIT, plan.defensive_share)), False
+    for batch in range(12):
+        z = draw_from(state.current, 20, generator)
+        log_prior = -0.5 * (z.square().sum(-1) + D * math.log(2 * math.pi))
+        state = add_draws(state, z, log_likelihood(*data(*of_data), 0.1, z) + log_prior)
+        if batch == 0 and not hold_their_part(state, 1):
+            state, left = begun_again(state, prior), True
+        state = adapt(state, plan)
+    return float(log_evidence(state)[0]) - truth(*of_data)[0], left
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+def test_the_evidence_is_unbiased_whether_a_run_begins_again_or_not():
+    errors, left = np.array([one_that_leaves_a_component(seed) for seed in range(100)]).T
+    assert 0.1 < left.mean() < 0.9
+    assert worst_excess(np.exp(errors)[:, None], 1.0) < 1
 
 
 def errors_of(method, seed, noise):

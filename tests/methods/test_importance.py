@@ -71,6 +71,8 @@ METHODS = {
     "MAMIS": tg.MAMIS(),
     "diagonal": tg.AMIS(diagonal=True),
     "tails": tg.AMIS(search_tails=True, degrees_of_freedom=30),
+    "modes may be left": tg.AMIS(leave_modes=True),
+    "arms": tg.AMIS(num_starts=0, prior_arms=True),
     "AMIS, then MAMIS": tg.AMIS(switch_to_modified_after=3),
 }
 
@@ -199,7 +201,15 @@ def test_mistakes_are_named(method):
             tg.sample(gp("probit"), type(method)(defensive_share=share), num_samples=20, **QUIET)
     with pytest.raises(ValueError, match="normal_scale"):
         tg.sample(gp("probit"), type(method)(normal_scale="log"), num_samples=20, **QUIET)
-    for options, problem in (({"search_tails": 1}, "search_tails is 1"), ({"search_tails": True, "num_starts": 0}, "num_starts=0")):
+    for options, problem in (
+        ({"search_tails": 1}, "search_tails is 1"),
+        ({"search_tails": True, "num_starts": 0}, "num_starts=0"),
+        ({"leave_modes": None}, "leave_modes is None"),
+        ({"leave_modes": True, "num_starts": 0}, "num_starts=0"),
+        ({"leave_modes": True, "defensive_share": 0.0}, "defensive_share=0"),
+        ({"prior_arms": "x"}, "prior_arms is 'x'"),
+        ({"prior_arms": True}, "begins at modes"),
+    ):
         with pytest.raises(ValueError, match=problem):
             tg.sample(gp("probit"), type(method)(**options), num_samples=20, **QUIET)
     with pytest.raises(ValueError, match="degrees_of_freedom"):
@@ -246,6 +256,38 @@ def test_a_search_of_tails_adds_components_to_the_first_proposal(diagonal):
     state = searched.advance(searched.init(torch.Generator().manual_seed(0)), torch.Generator().manual_seed(1))[0]
     least = 0.8 * 0.3 / (len(more.mean) - 1) / 1.3
     assert len(state.draws.current.mean) == len(more.mean) and float(state.draws.current.log_share.exp().min()) > least
+
+
+def test_arms_of_the_prior_are_begun_with_along_each_hyperparameter():
+    model = small("probit")
+    settings = Settings(400, None, None, None)
+    plain, more = (
+        tg.AMIS(num_starts=0, prior_arms=arms).prepare(model, settings).init(torch.Generator()).draws.first
+        for arms in (False, True)
+    )
+    assert len(plain.mean) == 2 and len(more.mean) == 2 + 2 * model.layout.size
+    arms = more.mean[1:-1]
+    assert bool(((arms != 0).sum(-1) == 1).all()) and bool((arms.sum(0) == 0).all())
+    torch.testing.assert_close(more.log_share[1:-1].exp().sum(), torch.tensor(0.8 * 2 / 3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("arms", [False, True])
+@pytest.mark.parametrize("hold", [True, False])
+def test_modes_are_left_where_the_first_draws_say_that_little_mass_is_there(hold, arms, monkeypatch):
+    monkeypatch.setattr("torchgpmc.runs.weighted.hold_their_part", lambda draws, modes: hold)
+    run = tg.AMIS(leave_modes=True, prior_arms=arms).prepare(regression(), Settings(400, None, None, None))
+    state = run.init(torch.Generator().manual_seed(0))
+    modes = len(state.draws.first.mean) - 2
+    second = run.advance(state, torch.Generator().manual_seed(1))[0]
+    after = second.draws
+    assert modes > 0 and bool((state.draws.first.mean[:modes] != 0).all())
+    if hold:
+        torch.testing.assert_close(after.first.mean, state.draws.first.mean)
+    else:
+        assert bool((after.first.mean.unique(dim=0) != 0).any()) is arms and bool((after.first.mean[[0, -1]] == 0).all())
+    # Once: later batches go on as they are.
+    monkeypatch.setattr("torchgpmc.runs.weighted.hold_their_part", None)
+    run.advance(second, torch.Generator().manual_seed(2))
 
 
 def test_no_mode_is_looked_for_where_none_is_wanted(monkeypatch, recwarn):

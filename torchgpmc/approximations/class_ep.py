@@ -43,6 +43,8 @@ from torchgpmc.numerics.linalg import cholesky, identity_matrix
 from torchgpmc.numerics.quadrature import normal_points
 
 _NEAR, _GOOD_ENOUGH = 0.02, 0.5  # squared, in deviations, of all data together; where it grows again
+_NEARLY, _SLOW = 10.0, 0.7  # tolerances, from where on a sweep that leaves more than this part of the mismatch is the last
+_PATIENCE = 3  # sweeps without a smaller mismatch than before
 _LEAST = 1e-6  # of a site's precision
 _LEAST_SPREAD = 1e-6
 _NO_WEIGHT = 1e-300  # sums of weights are divided by
@@ -100,6 +102,10 @@ class _State(NamedTuple):
     shift_step: Tensor
     damping: Tensor  # (C,)
     mismatch: Tensor  # (C,)
+    best_weight: Tensor  # (C, K, N), the sites of least mismatch so far
+    best_shift: Tensor  # (C, K, N)
+    best_mismatch: Tensor  # (C,)
+    waited: Tensor  # (C,), sweeps since; below zero: back at those sites, to end there
 
 
 class _Result(NamedTuple):
@@ -130,7 +136,8 @@ class ClassEP:
 
     Args:
         tolerance: the iteration ends when squared differences of tilted and approximate means, in deviations, and half those of
-            covariances add up to less over all data, or where they grow again and are small.
+            covariances add up to less over all data; near that, once sweeps hardly help; and at the best sites met where they do
+            not help at all.
         max_iterations: a theta that takes more counts as not converged.
 
     Example:
@@ -163,7 +170,8 @@ class ClassEP:
         with torch.no_grad():
             sites = _near_mode(problem, rule) if start is None else ClassSites(*start.chunk(2, 1))
             zero = torch.zeros_like(sites.weight)
-            state = _State(*sites, zero, zero, zero[:, 0, 0] + 1.0, zero[:, 0, 0] + torch.inf)
+            none = zero[:, 0, 0]
+            state = _State(*sites, zero, zero, none + 1.0, none + torch.inf, *sites, none + torch.inf, none)
             found, converged, counts = iterate(
                 problem, state, lambda part, at: _sweep(part, at, rule, self.tolerance), self.max_iterations
             )
@@ -277,10 +285,35 @@ def _sweep(problem: LatentProblem, state: _State, rule: _Rule, tolerance: float)
     mismatch = (matched.mean.square() + 0.5 * spread.square()).sum((-2, -1))
     finite = torch.isfinite(mismatch + following.weight.sum((-2, -1)) + following.shift.sum((-2, -1)))
     sound = under.ok & root_ok.all(-1) & finite
-    moved = _move(state, following, sound, mismatch)
-    # A covariance that sites of K numbers cannot match may lead away from where all else is matched.
-    settled = (mismatch < tolerance) | ((mismatch > state.mismatch) & (mismatch < _GOOD_ENOUGH))
-    return moved, result, sound & settled, moved.damping < _LEAST_DAMPING
+    better = sound & (mismatch < state.best_mismatch)
+    moved = _remembering(_move(state, following, sound, mismatch), state, better, torch.where(sound, mismatch, torch.inf))
+    slow = (mismatch < _NEARLY * tolerance) & (mismatch > _SLOW * state.mismatch) & better
+    back = state.waited < 0
+    near = mismatch < _GOOD_ENOUGH
+    finished = sound & ((mismatch < tolerance) | slow | (back & near))
+    return moved, result, finished, (moved.damping < _LEAST_DAMPING) | (back & ~near)
+
+
+def _remembering(moved: _State, state: _State, better: Tensor, mismatch: Tensor) -> _State:
+    """With the best sites so far; back at them where sweeps lead nowhere, as a covariance that K numbers cannot match may have it.
+
+    Sites that wander off give estimates that all miss what these have.
+    """
+    column = better[:, None, None]
+    weight = torch.where(column, state.weight, state.best_weight)
+    shift = torch.where(column, state.shift, state.best_shift)
+    least = torch.where(better, mismatch, state.best_mismatch)
+    waited = torch.where(better, 0.0, state.waited + 1)
+    ends = ~better & ((waited >= _PATIENCE) | (least < _GOOD_ENOUGH)) & torch.isfinite(least)
+    column = ends[:, None, None]
+    return moved._replace(
+        weight=torch.where(column, weight, moved.weight),
+        shift=torch.where(column, shift, moved.shift),
+        best_weight=weight,
+        best_shift=shift,
+        best_mismatch=least,
+        waited=torch.where(ends, -1.0, waited),
+    )
 
 
 def _move(state: _State, following: ClassSites, sound: Tensor, mismatch: Tensor) -> _State:
@@ -290,11 +323,11 @@ def _move(state: _State, following: ClassSites, sound: Tensor, mismatch: Tensor)
     good, size = sound[:, None, None], damping[:, None, None]
     weight_step = torch.where(good, size * (following.weight - state.weight), -0.5 * state.weight_step)
     shift_step = torch.where(good, size * (following.shift - state.shift), -0.5 * state.shift_step)
-    return _State(
-        state.weight + weight_step,
-        state.shift + shift_step,
-        torch.where(good, weight_step, 0.5 * state.weight_step),
-        torch.where(good, shift_step, 0.5 * state.shift_step),
-        damping,
-        torch.where(sound, mismatch, state.mismatch),
+    return state._replace(
+        weight=state.weight + weight_step,
+        shift=state.shift + shift_step,
+        weight_step=torch.where(good, weight_step, 0.5 * state.weight_step),
+        shift_step=torch.where(good, shift_step, 0.5 * state.shift_step),
+        damping=damping,
+        mismatch=torch.where(sound, mismatch, state.mismatch),
     )

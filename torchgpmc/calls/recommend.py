@@ -66,7 +66,8 @@ _EXACT_OPERATIONS_A_SECOND = 2e10
 _CHAINS = 4
 _TIMING, _MAX_TIMED = 0.1, 20  # seconds, evaluations
 _MAY_TAKE_LONG = 2e8  # operations an estimate: below, a run is soon done, and not timed before it begins
-_LONG = 2.0  # minutes
+_CHAINS_MAY_TAKE_LONG = 1.3e7  # a gradient, of which chains take fifteen times as many
+_LONG = 1.0  # minutes
 _TIMED_OPERATIONS, _MOST_TIMED_THETAS = 3e8, 100  # of a batch of estimates; small ones are all overhead
 
 
@@ -145,13 +146,14 @@ def explain(model: GPModel) -> str:
 
 def warn_of_time(model: GPModel, candidate: Candidate) -> None:
     """Says what an engine will cost before it begins, where that may be minutes."""
-    if _operations_of_estimate(model) < _MAY_TAKE_LONG:
+    if _operations_of_estimate(model) < (_MAY_TAKE_LONG if candidate.num_chains is None else _CHAINS_MAY_TAKE_LONG):
         return
     minutes = candidate.typical * _seconds(candidate.evaluate) / 60
     if minutes > _LONG:
         warn(
-            f"{described(candidate)} will take about {minutes:.0f} minutes here, if it goes well: {model.num_latents} latent "
-            f"functions at {len(model.latent_inputs)} points. A SparseGP with fewer inducing points, or fewer rows, takes less."
+            f"{described(candidate)} will take about {minutes:.0f} minutes here, if it goes well (hyperparameters: "
+            f"{model.layout.size}, latent functions: {model.num_latents}, points: {len(model.latent_inputs)}). A SparseGP with "
+            f"fewer inducing points, or fewer rows, takes less."
         )
 
 
@@ -245,8 +247,9 @@ def _through_estimates(model: GPModel, few: str, wanted: int) -> list[Candidate]
         if model.layout.size > MANY_HYPERPARAMETERS:
             apart = "what labels leave open has lobes apart from the modes: weighted draws that begin with the prior."
             again = "the same from other random numbers: runs that agree are worth their draws together."
-            first = replace(first, degrees_of_freedom=_SHORT_TAILS)
+            first = replace(first, degrees_of_freedom=_SHORT_TAILS, prior_arms=True)
             prior = replace(first, num_starts=0)
+            first = replace(first, leave_modes=True)
             turns = [(first, few), (prior, apart), *[(prior, again)] * _MORE_RUNS]
             found = [(MOST_HYPERPARAMETERS, method, why) for method, why in turns]
     elif as_likelihood(model.likelihood).is_log_concave:

@@ -5,6 +5,8 @@ from torchgpmc.importance.adaptive import (
     AdaptiveState,
     adapt,
     add_draws,
+    begun_again,
+    hold_their_part,
     log_evidence,
     log_weights,
     own_log_weights,
@@ -12,7 +14,7 @@ from torchgpmc.importance.adaptive import (
     truncated_log_weights,
 )
 from torchgpmc.importance.mode_search import Mode, find_modes
-from torchgpmc.importance.proposal import Proposal, draw_from, from_modes, log_density_of, with_defence
+from torchgpmc.importance.proposal import Proposal, along_axes, draw_from, from_modes, log_density_of, with_defence
 from torchgpmc.importance.tail_search import search_tails
 
 __all__ = [
@@ -22,9 +24,12 @@ __all__ = [
     "Proposal",
     "adapt",
     "add_draws",
+    "along_axes",
+    "begun_again",
     "draw_from",
     "find_modes",
     "from_modes",
+    "hold_their_part",
     "log_density_of",
     "log_evidence",
     "log_weights",

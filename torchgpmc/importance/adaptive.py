@@ -12,7 +12,7 @@ from torchgpmc.importance.proposal import Proposal, log_density_of, with_defence
 from torchgpmc.numerics.linalg import cholesky
 
 _LEAST_SHARE = 1e-3
-_ROUNDS = 5  # of expectation maximisation a batch: a component that has far to go gets there in half the draws
+_ROUNDS = 5
 
 
 class AdaptiveState(NamedTuple):
@@ -35,7 +35,9 @@ class Adaptation(NamedTuple):
     which keeps a few heavy weights from collapsing them (in the spirit of MAMIS-P, paper E section 4.5.2; ours blends moments).
     With a ``defensive_share``, the last component stays as it is and keeps that share (Hesterberg 1995): where it is broad, no
     weight can be much larger than the target is beside it, whatever the others have come to. A ``kept_share`` is divided evenly
-    among the others: one that stands where little mass is keeps its part of that, however few draws it answers for.
+    among the others: one that stands where little mass is keeps its part of that, however few draws it answers for. ``rounds`` of
+    expectation maximisation a batch bring one that has far to go there in half the draws; of many components they make more of the
+    draws they are learned from than is there, and so of those draws' weights less.
     """
 
     modified: bool
@@ -43,6 +45,7 @@ class Adaptation(NamedTuple):
     prior_strength: float
     defensive_share: float = 0.0
     kept_share: float = 0.0
+    rounds: int = _ROUNDS
 
 
 def start(first: Proposal) -> AdaptiveState:
@@ -141,7 +144,8 @@ def adapt(state: AdaptiveState, plan: Adaptation) -> AdaptiveState:
     if plan.modified:
         last = int(state.counts[-1])
         position = state.position[-last:]
-        log_weight = state.log_target[-last:] - log_density_of(state.current, position)
+        came_from = Proposal(*(part[-1] for part in state.past))
+        log_weight = state.log_target[-last:] - log_density_of(came_from, position)
     else:
         position, log_weight = state.position, log_weights(state)
     if not bool(torch.isfinite(log_weight).any()):
@@ -149,9 +153,39 @@ def adapt(state: AdaptiveState, plan: Adaptation) -> AdaptiveState:
     log_weight = truncated_log_weights(log_weight)
     log_weight = log_weight - torch.logsumexp(log_weight, 0)
     proposal = state.current
-    for _ in range(_ROUNDS if len(proposal.mean) > 1 else 1):
+    for _ in range(plan.rounds if len(proposal.mean) > 1 else 1):
         proposal = _followed(proposal, state.first, position, log_weight, plan)
     return state._replace(current=proposal)
+
+
+def hold_their_part(state: AdaptiveState, components: int) -> bool:
+    """Whether the first components of a run's only proposal weigh as much as their part of the draws, or more.
+
+    By how likely each draw is to be of one of them: a share of the mass, where proposals cover it, against a share of the draws.
+    """
+    shares = _responsibilities(state.current, state.position).exp()[:components].sum(0)
+    return bool(torch.softmax(log_weights(state), 0) @ shares >= shares.mean())
+
+
+def begun_again(state: AdaptiveState, beginning: Proposal) -> AdaptiveState:
+    """The same draws, with weights as they are, and a ``beginning`` to go on from, whose last component is a defensive one."""
+    size = max(len(beginning.mean), len(state.first.mean))
+    again = _divided(beginning, size)
+    past = [_divided(Proposal(*(part[batch] for part in state.past)), size) for batch in range(len(state.counts))]
+    stacked = Proposal(*(torch.stack(parts) for parts in zip(*past, strict=True)))
+    return state._replace(past=stacked, current=again, first=again)
+
+
+def _divided(proposal: Proposal, size: int) -> Proposal:
+    """The same density by ``size`` components, as past proposals are one stack: equal parts of the first, then the others.
+
+    Parts learn alike, and so stay together what the component is alone.
+    """
+    extra = size - len(proposal.mean)
+    index = torch.arange(-extra, size - extra, device=proposal.mean.device).clamp_min(0)
+    log_share = proposal.log_share[index]
+    log_share[: extra + 1] -= math.log(extra + 1)
+    return Proposal(log_share, proposal.mean[index], proposal.factor[index], proposal.degrees_of_freedom)
 
 
 def _followed(proposal: Proposal, first: Proposal, position: Tensor, log_weight: Tensor, plan: Adaptation) -> Proposal:

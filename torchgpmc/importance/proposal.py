@@ -9,7 +9,7 @@ import scipy.special
 import torch
 from torch import Tensor
 
-from torchgpmc.numerics.linalg import cholesky, solve_lower, triangular_log_determinant
+from torchgpmc.numerics.linalg import cholesky, identity_matrix, solve_lower, triangular_log_determinant
 from torchgpmc.numerics.random import sobol_points
 
 
@@ -87,3 +87,22 @@ def with_defence(proposal: Proposal, mean: Tensor, factor: Tensor, share: float)
     log_share = torch.cat([proposal.log_share + math.log1p(-share), proposal.log_share.new_tensor([math.log(share)])])
     means, factors = torch.cat([proposal.mean, mean[None]]), torch.cat([proposal.factor, factor[None]])
     return Proposal(log_share, means, factors, proposal.degrees_of_freedom)
+
+
+def along_axes(size: int, out: float, deviation: float, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Means ``(2 size, size)`` and covariances of standard normal densities but for one coordinate each, narrow and far out.
+
+    Args:
+        size: D.
+        out: how far, in either direction.
+        deviation: along that coordinate.
+        like: of the dtype and on the device wanted.
+
+    Example:
+        >>> mean, covariance = along_axes(2, 2.0, 0.5, torch.zeros(()))
+        >>> mean.tolist(), covariance[0].tolist()
+        ([[2.0, 0.0], [0.0, 2.0], [-2.0, 0.0], [0.0, -2.0]], [[0.25, 0.0], [0.0, 1.0]])
+    """
+    unit = identity_matrix(size, like)
+    covariance = unit - (1 - deviation**2) * torch.diag_embed(unit)
+    return out * torch.cat([unit, 0.0 - unit]), covariance.repeat(2, 1, 1)

@@ -30,7 +30,8 @@ class AMIS(ImportanceOptions):
         batch_size: draws of the first batch; by default a tenth of ``num_samples``, at least 10 a hyperparameter.
         growth: of batches.
         batch_sizes: all of them, in place of the two above, the last repeated as often as it takes.
-        prior_strength: draws that the first proposal counts for when the next is learned; by default two a hyperparameter.
+        prior_strength: draws that the first proposal counts for when the next is learned; by default two a
+            hyperparameter, ten with ``prior_arms``.
         defensive_share: of the draws, from a component with the prior's moments that is kept throughout, so that no region of the
             prior is left to the tails of what was learned (on the normal scale it is the prior itself, all but its heavier tails,
             and bounds the weights). As large a share of the rest begins there too, and follows draws that the modes' components
@@ -40,6 +41,12 @@ class AMIS(ImportanceOptions):
             that the curvature there does not tell of (a long arm, another lobe), and begin with components on it as well, which
             keep a share of the draws: weights look even where they miss such a part. About 20 gradients a hyperparameter, and for
             each part found as many as hyperparameters. Where a run starts from draws nothing is looked for.
+        leave_modes: begin again with the prior, as ``num_starts=0`` does, where the first batch says that the modes hold little
+            of the mass: less than their components made of the draws. Those draws keep their weights. Where data leave a dozen
+            hyperparameters open, the posterior lies elsewhere, and a learning proposal hardly gets away from modes.
+        prior_arms: where a run begins with the prior, begin also with a component to either side along each hyperparameter, the
+            prior but that this one is in its outer percentiles. Of a dozen that data leave open, the posterior's lobes are where
+            one or two are extreme, which few draws from the prior are. So many components learn slowly, a round a batch.
         effective_size: stop once Kish's effective size reaches this; ``num_samples`` is then a limit.
         smooth: Pareto-smooth the weights (Vehtari et al. 2024): less variance, a little bias.
         evidence: another unbiased estimate in place of importance sampling: ``torchgpmc.evidence.SmoothProbit()`` or ``Orthant()``.

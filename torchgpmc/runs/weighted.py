@@ -18,8 +18,11 @@ from torchgpmc.importance import (
     Proposal,
     adapt,
     add_draws,
+    along_axes,
+    begun_again,
     draw_from,
     from_modes,
+    hold_their_part,
     log_evidence,
     log_weights,
     search_tails,
@@ -38,6 +41,8 @@ from torchgpmc.storage.draws import Draw, Draws
 _MAX_ANCHORS = 128
 _FITTED_COMPONENTS = 4
 _TAIL_SHARE = 0.4  # of the first draws, of what tails were found to hold
+_ARM = (2.3, 0.5)  # where an arm's middle is, and its deviation, in those of the prior: its outer percentiles
+_ARMS_SHARE = 2 / 3  # of the draws, but for the defensive ones
 _NO_EVIDENCE = (
     "the log evidence is NaN: a constraint cuts off part of a prior, or a transform distorts it, and how much of its mass remains "
     "is not known, as the prior has no cdf and cannot draw inside. The draws and their weights are right; for the evidence "
@@ -69,6 +74,8 @@ class ImportanceRun(NamedTuple):
     effective_size: float | None
     smooth: bool
     search_tails: bool = False  # beyond the best mode's curvature, for more components
+    leave_modes: bool = False  # and begin with the prior, where the first draws say that little mass is at them
+    prior_arms: bool = False  # and begin with components along each axis too, wherever the prior is begun with
     drawn: DrawnStart | None = None  # what the first proposal is fitted to, in place of modes
 
     @property
@@ -104,20 +111,35 @@ class ImportanceRun(NamedTuple):
             modes = posterior_modes(self.marginal, self.num_starts, generator, self.scale)
             if modes and self.search_tails:
                 tails = search_tails(OnNormalScale(self.marginal, self.scale), max(modes, key=lambda mode: mode.log_mass))
-        unit = identity_matrix(self.scale.size, self.scale.coefficients)
-        mean, covariance, share = 0 * unit[:1], unit[None], unit.new_zeros(1)
-        if modes:
-            mean, covariance = (
-                torch.stack(parts) for parts in zip(*[(m.position, m.covariance) for m in modes + tails], strict=True)
-            )
-            share = torch.stack([mode.log_mass for mode in modes])
+        if not modes:
+            return self._prior()
+        mean, covariance = (torch.stack(parts) for parts in zip(*[(m.position, m.covariance) for m in modes + tails], strict=True))
+        share = torch.stack([mode.log_mass for mode in modes])
         if tails:
             # Equal shares: a mass worked out from curvatures so far out may be a tenth of what it is.
             even = torch.full_like(mean[:1, 0], math.log(_TAIL_SHARE / len(tails))).expand(len(tails))
             share = torch.cat([torch.log_softmax(share, 0) + math.log1p(-_TAIL_SHARE), even])
         if self.plan.diagonal:
             covariance = torch.diag_embed(covariance.diagonal(dim1=-2, dim2=-1))
-        return self._with_prior(from_modes(mean, covariance, share, self.degrees_of_freedom), 2 if modes else 1)
+        return self._with_prior(from_modes(mean, covariance, share, self.degrees_of_freedom), 2)
+
+    def _prior(self) -> Proposal:
+        """One or more components that learn, and the defensive one."""
+        unit = identity_matrix(self.scale.size, self.scale.coefficients)
+        mean, covariance, share = 0 * unit[:1], unit[None], unit.new_zeros(1)
+        if self.prior_arms:
+            far, narrow = along_axes(self.scale.size, *_ARM, unit)
+            mean, covariance = torch.cat([mean, far]), torch.cat([covariance, narrow])
+            even = share.new_full((len(far),), math.log(_ARMS_SHARE / len(far)))
+            share = torch.cat([share + math.log1p(-_ARMS_SHARE), even])
+        return self._with_prior(from_modes(mean, covariance, share, self.degrees_of_freedom), 1)
+
+    def _after_first_batch(self, draws: AdaptiveState) -> AdaptiveState:
+        """Begun again with the prior, where the modes' components hold less of the weight than they made of the draws."""
+        modes = len(draws.first.mean) - 2
+        if not self.leave_modes or self.drawn is not None or modes < 1 or hold_their_part(draws, modes):
+            return draws
+        return begun_again(draws, self._prior())
 
     def _with_prior(self, proposal: Proposal, times: int) -> Proposal:
         unit = identity_matrix(self.scale.size, self.scale.coefficients)
@@ -162,6 +184,8 @@ class ImportanceRun(NamedTuple):
         log_target = log_prior + log_slope + estimate.value
         log_target = torch.nan_to_num(log_target, nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
         draws = add_draws(state.draws, z, log_target)
+        if state.iteration == 0:
+            draws = self._after_first_batch(draws)
         if state.iteration + 1 < len(self.schedule):
             modified = self.plan.modified or (self.switch_after is not None and state.iteration + 1 >= self.switch_after)
             draws = adapt(draws, self.plan._replace(modified=modified))
