@@ -22,7 +22,7 @@ _UNKNOWN = 0.1  # deviation where nothing else is known
 _NUM_PROBES, _PROBE = 16, 0.03  # of the curvature of more hyperparameters, and their length
 _ERRORS = 2.0  # standard errors of a mean over probes, less than which no curvature is taken to be
 _CHUNK_ELEMENTS = 4_000_000  # of projections, and of precisions
-_MOST_JOINT = 6000  # V up to which a root of all latents' covariance is made: a factorisation of V^3, and V^2 numbers to move by
+_MOST_JOINT = 2000  # V up to which a root of all latents' covariance is made: at 5000 it cost minutes, and did not lengthen steps
 _PAIR_ELEMENTS = 20_000_000  # of projections weighted by the precisions of every two functions
 
 
@@ -112,7 +112,7 @@ def joint_scale_by_chunks(model: GPModel, theta: Tensor, latents: GaussianLatent
         latents: q, of one theta.
 
     Returns:
-        The root; ``None`` of one latent function, of a latent for every datum, and above V = 6000.
+        The root; ``None`` of one latent function, of a latent for every datum, and above V = 2000.
     """
     count, size = model.latent_shape
     if count == 1 or model.has_latents_at_data or model.latent_size > _MOST_JOINT:

@@ -50,8 +50,8 @@ class Start:
         converged: whether the fit ended where a round of its steps gains less than 0.01 nats.
         joint_scale: a root of the covariance of all latents together, lower triangular, ``(V, V)``, to move in. Data of several
             classes see differences of functions, so what these share is as free as in the prior, and q, a product over
-            functions, has it too narrow, a hundredfold and more. ``None``: of one function, and above V = 6000 (2000, unless
-            fitted by minibatches or converted); then ``scale`` is moved in.
+            functions, has it too narrow, a hundredfold and more. ``None``: of one function, and above V = 2000; then ``scale`` is
+            moved in.
 
     Example:
         >>> import torch, torchgpmc as tg
