@@ -11,9 +11,10 @@ from torch.autograd.function import once_differentiable
 from torchgpmc.likelihoods.gumbel import EULER, WIDEST, Lattice, Likeness, by_likeness
 from torchgpmc.numerics.quadrature import expectation_of_several
 
-# Sums err by about a Gumbel variable's characteristic function at the frequency 2 pi / 0.4, which is 1e-10: values and slopes of
-# coarser lattices do not belong together closely enough for a search to end. Beyond seven deviations of f lies 1e-12.
-_LATTICE = Lattice(step=0.4, reach=7.0, slopes=True)
+# Sums err by about a Gumbel variable's characteristic function at the frequency 2 pi / 0.333, which is 2e-12: values and slopes of
+# coarser lattices (1e-9 with 0.4) do not belong together closely enough for every search to end. Beyond seven deviations of f lies
+# 1e-12.
+_LATTICE = Lattice(step=0.333, reach=7.0, slopes=True)
 _LIKENESS = Likeness((0.06, 0.22, 0.63, 2.0, 6.0, 18.0), _LATTICE.step, (0.8, 1.6, 4.0, 12.0))
 _LEAST = 1e-25  # of distribution functions, below which differences from one are rounding
 
