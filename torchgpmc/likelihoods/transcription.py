@@ -113,6 +113,7 @@ class Transcription(LogLikelihood, gpytorch.likelihoods.Likelihood):
 
     Example:
         >>> import torch
+        >>> from torchgpmc.likelihoods import Activation
         >>> grid, times = torch.linspace(0, 12, 41), torch.tensor([0.0, 6.0, 12.0])
         >>> likelihood = Transcription(grid, times, num_genes=2, num_replicates=3, response=Activation())
         >>> likelihood.expected_response(torch.zeros(1, 41, 3)).shape  # one setting of the hyperparameters
