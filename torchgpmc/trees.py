@@ -12,22 +12,22 @@ import torch
 from torch import Tensor
 
 
-def _mapped(function: Callable[..., Tensor], *trees: Any) -> Any:
+def mapped(function: Callable[..., Tensor], *trees: Any) -> Any:
     """``function`` of the tensors that stand in the same place, in the containers of the first tree."""
     first = trees[0]
     if isinstance(first, Tensor):
         return function(*trees)
     if isinstance(first, tuple):
-        parts = [_mapped(function, *parts) for parts in zip(*trees, strict=True)]
+        parts = [mapped(function, *parts) for parts in zip(*trees, strict=True)]
         return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
     if isinstance(first, dict):
-        return {key: _mapped(function, *(tree[key] for tree in trees)) for key in first}
+        return {key: mapped(function, *(tree[key] for tree in trees)) for key in first}
     return trees[-1]
 
 
 def take(tree: Any, rows: Tensor | slice) -> Any:
     """The given rows of every tensor."""
-    return _mapped(lambda leaf: leaf[rows], tree)
+    return mapped(lambda leaf: leaf[rows], tree)
 
 
 def where(mask: Tensor, yes: Any, no: Any) -> Any:
@@ -41,24 +41,26 @@ def where(mask: Tensor, yes: Any, no: Any) -> Any:
     """
 
     def chosen(a: Tensor, b: Tensor) -> Tensor:
+        if a is b:  # what a step holds
+            return a
         return torch.where(mask if a.dim() == 1 else mask.view(-1, *[1] * (a.dim() - 1)), a, b)
 
-    return _mapped(chosen, yes, no)
+    return mapped(chosen, yes, no)
 
 
 def put(tree: Any, rows: Tensor, new: Any) -> Any:
     """``tree`` with its ``rows`` (indices) replaced by all rows of ``new``."""
-    return _mapped(lambda old, part: old.index_put((rows,), part), tree, new)
+    return mapped(lambda old, part: old.index_put((rows,), part), tree, new)
 
 
 def concatenate(trees: Sequence[Any]) -> Any:
     """The rows of several trees one after another."""
-    return _mapped(lambda *parts: torch.cat(parts), *trees)
+    return mapped(lambda *parts: torch.cat(parts), *trees)
 
 
 def moved(tree: Any, device: torch.device) -> Any:
     """All tensors on ``device``."""
-    return _mapped(lambda leaf: leaf.to(device), tree)
+    return mapped(lambda leaf: leaf.to(device), tree)
 
 
 def numbers_of(other: Any, tree: Any) -> Any:
@@ -69,7 +71,7 @@ def numbers_of(other: Any, tree: Any) -> Any:
         >>> numbers_of((torch.zeros(2), 7), (torch.ones(2), 3))
         (tensor([1., 1.]), 7)
     """
-    return _mapped(lambda own, _: own, tree, other)
+    return mapped(lambda own, _: own, tree, other)
 
 
 def pack(tree: Any) -> Any:

@@ -8,10 +8,11 @@ from torchgpmc.likelihoods.likelihood import Factorised, LogLikelihood
 from torchgpmc.likelihoods.negative_binomial import NegativeBinomial
 from torchgpmc.likelihoods.ordinal import Ordinal
 from torchgpmc.likelihoods.poisson import Poisson
+from torchgpmc.likelihoods.responses import Activation, Linear, Repression, Response
 from torchgpmc.likelihoods.robust_max import RobustMax
 from torchgpmc.likelihoods.softmax import Softmax
 from torchgpmc.likelihoods.student_t import StudentT
-from torchgpmc.likelihoods.transcription import Activation, Linear, Repression, Response, Transcription
+from torchgpmc.likelihoods.transcription import Transcription
 
 __all__ = [
     "Activation",

@@ -9,7 +9,7 @@ the likelihood at C settings is ``(C, 1)``, so that it broadcasts against f.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -127,12 +127,29 @@ class LogLikelihood:
         """
         return {}
 
-    def at_these_parameters(self) -> Callable[[Tensor, Tensor], Tensor] | None:
-        """:meth:`log_prob` as a function of f and targets with all that parameters decide worked out; ``None`` if that is little.
+    def at_these_parameters(self) -> Any:
+        """What parameters decide of :meth:`log_prob`: a NamedTuple of tensors ``(C, ...)``; ``None`` if that is little.
 
-        Without a graph to the parameters, and of their present values, whatever they are when it is called.
+        Chains keep it for as long as their parameters stay. Of a likelihood of several parts ``(C, num_parts, ...)``, each part's
+        from its own parameters. Without a graph to the parameters, which the three methods that take it must not look at.
         """
         return None
+
+    def log_prob_at(self, decided: Any, f: Tensor, targets: Tensor) -> Tensor:
+        """:meth:`log_prob` from what :meth:`at_these_parameters` gave; differentiable in f."""
+        return self.log_prob_by_part_at(decided, f, targets).sum(-1)
+
+    def log_prob_by_part_at(self, decided: Any, f: Tensor, targets: Tensor) -> Tensor:
+        """:meth:`log_prob_by_part` from what :meth:`at_these_parameters` gave."""
+        raise NotImplementedError(f"{type(self).__name__} must define log_prob_at(decided, f, targets), or this for its parts")
+
+    def log_prob_and_slope_at(self, decided: Any, f: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """:meth:`log_prob_at` and its derivative in f, without a graph; by autograd unless a closed form overrides this."""
+        with torch.enable_grad():
+            leaf = f.detach().requires_grad_(True)
+            value = self.log_prob_at(decided, leaf, targets)
+            (slope,) = torch.autograd.grad(value.sum(), leaf)
+        return value.detach(), slope
 
     def log_prob_and_slope(self, f: Tensor, targets: Tensor) -> tuple[Tensor, Tensor] | None:
         """:meth:`log_prob` and its derivative in f, without a graph; ``None`` where they have no closed form."""

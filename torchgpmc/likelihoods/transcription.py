@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,67 +20,13 @@ from torch import Tensor
 from torchgpmc.checks import check_count, warn
 from torchgpmc.likelihoods.decaying_integral import DecayingIntegral, decayed
 from torchgpmc.likelihoods.likelihood import LogLikelihood
+from torchgpmc.likelihoods.responses import Response
 from torchgpmc.numerics.random import draw, normal_like
 from torchgpmc.numerics.special import LOG_SQRT_2PI
+from torchgpmc.overriding import is_newest
 
 # Shares of the grid's spacing that are taken for rounding, as of a grid in single precision.
 _SLACK = 1e-3
-
-
-class Response:
-    """g, how fast a gene is transcribed at a log concentration; a subclass may be one's own.
-
-    ``has_michaelis_constant``: whether g has a parameter gamma, one a gene, above zero.
-    """
-
-    has_michaelis_constant = False
-
-    def __call__(self, log_concentration: Tensor, log_michaelis: Tensor) -> Tensor:
-        """g and nothing else, elementwise; ``log_michaelis`` is log gamma, or zero for a response without one."""
-        raise NotImplementedError(f"{type(self).__name__} must define __call__(log_concentration, log_michaelis)")
-
-
-class Linear(Response):
-    """g = c, c being the concentration (Barenco et al. 2006).
-
-    Example:
-        >>> import torch
-        >>> Linear()(torch.zeros(1), torch.zeros(1))
-        tensor([1.])
-    """
-
-    def __call__(self, log_concentration: Tensor, log_michaelis: Tensor) -> Tensor:
-        return log_concentration.exp()
-
-
-class Activation(Response):
-    """g = c / (gamma + c), which saturates (Michaelis & Menten; paper C, eq. 1.22).
-
-    Example:
-        >>> import torch
-        >>> Activation()(torch.zeros(1), torch.zeros(1))
-        tensor([0.5000])
-    """
-
-    has_michaelis_constant = True
-
-    def __call__(self, log_concentration: Tensor, log_michaelis: Tensor) -> Tensor:
-        return torch.sigmoid(log_concentration - log_michaelis)
-
-
-class Repression(Response):
-    """g = 1 / (gamma + c): the more of the factor, the less expression (paper C, eq. 1.23).
-
-    Example:
-        >>> import torch
-        >>> Repression()(torch.zeros(1), torch.zeros(1))
-        tensor([0.5000])
-    """
-
-    has_michaelis_constant = True
-
-    def __call__(self, log_concentration: Tensor, log_michaelis: Tensor) -> Tensor:
-        return torch.sigmoid(log_michaelis - log_concentration) * (-log_michaelis).exp()
 
 
 class _Linear(NamedTuple):
@@ -90,6 +35,23 @@ class _Linear(NamedTuple):
     offset: Tensor  # (C, G, 1, 1), or (C, G, 1, T) where the start is free
     sensitivity: Tensor  # (C, G, 1, 1)
     log_michaelis: Tensor  # (C, G, 1, 1), or ones all round
+
+
+class _Noise(NamedTuple):
+    """What the noise makes of residuals; where variances are integrated out, 1 / rate of their prior stands for precisions."""
+
+    constant: Tensor  # each gene's (C, G), or (G,)
+    precision: Tensor  # (C, G, R, T), or what broadcasts to it
+
+
+class _Decided(NamedTuple):
+    """What kinetics and noise decide of each gene's density: all but the response to f."""
+
+    offset: Tensor  # (C, G, 1, 1), or (C, G, 1, T)
+    weights: Tensor  # the integrals', times the sensitivity (C, G, T, P)
+    log_michaelis: Tensor  # (C, G, 1, 1)
+    constant: Tensor  # (C, G)
+    precision: Tensor  # (C, G, R, T), or (C, G, 1, 1)
 
 
 class _Positive:
@@ -151,6 +113,7 @@ class Transcription(LogLikelihood, gpytorch.likelihoods.Likelihood):
 
     Example:
         >>> import torch
+        >>> from torchgpmc.likelihoods import Activation
         >>> grid, times = torch.linspace(0, 12, 41), torch.tensor([0.0, 6.0, 12.0])
         >>> likelihood = Transcription(grid, times, num_genes=2, num_replicates=3, response=Activation())
         >>> likelihood.expected_response(torch.zeros(1, 41, 3)).shape  # one setting of the hyperparameters
@@ -159,6 +122,7 @@ class Transcription(LogLikelihood, gpytorch.likelihoods.Likelihood):
 
     elapsed: Tensor
     variances: Tensor | None
+    integrated_prior: Any  # a GammaPrior, or None
 
     basal, decay, sensitivity, initial = _Positive(), _Positive(), _Positive(), _Positive()
     michaelis_constant, noise_precision = _Positive(), _Positive()
@@ -241,7 +205,9 @@ class Transcription(LogLikelihood, gpytorch.likelihoods.Likelihood):
 
     def expected_response(self, f: Tensor) -> Tensor:
         """Expression without noise: log concentrations ``(C, P)``, or ``(C, P, R)`` for R > 1, to ``(C, R, G, T)``."""
-        return self._expected(f, self._linear(), lambda rate: self.integral(rate, self.decay))
+        linear = self._linear()
+        rate = self.response(self._log_concentration(f), linear.log_michaelis)  # (C, G or 1, R, P)
+        return torch.addcmul(linear.offset, linear.sensitivity, self.integral(rate, self.decay)).transpose(-3, -2)
 
     def _linear(self) -> _Linear:
         steady = (self.basal / self.decay).unsqueeze(-1)
@@ -251,10 +217,9 @@ class Transcription(LogLikelihood, gpytorch.likelihoods.Likelihood):
         log_michaelis = self.michaelis_constant.log() if self.response.has_michaelis_constant else steady.new_zeros(1)
         return _Linear(offset.unsqueeze(-2), self.sensitivity[..., None, None], log_michaelis[..., None, None])
 
-    def _expected(self, f: Tensor, linear: _Linear, integral: Callable[[Tensor], Tensor]) -> Tensor:
-        log_concentration = (f.unsqueeze(-1) if self.num_latents == 1 else f).mT.unsqueeze(-3)  # (C, 1, R, P)
-        rate = self.response(log_concentration, linear.log_michaelis)  # (C, G or 1, R, P)
-        return torch.addcmul(linear.offset, linear.sensitivity, integral(rate)).transpose(-3, -2)
+    def _log_concentration(self, f: Tensor) -> Tensor:
+        """``(C, 1, R, P)``."""
+        return (f.unsqueeze(-1) if self.num_latents == 1 else f).mT.unsqueeze(-3)
 
     def log_prob(self, f: Tensor, targets: Tensor) -> Tensor:
         r"""log p(y | f): f as in :meth:`expected_response`, targets ``(R, G, T)`` or ``(C, R, G, T)``, to ``(C,)``.
@@ -272,7 +237,9 @@ class Transcription(LogLikelihood, gpytorch.likelihoods.Likelihood):
 
     def log_prob_by_part(self, f: Tensor, targets: Tensor) -> Tensor:
         """:meth:`log_prob` of each gene, ``(C, G)``."""
-        return self._log_prob_of_residuals()(targets - self.expected_response(f))
+        residuals = (targets - self.expected_response(f)).transpose(-3, -2)
+        noise = self._noise()
+        return self._of_misfit(noise.constant, (residuals.square() * noise.precision).sum((-2, -1)))
 
     def ridges(self) -> dict[str, Tensor]:
         r"""Decay rates follow production at a concentration of one, :math:`\log(B_j + S_j g(1; \gamma_j))`.
@@ -283,28 +250,63 @@ class Transcription(LogLikelihood, gpytorch.likelihoods.Likelihood):
         rate = self.response(torch.zeros_like(log_michaelis), log_michaelis)
         return {"decay": (self.basal + self.sensitivity * rate).log()}
 
-    def at_these_parameters(self) -> Callable[[Tensor, Tensor], Tensor]:
+    def at_these_parameters(self) -> _Decided:
         """The integrals' weights are most of the work."""
         with torch.no_grad():
-            linear, weights, log_prob = self._linear(), self.integral.matrix(self.decay).mT, self._log_prob_of_residuals()
-        return lambda f, targets: log_prob(targets - self._expected(f, linear, lambda rate: rate @ weights)).sum(-1)
+            linear, noise, genes = self._linear(), self._noise(), self.decay.shape
+            log_michaelis, precision = (part.expand(*genes, *part.shape[-2:]) for part in (linear.log_michaelis, noise.precision))
+            weights = linear.sensitivity * self.integral.matrix(self.decay)
+            return _Decided(linear.offset, weights, log_michaelis, noise.constant.expand(genes), precision)
 
-    def _log_prob_of_residuals(self) -> Callable[[Tensor], Tensor]:
-        """Of each gene ``(C, G)``, from residuals ``(C, R, G, T)``."""
-        num_replicates, _, num_times = self.target_shape(self.integral.num_points)
+    def log_prob_by_part_at(self, decided: _Decided, f: Tensor, targets: Tensor) -> Tensor:
+        residuals, _ = self._residuals_and_rate(decided, self._log_concentration(f), targets)
+        return self._of_misfit(decided.constant, (residuals.square() * decided.precision).sum((-2, -1)))
+
+    def log_prob_and_slope_at(self, decided: _Decided, f: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """By the chain rule, if the response knows its slope."""
+        kind: Any = type(self.response)
+        if not is_newest(kind, "slope", ("__call__",)):
+            return super().log_prob_and_slope_at(decided, f, targets)
+        log_concentration = self._log_concentration(f)
+        residuals, rate = self._residuals_and_rate(decided, log_concentration, targets)
+        of_rate = self.response.slope(rate, log_concentration, decided.log_michaelis)
+        if of_rate is None:
+            return super().log_prob_and_slope_at(decided, f, targets)
+        pull = residuals * decided.precision
+        misfit = (pull * residuals).sum((-2, -1))
+        if self.integrated_prior is not None:
+            pull = pull * (self._power / (1 + 0.5 * misfit))[..., None, None]
+        slope = ((pull @ decided.weights) * of_rate).sum(-3)  # (C, R, P)
+        return self._of_misfit(decided.constant, misfit).sum(-1), slope.squeeze(-2) if self.num_latents == 1 else slope.mT
+
+    def _residuals_and_rate(self, decided: _Decided, log_concentration: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """``(C, G, R, T)``, and the response ``(C, G or 1, R, P)``."""
+        rate = self.response(log_concentration, decided.log_michaelis)
+        return targets.transpose(-3, -2) - decided.offset - rate @ decided.weights.mT, rate
+
+    def _noise(self) -> _Noise:
+        num_replicates, num_genes, num_times = self.target_shape(self.integral.num_points)
         count = num_replicates * num_times
         if self.variances is not None:
-            precision = 1 / self.variances
-            constant = 0.5 * precision.log().sum((-3, -1)) - count * LOG_SQRT_2PI
-            return lambda residuals: constant - 0.5 * (residuals.square() * precision).sum((-3, -1))
+            precision = 1 / self.variances.transpose(-3, -2)
+            return _Noise(0.5 * precision.log().sum((-2, -1)) - count * LOG_SQRT_2PI, precision)
         if self.integrated_prior is not None:
             shape, rate = self.integrated_prior.concentration, self.integrated_prior.rate
-            power = shape + 0.5 * count
-            constant = torch.lgamma(power) - torch.lgamma(shape) - 0.5 * count * torch.log(2 * torch.pi * rate)
-            return lambda residuals: constant - power * torch.log1p(residuals.square().sum((-3, -1)) / (2 * rate))
+            constant = torch.lgamma(self._power) - torch.lgamma(shape) - 0.5 * count * torch.log(2 * torch.pi * rate)
+            return _Noise(constant.expand(num_genes), (1 / rate).expand(num_genes, 1, 1))
         precision = self.noise_precision
-        constant = 0.5 * count * precision.log() - count * LOG_SQRT_2PI
-        return lambda residuals: constant - 0.5 * precision * residuals.square().sum((-3, -1))
+        return _Noise(0.5 * count * precision.log() - count * LOG_SQRT_2PI, precision[..., None, None])
+
+    @property
+    def _power(self) -> Tensor:
+        """Of the t density, where variances are integrated out."""
+        return self.integrated_prior.concentration + 0.5 * self.num_latents * len(self.elapsed)
+
+    def _of_misfit(self, constant: Tensor, misfit: Tensor) -> Tensor:
+        """log p of each gene ``(C, G)``, from its residuals' weighted squares."""
+        if self.integrated_prior is not None:
+            return constant - self._power * torch.log1p(0.5 * misfit)
+        return constant - 0.5 * misfit
 
     def sample(self, f: Tensor, generator: torch.Generator) -> Tensor:
         """A draw of the expression, noise included ``(C, R, G, T)``, of f as in :meth:`expected_response`."""

@@ -81,10 +81,10 @@ def prior_part(model: GPModel, covariance_at: Covariance, x: Tensor, values: dic
 _NOT_WRITTEN = methods_of(LogLikelihood, ("log_prob_and_slope",))
 
 
-def _has_slope(likelihood: LogLikelihood) -> bool:
+def has_slope(likelihood: Any) -> bool:
     """Whether the derivative of the very density that ``log_prob`` gives is in closed form."""
     kind: Any = type(likelihood)
-    written = not keeps_methods(kind, _NOT_WRITTEN)
+    written = isinstance(likelihood, LogLikelihood) and not keeps_methods(kind, _NOT_WRITTEN)
     return written and is_newest(kind, "log_prob_and_slope", ("log_prob", "pointwise_log_prob", "forward"))
 
 
@@ -95,7 +95,7 @@ class _Likelihood(NamedTuple):
 
 
 def _likelihood(model: GPModel, values: dict[str, Tensor], sampled: list[str], f: Tensor, targets: Targets) -> _Likelihood:
-    if not sampled and isinstance(model.likelihood, LogLikelihood) and _has_slope(model.likelihood):
+    if not sampled and has_slope(model.likelihood):
         log_prob, slope = model.likelihood_function(
             likelihood_parameters(values), lambda module: module.log_prob_and_slope(f, targets.values)
         )

@@ -199,7 +199,7 @@ def times_vector(symmetric: Tensor, vector: Tensor) -> Tensor:
 def times_blocks(stacked: Tensor, matrix: Tensor) -> Tensor:
     """Rows ``(C, ..., K N)``, K parts of N entries each, every part times ``(C, N, N)`` or ``(1, N, N)`` from the right."""
     count, size = len(matrix), matrix.shape[-1]
-    return (stacked.reshape(count, -1, size) @ matrix).view(stacked.shape)
+    return torch.bmm(stacked.reshape(count, -1, size), matrix).view(stacked.shape)
 
 
 def solve_lower(factor: Tensor, right: Tensor) -> Tensor:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchgpmc.density import AutogradDensity
-from torchgpmc.models.gp_model import GPModel, LatentsAt, likelihood_values
+from torchgpmc.density import AutogradDensity, mask_failures
+from torchgpmc.likelihoods.likelihood import LogLikelihood
+from torchgpmc.models.gp_model import GPModel, LatentsAt, likelihood_parameters, likelihood_values
 from torchgpmc.models.joint_density import JointLogDensity
+from torchgpmc.models.reverse import has_slope
 from torchgpmc.numerics.linalg import times_blocks
 from torchgpmc.numerics.special import log_standard_normal
 from torchgpmc.overriding import is_newest, keeps_methods, methods_of
@@ -21,14 +21,37 @@ from torchgpmc.types import LogDensity
 
 
 class KeptPrior(NamedTuple):
-    """What depends on theta alone."""
+    """What depends on theta alone; see :func:`kept_prior`."""
 
     log_prior: Tensor  # (C,), of theta; NaN where the covariance could not be factorised
     at: LatentsAt  # f at the data
+    likelihood: Any  # what its parameters decide of the likelihood of f; None if that is little
+
+
+def kept_prior(model: GPModel, at: LatentsAt, log_prior: Tensor, likelihood: Any = None) -> KeptPrior:
+    """From f at the data and log p(theta) ``(C,)``; what parameters decide of the likelihood is worked out unless it is at hand."""
+    decided = decided_by_parameters(model, at.prior.values) if likelihood is None else likelihood
+    return KeptPrior(torch.where(at.prior.ok, log_prior, torch.nan), at, decided)
+
+
+def decided_by_parameters(model: GPModel, values: dict[str, dict[str, Tensor]]) -> Any:
+    """Of a likelihood of f at constrained values; ``None`` where there is little, or a subclass has a density of its own."""
+    if not sees_f_alone(model):
+        return None
+
+    def worked_out(likelihood: Any) -> Any:
+        kind: Any = type(likelihood)
+        return likelihood.at_these_parameters() if is_newest(kind, "at_these_parameters", _DENSITIES) else None
+
+    return model.likelihood_function(likelihood_parameters(values["likelihood"]), worked_out)
 
 
 class JointWithPrior:
     """The density of ``joint`` (without sites), whose payload is p(f | theta).
+
+    Args:
+        joint: the density.
+        likelihood: as in :class:`KeptPrior`, where the likelihood's parameters stay as they are.
 
     Example:
         >>> import torch, torchgpmc as tg
@@ -42,8 +65,9 @@ class JointWithPrior:
         torch.Size([3])
     """
 
-    def __init__(self, joint: JointLogDensity):
+    def __init__(self, joint: JointLogDensity, likelihood: Any = None):
         self.joint = joint
+        self.likelihood = likelihood
 
     def __call__(self, position: Tensor) -> Tensor:
         return self.joint(position)
@@ -52,15 +76,14 @@ class JointWithPrior:
         return self.joint.value_and_grad(position)
 
     def select(self, rows: Tensor) -> JointWithPrior:
-        return JointWithPrior(self.joint.select(rows))
+        return JointWithPrior(self.joint.select(rows), take(self.likelihood, rows))
 
     def draw(self, position: Tensor, generator: torch.Generator) -> tuple[Tensor, KeptPrior]:
         """The log density ``(C,)``, and what it took of theta."""
         model = self.joint.model
         with torch.no_grad():
             hyperparameters, log_prior = model.layout.raw_values_and_log_prior(position[:, : model.layout.size])
-            at = model.at_data(hyperparameters)
-            kept = KeptPrior(torch.where(at.prior.ok, log_prior, torch.nan), at)
+            kept = kept_prior(model, model.at_data(hyperparameters), log_prior, self.likelihood)
         return self.value_at(position, kept), kept
 
     def value_at(self, position: Tensor, kept: KeptPrior) -> Tensor:
@@ -78,18 +101,19 @@ class JointWithPrior:
 
 
 _OF_F_ALONE = methods_of(GPModel, ("log_likelihood", "latents"))
+_DENSITIES = "log_prob", "log_prob_by_part", "expected_response"
+
+
+def _slope_of(likelihood: Any) -> Any:
+    """``log_prob_and_slope_at``: by autograd where a subclass has redefined what it is the slope of."""
+    kind: Any = type(likelihood)
+    written = is_newest(kind, "log_prob_and_slope_at", ("at_these_parameters", "log_prob_at", "log_prob_by_part_at"))
+    return kind.log_prob_and_slope_at if written else LogLikelihood.log_prob_and_slope_at
 
 
 def sees_f_alone(model: GPModel) -> bool:
     """Whether the model's log likelihood is that of f at its latent inputs, and no way of its own."""
     return keeps_methods(model, _OF_F_ALONE)
-
-
-def _at_parameters(likelihood: Any) -> Any:
-    """The likelihood as a function of f, unless that is of a parent class's density."""
-    kind: Any = type(likelihood)
-    newest = is_newest(kind, "at_these_parameters", ("log_prob", "log_prob_by_part", "expected_response"))
-    return likelihood.at_these_parameters() if newest else None
 
 
 class LatentsGivenTheta(AutogradDensity):
@@ -115,16 +139,36 @@ class LatentsGivenTheta(AutogradDensity):
         return self.kept.log_prior + log_standard_normal(v) + value
 
     def _log_likelihood_of_f(self, f: Tensor) -> Tensor:
-        targets = self.joint.targets
-        if self._given_parameters is None:
-            return self.joint.model.log_likelihood_of_f(self.kept.at.prior, f, targets)
-        return self._given_parameters(f, targets.values)
+        model, targets, decided = self.joint.model, self.joint.targets, self.kept.likelihood
+        if decided is None:
+            return model.log_likelihood_of_f(self.kept.at.prior, f, targets)
+        value: Tensor = model.likelihood_function({}, lambda likelihood: likelihood.log_prob_at(decided, f, targets.values))
+        return value
 
-    @cached_property
-    def _given_parameters(self) -> Callable[[Tensor, Tensor], Tensor] | None:
-        """The likelihood's, which stay where they are."""
-        values = likelihood_values(self.kept.at.prior)
-        found: Callable[[Tensor, Tensor], Tensor] | None = self.joint.model.likelihood_function(values, _at_parameters)
+    def value_and_grad(self, v: Tensor) -> tuple[Tensor, Tensor]:
+        """By the chain rule through f where the likelihood has its slope."""
+        model, prior = self.joint.model, self.kept.at.prior
+        with torch.no_grad():
+            found = self._value_and_slope_of_f(model.latents(prior, v)) if sees_f_alone(model) else None
+            if found is None:
+                return super().value_and_grad(v)
+            value, slope = found
+            of_latents = slope.unsqueeze(1) if model.num_latents == 1 else slope.mT  # (C, K, M)
+            gradient = times_blocks(of_latents, prior.factor).flatten(1)
+            if self.with_prior:
+                value, gradient = self.kept.log_prior + log_standard_normal(v) + value, gradient - v
+            else:
+                value = torch.where(prior.ok, value, torch.nan)
+            return mask_failures(value, gradient)
+
+    def _value_and_slope_of_f(self, f: Tensor) -> tuple[Tensor, Tensor] | None:
+        model, y, decided = self.joint.model, self.joint.targets.values, self.kept.likelihood
+        found: tuple[Tensor, Tensor] | None = None
+        if decided is not None:
+            found = model.likelihood_function({}, lambda likelihood: _slope_of(likelihood)(likelihood, decided, f, y))
+        elif has_slope(model.likelihood):
+            values = likelihood_values(self.kept.at.prior)
+            found = model.likelihood_function(values, lambda likelihood: likelihood.log_prob_and_slope(f, y))
         return found
 
     @property

@@ -21,7 +21,7 @@ from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.numerics.linalg import identity_matrix
 from torchgpmc.numerics.random import normal_like
 from torchgpmc.numerics.special import log_standard_normal
-from torchgpmc.runs.blocks import KeptPrior, LatentsGivenTheta
+from torchgpmc.runs.blocks import LatentsGivenTheta, kept_prior
 from torchgpmc.runs.run import Settings, chain_settings, in_chunks
 from torchgpmc.runs.starts import check_one_data_set, positions_around, start_at_mode, starting_positions, starting_thetas
 from torchgpmc.storage.draws import Draw
@@ -132,7 +132,7 @@ def latent_target(model: GPModel, settings: Settings, *, with_prior: bool) -> Ch
             f"the covariance at the fixed hyperparameters could not be factorised. Expected it to be positive definite; "
             f"raise jitter (now {model.jitter:g})."
         )
-    kept = KeptPrior(at.mean.new_zeros(1), at)
+    kept = kept_prior(model, at, at.mean.new_zeros(1))
     given = LatentsGivenTheta(JointLogDensity(model, fixed=at), kept, with_prior=with_prior)
 
     def start(generator: torch.Generator) -> tuple[Tensor, None]:

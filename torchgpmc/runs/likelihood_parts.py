@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from torchgpmc.adapter.conversion import as_likelihood
-from torchgpmc.density import AutogradDensity
+from torchgpmc.density import AutogradDensity, mask_value
 from torchgpmc.models.gp_model import GPModel, likelihood_parameters
 from torchgpmc.models.joint_density import JointLogDensity
-from torchgpmc.runs.blocks import KeptPrior
+from torchgpmc.runs.blocks import decided_by_parameters, kept_prior
 from torchgpmc.samplers.sweep import Block, BlockStep, Conditional, SweepState
+from torchgpmc.trees import mapped, take
 from torchgpmc.types import WarmUp
 
 
@@ -39,6 +40,14 @@ class Parts(NamedTuple):
     def from_rows(self, rows: Tensor) -> Tensor:
         """The inverse of :meth:`rows`."""
         return rows.view(-1, self.num_parts, self.size).mT.flatten(1)
+
+    def flattened(self, tree: Any) -> Any:
+        """Tensors ``(C, G, ...)`` with a row a part ``(C G, ...)``."""
+        return mapped(lambda leaf: leaf.flatten(0, 1), tree)
+
+    def unflattened(self, tree: Any) -> Any:
+        """The inverse of :meth:`flattened`."""
+        return mapped(lambda leaf: leaf.unflatten(0, (-1, self.num_parts)), tree)
 
 
 def parts_of(model: GPModel) -> Parts | None:
@@ -62,10 +71,26 @@ class PartsGivenF(AutogradDensity):
         super().__init__(self._evaluate)
 
     def _evaluate(self, rows: Tensor) -> Tensor:
+        rows = self._of_all(rows)
+        return self._of_chosen(self._prior_alone(rows) + self._likelihoods(rows).flatten())
+
+    def draw(self, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Any]:
+        """The value, and what each row's parameters decide of its part's likelihood of f; ``()`` if that is little."""
+        with torch.no_grad():
+            rows = self._of_all(rows)
+            decided = decided_by_parameters(self.joint.model, self._values(rows))
+            value = self._prior_alone(rows) + self.likelihoods(decided, rows).flatten()
+        payload = () if decided is None else self.parts.flattened(decided)
+        return mask_value(self._of_chosen(value)), payload if self.chosen is None else take(payload, self.chosen)
+
+    def _of_all(self, rows: Tensor) -> Tensor:
+        """These rows, and the others where they are."""
+        if self.chosen is None:
+            return rows
         columns = slice(self.parts.columns.start, self.parts.columns.stop)
-        if self.chosen is not None:
-            rows = self.parts.rows(self.theta[:, columns]).index_put((self.chosen,), rows)
-        value = self._prior_alone(rows) + self.likelihoods(rows).flatten()
+        return self.parts.rows(self.theta[:, columns]).index_put((self.chosen,), rows)
+
+    def _of_chosen(self, value: Tensor) -> Tensor:
         return value if self.chosen is None else value[self.chosen]
 
     def _prior_alone(self, rows: Tensor) -> Tensor:
@@ -75,13 +100,25 @@ class PartsGivenF(AutogradDensity):
         whole = self.theta.repeat_interleave(self.parts.num_parts, 0).scatter(1, own, rows)
         return self.joint.model.layout.log_prior(whole)
 
-    def likelihoods(self, rows: Tensor) -> Tensor:
-        """log p(y_g | f, parameters of g), ``(C, G)``."""
+    def _values(self, rows: Tensor) -> dict[str, dict[str, Tensor]]:
+        """Constrained values of all parameters, these rows' among them."""
         columns = self.parts.columns
         whole = torch.cat([self.theta[:, : columns.start], self.parts.from_rows(rows), self.theta[:, columns.stop :]], -1)
-        model, y = self.joint.model, self.joint.targets.values
-        values = likelihood_parameters(model.layout.raw_values(whole).by_module["likelihood"])
-        logs: Tensor = model.likelihood_function(values, lambda likelihood: likelihood.log_prob_by_part(self.f, y))
+        return self.joint.model.layout.raw_values(whole).by_module
+
+    def _likelihoods(self, rows: Tensor) -> Tensor:
+        values, y = likelihood_parameters(self._values(rows)["likelihood"]), self.joint.targets.values
+        logs: Tensor = self.joint.model.likelihood_function(values, lambda likelihood: likelihood.log_prob_by_part(self.f, y))
+        return logs
+
+    def likelihoods(self, decided: Any, rows: Tensor) -> Tensor:
+        """log p(y_g | f, parameters of g), ``(C, G)``, from what these decide, if that is at hand."""
+        if decided is None:
+            return self._likelihoods(rows)
+        y = self.joint.targets.values
+        logs: Tensor = self.joint.model.likelihood_function(
+            {}, lambda likelihood: likelihood.log_prob_by_part_at(decided, self.f, y)
+        )
         return logs
 
     def select(self, rows: Tensor) -> PartsGivenF:
@@ -111,16 +148,19 @@ class PartsUpdate(NamedTuple):
         with torch.no_grad():
             given = PartsGivenF(self.joint, self.parts, theta, model.latents(kept.at.prior, v))
             here = self.parts.rows(theta[:, columns.start : columns.stop])
-            before = (kept.log_prior.unsqueeze(-1) + given.likelihoods(here)).flatten()
-        conditional = Conditional(given, before)
-        step, _ = Block(columns, lambda *_: conditional, self.kernel, self.steps).moved(
+            before = (kept.log_prior.unsqueeze(-1) + given.likelihoods(kept.likelihood, here)).flatten()
+        decided = None if kept.likelihood is None else self.parts.flattened(kept.likelihood)
+        conditional = Conditional(given, before, payload=decided)
+        step, found = Block(columns, lambda *_: conditional, self.kernel, self.steps).moved(
             conditional, here, state.log_density, generator
         )
         moved = self.parts.from_rows(step.state.position)
         theta = torch.cat([theta[:, : columns.start], moved, theta[:, columns.stop :]], -1)
         values, log_prior = model.layout.raw_values_and_log_prior(theta)
         prior = kept.at.prior._replace(values=values.by_module)
-        kept = KeptPrior(torch.where(prior.ok, log_prior, torch.nan), kept.at._replace(prior=prior))
+        kept = kept_prior(
+            model, kept.at._replace(prior=prior), log_prior, None if decided is None else self.parts.unflattened(found)
+        )
         position = torch.cat([theta, v], -1)
         info = step.info._replace(
             acceptance_rate=self._of_chains(step.info.acceptance_rate).mean(-1),

@@ -26,10 +26,10 @@ from torchgpmc.models.whitening import GaussianSites, undo_whitening, whiten_und
 from torchgpmc.numerics.linalg import factor_with_gradient, triangular_log_determinant
 from torchgpmc.numerics.random import normal_like
 from torchgpmc.numerics.special import log_standard_normal
-from torchgpmc.runs.blocks import JointWithPrior, KeptPrior
+from torchgpmc.runs.blocks import JointWithPrior, KeptPrior, LatentsGivenTheta, kept_prior
 from torchgpmc.runs.run import in_chunks
 from torchgpmc.runs.sites import posterior_sites
-from torchgpmc.samplers.sweep import Block, BlockStep, SweepState, Update, given_the_rest
+from torchgpmc.samplers.sweep import Block, BlockStep, Conditional, SweepState, Update, given_the_rest
 from torchgpmc.trees import take
 from torchgpmc.types import Sampler, WarmUp
 
@@ -51,6 +51,12 @@ class ThetaBlock(NamedTuple):
     def columns(self) -> range:
         """Of theta."""
         return range(self.joint.model.layout.size if self.num_columns is None else self.num_columns)
+
+    @property
+    def moves_likelihood(self) -> bool:
+        """Whether parameters of the likelihood are among them."""
+        layout = self.joint.model.layout
+        return bool(layout.sampled_names("likelihood")) and self.columns.stop > layout.columns("likelihood").start
 
 
 @dataclass(frozen=True)
@@ -96,8 +102,14 @@ class Ancillary(Parameterization):
 
     def update(self, block: ThetaBlock) -> Update:
         """The conditional is that of [theta, v] with v where it is."""
-        density = in_chunks(JointWithPrior(block.joint), block.num_chains, block.chain_chunk)
-        return Block(block.columns, given_the_rest(density, block.columns), block.kernel, block.steps, work=1)
+        joint, columns = block.joint, block.columns
+        moves_likelihood = block.moves_likelihood
+
+        def conditional(position: Tensor, kept: KeptPrior) -> Conditional:
+            density = JointWithPrior(joint, None if moves_likelihood else kept.likelihood)
+            return given_the_rest(in_chunks(density, block.num_chains, block.chain_chunk), columns)(position, kept)
+
+        return Block(columns, conditional, block.kernel, block.steps, work=1)
 
 
 @dataclass(frozen=True)
@@ -318,21 +330,28 @@ class ThetaGiven(AutogradDensity):
         self.joint = joint
         self.parameterization = parameterization
         self.held = held
-        super().__init__(lambda theta: self._value_and_moved(theta)[0])
+        super().__init__(self._value)
 
-    def _value_and_moved(self, theta: Tensor) -> tuple[Tensor, Moved]:
+    def _value(self, theta: Tensor) -> Tensor:
         model, targets = self.joint.model, self.joint.targets
-        hyperparameters, log_prior = model.layout.raw_values_and_log_prior(theta)
-        at = model.at_data(hyperparameters)
-        kept = KeptPrior(torch.where(at.prior.ok, log_prior, torch.nan), at)
+        at, log_prior = self._at(theta)
         v, log_volume = self.parameterization.latents(model, at, self.held, targets)
-        log_density = kept.log_prior + log_standard_normal(v) + model.log_likelihood(at, v, targets)
-        return log_density + log_volume, Moved(kept, v, log_density)
+        log_density = log_prior + log_standard_normal(v) + model.log_likelihood(at, v, targets)
+        return torch.where(at.prior.ok, log_density + log_volume, torch.nan)
+
+    def _at(self, theta: Tensor) -> tuple[LatentsAt, Tensor]:
+        """f at the data, and log p(theta)."""
+        hyperparameters, log_prior = self.joint.model.layout.raw_values_and_log_prior(theta)
+        return self.joint.model.at_data(hyperparameters), log_prior
 
     def draw(self, theta: Tensor, generator: torch.Generator) -> tuple[Tensor, Moved]:
+        model = self.joint.model
         with torch.no_grad():
-            value, moved = self._value_and_moved(theta)
-        return mask_value(value), moved
+            at, log_prior = self._at(theta)
+            kept = kept_prior(model, at, log_prior)
+            v, log_volume = self.parameterization.latents(model, at, self.held, self.joint.targets)
+            log_density = LatentsGivenTheta(self.joint, kept)(v)
+        return mask_value(log_density + log_volume), Moved(kept, v, log_density)
 
     def select(self, rows: Tensor) -> ThetaGiven:
         return ThetaGiven(self.joint.select(rows), self.parameterization, take(self.held, rows))
