@@ -20,7 +20,7 @@ MAX_RATE = 600.0  # exponentials of less than this with a minus sign are denorma
 _NARROW = 0.22  # the standard deviation below which nodes of its own take less time than a lattice for f
 # Gauss-Hermite nodes for narrow normals: standard deviations up to which so many err by at most 2e-10.
 _FEW_NODES = (0.003, 2), (0.017, 3), (0.06, 5), (_NARROW, 9)
-_LATTICE = 0.63  # the step of f's lattice at most, in the narrowest standard deviations
+_LONGEST_STEP = 0.63  # the step of f's lattice at most, in the narrowest standard deviations
 _BELOW = 24.0  # so far below u f + g is surely less, but for e^-24
 _LOWEST = -300.0  # of exponents: lower ones are denormal, which costs a hundredfold
 _BLOCK_ELEMENTS = 2**16  # of a temporary that stays in a core's cache
@@ -110,6 +110,15 @@ class Lattice(NamedTuple):
         Returns:
             Where u begins ``(R, 1)``, its step, u from there ``(n,)``, and for some data after another which they are and their
             distribution functions, densities, and maybe slopes ``(r, K, 2 or 3, n)``.
+
+        Source:
+            Sums over lattices of functions that are analytic in a strip converge geometrically (Trefethen & Weideman 2014).
+
+        Example:
+            >>> zero = torch.zeros(4, 2).double()
+            >>> begins, step, u, parts = Lattice(0.5, 9.0, slopes=False).sums(zero, zero + 1)
+            >>> [(rows, functions.shape[:3]) for rows, functions in parts]
+            [(slice(0, 4, None), torch.Size([4, 2, 2]))]
         """
         deviation = variance.sqrt()
         lowest = (mean - self.reach * deviation).detach().amax(-1, keepdim=True) + GUMBEL_LEAST
@@ -152,7 +161,7 @@ class _Functions:
         self.rule = _normal_rule(widest) if widest >= 0 else None
         self.matrix: Tensor | None = None
         if math.isfinite(narrowest):
-            self.step = min(lattice.step, _LATTICE * narrowest)
+            self.step = min(lattice.step, _LONGEST_STEP * narrowest)
             self.x = self.step * torch.arange(int((top - bottom) / self.step) + 2, dtype=u.dtype, device=u.device) + bottom
             rates = (self.x.unsqueeze(-1) - u).clamp_max(math.log(MAX_RATE)).exp()
             at_rates = rates * torch.exp(-rates)
