@@ -53,14 +53,14 @@ test-oldest test-newest: test-%: $(VENV)-%/installed
 	$(VENV)-$*/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not long"
 
 check: $(VENV)/installed
-	$(BIN)/ruff check torchgpmc tests examples benchmarks
-	$(BIN)/ruff format --check torchgpmc tests examples benchmarks
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/test_import_floors.py torchgpmc
 
 format: $(VENV)/installed
-	$(BIN)/ruff check --fix torchgpmc tests examples benchmarks
-	$(BIN)/ruff format torchgpmc tests examples benchmarks
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
 
 benchmarks: $(VENV)/installed
 	$(BIN)/python benchmarks/hmc_overhead.py

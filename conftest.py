@@ -18,12 +18,14 @@ collect_ignore_glob = [] if importlib.util.find_spec("botorch") else ["torchgpmc
 
 
 @pytest.fixture(autouse=True)
-def runs_repeat(monkeypatch):
+def runs_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test has the same random seeds, in order, where it gives none."""
     seeds = itertools.count(20260)
     monkeypatch.setattr(loop.secrets, "randbits", lambda bits: next(seeds))
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Examples that sample count as slow."""
     for item in items:
         if item.nodeid.startswith(tuple(f"torchgpmc/{room}" for room in OF_RUNS)):
             item.add_marker("slow")
