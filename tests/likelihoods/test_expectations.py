@@ -55,6 +55,19 @@ def test_gradients_of_wide_expectations(link, variance):
     assert torch.autograd.gradcheck(lambda m, v: likelihood.expected_log_likelihood(m, v, y), (mean, variances), atol=1e-6)
 
 
+@pytest.mark.parametrize("link", ["probit", "logit"])
+@pytest.mark.parametrize("size", [1.0, 60.0])  # within reach of the quick form, and not
+def test_expectations_without_slopes_are_those_with(link, size):
+    likelihood, generator = tg.likelihoods.Bernoulli(link), torch.Generator().manual_seed(0)
+    mean = size * torch.randn(5, 300, generator=generator, dtype=torch.float64)
+    variance = torch.rand(5, 300, generator=generator, dtype=torch.float64)
+    y = (torch.rand(300, generator=generator) < 0.5).double()
+    alone = likelihood.expected_log_likelihood(mean, variance, y)
+    with_slopes = likelihood.expected_log_likelihood(mean.requires_grad_(True), variance, y)
+    assert with_slopes.requires_grad and not alone.requires_grad
+    torch.testing.assert_close(alone, with_slopes.detach(), rtol=1e-13, atol=1e-15)
+
+
 def dense_log_sum_exp(mean, variance):
     grids = [torch.arange(-10, 10, min(0.4, 0.4 / v**0.5), dtype=torch.float64) for v in variance.tolist()]
     mesh = torch.cartesian_prod(*grids)

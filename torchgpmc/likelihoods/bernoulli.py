@@ -35,6 +35,7 @@ class _Form(NamedTuple):
     """log p(f) = offset + value(z), with derivative factor * slope(z), at z = unit * f."""
 
     function: Callable[[Tensor], tuple[Tensor, Tensor]]  # value and slope of z, whose memory it may take over
+    value: Callable[[Tensor], Tensor]  # that value alone, in fewer passes over memory
     unit: float = 1.0
     offset: float = 0.0
     factor: float = 1.0
@@ -56,15 +57,27 @@ def _quick_log_logistic_and_slope(x: Tensor) -> tuple[Tensor, Tensor]:
     return p.log(), torch.sub(1, p, out=x)
 
 
+def _log_erfc(z: Tensor) -> Tensor:
+    return torch.special.erfc(z).log_()
+
+
 def _lowest_quick_logistic(like: Tensor) -> float:
     return math.log(torch.finfo(like.dtype).tiny) + 1 if like.device.type == "cpu" else math.inf
 
 
 _LINKS = {
     "probit": _Link(
-        _Form(log_ndtr_and_hazard), _Form(log_erfc_and_ratio_, -SQRT_HALF, -LOG_2, HAZARD_OF_RATIO), lowest_quick_log_ndtr, 2.816
+        _Form(log_ndtr_and_hazard, log_ndtr),
+        _Form(log_erfc_and_ratio_, _log_erfc, -SQRT_HALF, -LOG_2, HAZARD_OF_RATIO),
+        lowest_quick_log_ndtr,
+        2.816,
     ),
-    "logit": _Link(_Form(_log_logistic_and_slope), _Form(_quick_log_logistic_and_slope), _lowest_quick_logistic, math.pi),
+    "logit": _Link(
+        _Form(_log_logistic_and_slope, logsigmoid),
+        _Form(_quick_log_logistic_and_slope, logsigmoid),
+        _lowest_quick_logistic,
+        math.pi,
+    ),
 }
 
 
@@ -73,18 +86,46 @@ def _expectation(link: _Link, mean: Tensor, variance: Tensor, sign: Tensor) -> t
 
     d/dmean E g(f) = E g'(f) and d/dvariance E g(mean + sd x) = E[g'(f) x] / (2 sd), under the quadrature rule itself.
     """
-    centre, deviation = sign * mean, variance.sqrt()
-    nodes, weights = quadrature.rule_about(centre, variance, 0.0, link.singular)
-    form = link.quick if _is_within(link.lowest(mean), centre, deviation) else link.form
-    centre, spread = centre.mul_(form.unit), form.unit * deviation
+    rule = _rule(link, mean, variance, sign)
+    form, centre, spread = rule.form, rule.centre, rule.spread
 
     def sums(nodes: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         value, slope = form.function(torch.addcmul(centre, spread, nodes))
         return quadrature.weighted_sum(weights[0], value), quadrature.weighted_sum(weights, slope)
 
-    value, slopes = quadrature.add_up(sums, nodes, centre, weights)
+    value, slopes = quadrature.add_up(sums, rule.nodes, centre, rule.weights)
     mean_slope, variance_slope = slopes.mul_(form.factor).unbind()
-    return value.add_(form.offset), mean_slope.mul_(sign), variance_slope.div_(deviation.mul_(2))
+    return value.add_(form.offset), mean_slope.mul_(sign), variance_slope.div_(rule.deviation.mul_(2))
+
+
+def _expected_value(link: _Link, mean: Tensor, variance: Tensor, sign: Tensor) -> Tensor:
+    """The first part of :func:`_expectation`, to the last digits, where nobody asks for slopes."""
+    rule = _rule(link, mean, variance, sign)
+    form, centre, spread = rule.form, rule.centre, rule.spread
+
+    def sums(nodes: Tensor, weights: Tensor) -> tuple[Tensor]:
+        return (quadrature.weighted_sum(weights[0], form.value(torch.addcmul(centre, spread, nodes))),)
+
+    (value,) = quadrature.add_up(sums, rule.nodes, centre, rule.weights)
+    return value.add_(form.offset)
+
+
+class _Rule(NamedTuple):
+    """Where to evaluate a form: at centre + spread * nodes."""
+
+    form: _Form
+    nodes: Tensor
+    weights: Tensor
+    centre: Tensor
+    spread: Tensor
+    deviation: Tensor  # of f, a tensor of its own
+
+
+def _rule(link: _Link, mean: Tensor, variance: Tensor, sign: Tensor) -> _Rule:
+    centre, deviation = sign * mean, variance.sqrt()
+    nodes, weights = quadrature.rule_about(centre, variance, 0.0, link.singular)
+    form = link.quick if _is_within(link.lowest(mean), centre, deviation) else link.form
+    return _Rule(form, nodes, weights, centre.mul_(form.unit), form.unit * deviation, deviation)
 
 
 def _is_within(lowest: float, centre: Tensor, deviation: Tensor) -> bool:
@@ -194,7 +235,10 @@ class Bernoulli(Factorised, Likelihood):
         return TiltedMoments(value, mean + sign * shift * hazard, variance - shift.square() * hazard * (z + hazard))
 
     def expected_log_likelihood(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
-        return _ExpectedLogLink.apply(mean, variance, 2 * targets - 1, _LINKS[self.link])
+        link, sign = _LINKS[self.link], 2 * targets - 1
+        if torch.is_grad_enabled() and (mean.requires_grad or variance.requires_grad):
+            return _ExpectedLogLink.apply(mean, variance, sign, link)
+        return _expected_value(link, mean, variance, sign)
 
     def expected_and_slopes(
         self, mean: Tensor, variance: Tensor, targets: Tensor, parameters: Sequence[Tensor] = ()

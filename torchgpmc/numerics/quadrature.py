@@ -366,7 +366,10 @@ def add_up(sums: Callable[..., tuple[Tensor, ...]], nodes: Tensor, like: Tensor,
     if size >= count:
         return sums(nodes, *weights)
     blocks = zip(*(part.split(size, -nodes.dim()) for part in (nodes, *weights)), strict=True)
-    return tuple(torch.stack(column).sum(0) for column in zip(*(sums(*block) for block in blocks), strict=True))
+    totals = sums(*next(blocks))
+    for block in blocks:  # one at a time: many of them, stacked, leave the cache
+        totals = tuple(total + part for total, part in zip(totals, sums(*block), strict=True))
+    return totals
 
 
 def weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
