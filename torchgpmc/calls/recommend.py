@@ -47,6 +47,8 @@ _FEW_FUNCTIONS = 3  # of which a search for modes costs little: iris and thyroid
 _DRAWS_AN_EFFECTIVE_ONE = 10  # weights worth less than a tenth of their number are not to be trusted
 # An estimate's; those of inducing values around their nearest normal density vary by some hundredths, and cost little else.
 _FEW_DRAWS = 4
+# Where those vary too much, at a hundred inducing points and more.
+_SOME_DRAWS = 32
 # Of an estimate by EP, whose sweeps cost as much as some hundreds of them.
 _MANY_DRAWS = 64
 # Of probits of so many data, of which more draws are a third of the cost and leave half the noise where labels are all but noise.
@@ -60,6 +62,8 @@ _MORE_RUNS = 3  # of 4000 draws, worth 50 to 300 each where proposals reach the 
 # What chains may cost, in seconds of two idle cores of 2020s make; counted in evaluations, so that seeds reproduce.
 _BUDGET = 100.0
 _SECONDS_A_BATCH, _OPERATIONS_A_SECOND = 3e-3, 2e9
+# Of one function of inducing values: N = 1000, M = 100, by chains that ran beside other work.
+_SPARSE_OPERATIONS_A_SECOND = 1e10
 # The exact evidence's gradient is products and one factorisation of large matrices; what is beside them costs as much as elsewhere.
 _EXACT_OPERATIONS_A_SECOND = 2e10
 # Chains of which R-hat and effective sizes are content at about the same time: each halves to some fifty effective draws.
@@ -232,7 +236,9 @@ def _of_other_latents(model: GPModel, one_latent: bool, few: str, wanted: int) -
         return [*_through_inducing_values(model, wanted), *together] if served else together
     if size > MOST_HYPERPARAMETERS:
         return together
-    return [_weighted(model, AMIS(num_importance=_FEW_DRAWS), few, wanted), *together]
+    more = "many draws an estimate make up for what a normal density of inducing values misses."
+    turns = (_FEW_DRAWS, few), (_SOME_DRAWS, more)
+    return [*(_weighted(model, AMIS(num_importance=draws), why, wanted) for draws, why in turns), *together]
 
 
 def _through_estimates(model: GPModel, few: str, wanted: int) -> list[Candidate]:
@@ -312,6 +318,9 @@ def _together(model: GPModel, one_latent: bool) -> list[Candidate]:
         around = "chains begin around a variational fit, in coordinates white under it."
         fit = partial(initialize, model, optimize_inducing_points=False, progress=False)
         found.insert(0, _chains(model, NUTS(max_tree_depth=8, target_accept_prob=0.9), around, 100)._replace(start=fit))
+    if one_latent and not model.has_latents_at_data:
+        budget = _budget(model, _CHAINS, _SPARSE_OPERATIONS_A_SECOND)
+        found = [engine._replace(budget=budget) for engine in found]
     return found
 
 
