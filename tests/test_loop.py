@@ -38,6 +38,7 @@ METHODS += [
     tg.PseudoMarginal(num_importance=2, independent_share=0.5),
     tg.PseudoMarginalSlice(num_importance=2),
     tg.NUTS(marginal=tg.Laplace(), importance_weights=2, max_tree_depth=3),
+    tg.HMC(num_steps=3, least_steps=2, marginal=tg.EP(), importance_weights=2, normal_scale=True),
 ]
 
 

@@ -26,7 +26,7 @@ CASES = {
     "several classes": (lambda: gp("softmax"), tg.AMIS),
     "eight": (lambda: wide(8), tg.AMIS),
     "sixteen": (lambda: wide(16), tg.AMIS),
-    "seventeen": (lambda: wide(17), tg.NUTS),
+    "seventeen": (lambda: wide(17), tg.HMC),
     "regression, twenty-four": (lambda: gp_regression(num_columns=22), tg.AMIS),
     "regression, twenty-five": (lambda: gp_regression(num_columns=23), tg.NUTS),
     "fixed": (lambda: tg.GP(inputs(6), targets("probit", 6), fixed_kernel(), tg.likelihoods.Bernoulli()), tg.AuxiliaryGradient),
@@ -82,7 +82,7 @@ def test_laplace_draws_no_latents_of_probits():
                 "NUTS(w",
             ],
         ),
-        (17, ["NUTS(whitening"]),
+        (17, ["HMC(mass_matrix=MassMatrix.IDENTITY, marginal=EP(), importance_weights=SmoothProbit(app"]),
     ],
 )
 def test_many_hyperparameters_are_for_weights_and_more_of_them_for_chains(columns, engines):

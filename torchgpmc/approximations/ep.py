@@ -92,7 +92,7 @@ class EP:
         """The approximation at the thetas of ``prior``; ``start``, earlier sites ``(C, 2 N)``, saves iterations."""
         problem = without_graph(problem_of(model, prior, targets))
         with torch.no_grad():
-            return self._run(problem, _NEAR, start)[0]
+            return self.found_from(problem, _NEAR, start)[0]
 
     def value_and_grad(self, model: GPModel, theta: Tensor, targets: Targets) -> None:
         """By autograd, of :meth:`evidence`."""
@@ -102,7 +102,7 @@ class EP:
         """The approximation with a differentiable ``log_evidence``: at a fixed point the sites may be held (Seeger 2005)."""
         problem = problem_of(model, prior, targets)
         with torch.no_grad():
-            found, point = self._run(without_graph(problem), 1e-6, None)
+            found, point = self.found_from(without_graph(problem), 1e-6, None)
         if not needs_gradient(problem):
             return found
         with torch.no_grad():
@@ -113,7 +113,8 @@ class EP:
         likelihood = cavities.tilted_moments(point.cavity_mean, point.cavity_variance).log_normaliser.sum(-1)
         return found._replace(log_evidence=with_gradient(found.log_evidence, problem, covariance, found.alpha, likelihood))
 
-    def _run(self, problem: LatentProblem, default: float, start: Tensor | None) -> tuple[GaussianApproximation, _FixedPoint]:
+    def found_from(self, problem: LatentProblem, default: float, start: Tensor | None) -> tuple[GaussianApproximation, _FixedPoint]:
+        """The approximation of a problem without graph and its cavities, to ``default`` or the tolerance that was asked for."""
         tolerance = default if self.tolerance is None else self.tolerance
         zero = torch.zeros_like(problem.mean)
         precision, shift = _from_prior_marginals(problem, self.damping) if start is None else start.chunk(2, -1)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from enum import Enum
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from torchgpmc.adapter.conversion import as_likelihood
-from torchgpmc.approximations import EP, ClassEP, Conjugate, Laplace
+from torchgpmc.approximations import EP, ApproximateMarginal, ClassEP, Conjugate, Laplace
 from torchgpmc.approximations.class_ep import sees_differences
 from torchgpmc.approximations.gaussian_form import has_inducing_normal
+from torchgpmc.approximations.held_sites import can_hold_sites
 from torchgpmc.checks import warn
 from torchgpmc.density import SharedDensity
 from torchgpmc.evidence import (
@@ -27,12 +29,13 @@ from torchgpmc.evidence import (
     serves_inducing_mixture,
 )
 from torchgpmc.likelihoods import Softmax
-from torchgpmc.methods import AMIS, NUTS, AuxiliaryGradient, Method, Slice
+from torchgpmc.methods import AMIS, HMC, NUTS, AuxiliaryGradient, Method, Slice
 from torchgpmc.models import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.numerics.random import make_generator
 from torchgpmc.numerics.threads import one_torch_thread
 from torchgpmc.runs.chain_targets import estimator_for, suited_approximation
+from torchgpmc.samplers.preconditioner import MassMatrix
 from torchgpmc.variational import Start, initialize
 
 WANTED = 400  # effective draws (Vehtari et al. 2021, section 4)
@@ -66,6 +69,9 @@ _SECONDS_A_BATCH, _OPERATIONS_A_SECOND = 3e-3, 2e9
 _SPARSE_OPERATIONS_A_SECOND = 1e10
 # The exact evidence's gradient is products and one factorisation of large matrices; what is beside them costs as much as elsewhere.
 _EXACT_OPERATIONS_A_SECOND = 2e10
+_OPERATIONS_OF_SITES_A_SECOND = 4e9  # EP's gradients from held sites, with the weights of draws
+# Leapfrog steps on the scale of the priors, where a step near 0.27 is accepted four times in five.
+_LEAST_STEPS, _MOST_STEPS, _SHORT_WARM_UP = 4, 7, 80
 # Chains of which R-hat and effective sizes are content at about the same time: each halves to some fifty effective draws.
 _CHAINS = 4
 _TIMING, _MAX_TIMED = 0.1, 20  # seconds, evaluations
@@ -176,8 +182,14 @@ def as_typed(method: Any) -> str:
     """
     fields: dict[str, Any] = getattr(method, "__dataclass_fields__", {})
     given = {name: getattr(method, name) for name, field in fields.items() if getattr(method, name) != field.default}
-    options = (f"{name}={as_typed(v) if hasattr(v, '__dataclass_fields__') else repr(v)}" for name, v in given.items())
+    options = (f"{name}={_value_as_typed(value)}" for name, value in given.items())
     return f"{type(method).__name__}({', '.join(options)})"
+
+
+def _value_as_typed(value: Any) -> str:
+    if hasattr(value, "__dataclass_fields__"):
+        return as_typed(value)
+    return str(value) if isinstance(value, Enum) else repr(value)
 
 
 def candidates(model: GPModel, wanted: int = WANTED) -> list[Candidate]:
@@ -196,6 +208,8 @@ def candidates(model: GPModel, wanted: int = WANTED) -> list[Candidate]:
     if not (model.has_latents_at_data and one_latent):
         return _of_other_latents(model, one_latent, few, wanted)
     found = _through_estimates(model, few, wanted)
+    if is_probit(model) and size > MOST_HYPERPARAMETERS and can_hold_sites(model):
+        return [_on_normal_scale(model)]  # in white coordinates 34 of 300 labels spend all in warm-up
     white = f"chains of {size} hyperparameters and the latents together, in white coordinates, need no evidence."
     found.append(_chains(model, NUTS(whitening=Laplace(), max_tree_depth=8), white, 150))
     return found
@@ -334,6 +348,26 @@ def _chains(model: GPModel, method: Method, why: str, warmup_steps: int, num_cha
 
     budget = _budget(model, num_chains, _OPERATIONS_A_SECOND)
     return Candidate(method, why, num_chains, warmup_steps, 50, 4000, budget, evaluate, 15.0 * (warmup_steps + 150))
+
+
+def _on_normal_scale(model: GPModel) -> Candidate:
+    """Of probits with more hyperparameters than weights of proposals survive, most of which labels leave as the prior has them.
+
+    Trajectories of a quarter of the prior's period give nearly independent draws, of which weights leave 0.85.
+    """
+    why = "EP's evidence of labels is nearly exact, and most hyperparameters are as the prior has them: weighted chains."
+    on_theta: Any = {"marginal": EP(), "importance_weights": SmoothProbit(EP(), _MANY_DRAWS), "normal_scale": True}
+    method = HMC(num_steps=_MOST_STEPS, least_steps=_LEAST_STEPS, mass_matrix=MassMatrix.IDENTITY, **on_theta)
+    rough = ApproximateMarginal(model, EP(), loose=True)
+
+    def evaluate() -> Any:
+        # From nothing, to be drawn from, takes about as long as a gradient from held sites.
+        return rough(model.layout.starting_points(_CHAINS, make_generator(0, model.train_x.device)))
+
+    # Weights of draws take as long as a third of their gradients.
+    typical = 0.5 * (_LEAST_STEPS + _MOST_STEPS) * (_SHORT_WARM_UP + 4 / 3 * WANTED)
+    budget = _budget(model, _CHAINS, _OPERATIONS_OF_SITES_A_SECOND)
+    return Candidate(method, why, _CHAINS, _SHORT_WARM_UP, 50, 1000, budget, evaluate, typical)
 
 
 def _budget(model: GPModel, num_chains: int, operations_a_second: float) -> float:

@@ -25,6 +25,7 @@ class AdaptiveMH(DensityOptions):
         importance_weights: with ``marginal``, importance samples a draw for the weights that make the draws exact; 0 for none.
         from_mode: of methods on theta alone: start at draws from the normal approximation at the posterior mode, and keep its
             covariance for the proposal in place of learning one (paper E, section 4.3.1).
+        normal_scale: of methods on theta alone: begin at draws from the prior and move on the scale on which it is standard normal.
 
     Example:
         >>> import torch, torchgpmc as tg

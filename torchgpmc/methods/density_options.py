@@ -56,6 +56,7 @@ class DensityOptions:
     marginal: Approximation | None = None
     importance_weights: int | Evidence = 0
     from_mode: bool = False
+    normal_scale: bool = False
     needs_gradients: ClassVar[bool] = False
 
     def prepare(self, model: GPModel, settings: Settings) -> ChainRun:
@@ -70,7 +71,7 @@ class DensityOptions:
             ValueError: an option out of range, or one that has a meaning for models alone.
         """
         self.check_options()
-        for option in ("marginal", "whitening", "importance_weights", "from_mode"):
+        for option in ("marginal", "whitening", "importance_weights", "from_mode", "normal_scale"):
             if value := getattr(self, option, None):
                 raise ValueError(f"{option} is {value!r}, and a density has no latents to treat so. Expected a method without it.")
         return self.run_on(target, settings)
@@ -79,6 +80,10 @@ class DensityOptions:
         """Raises a ``ValueError`` or ``TypeError`` for options that suit no target."""
         check_count("thinning", self.thinning)
         check_mass_matrix(self.mass_matrix)
+        if not isinstance(self.normal_scale, bool):
+            raise ValueError(f"normal_scale is {self.normal_scale!r}. Expected True or False.")
+        if self.normal_scale and self.from_mode:
+            raise ValueError("from_mode=True begins at a mode in theta, and normal_scale=True moves in z. Expected one of them.")
 
     def run_on(self, target: ChainTarget, settings: Settings) -> ChainRun:
         """Chains on ``target``, with options that have been checked."""
@@ -99,9 +104,8 @@ class DensityOptions:
     def _check_block(self, moved: str) -> None:
         """Raises for options out of range, or that only a run of its own has."""
         self.check_options()
-        refuse_in_a_sweep(
-            self, moved, {"marginal": None, "whitening": None, "importance_weights": 0, "from_mode": False, "thinning": 1}
-        )
+        of_a_run = {"marginal": None, "whitening": None, "importance_weights": 0, "from_mode": False, "normal_scale": False}
+        refuse_in_a_sweep(self, moved, {**of_a_run, "thinning": 1})
 
     def hyper_parts(self, parameterization: Parameterization, model: GPModel) -> tuple[Parameterization, ...]:
         """What theta is moved given, in a sweep's parts: as the parameterisation has it."""
@@ -138,18 +142,23 @@ class DensityOptions:
         """
         if self.marginal is not None:
             check_approximation("marginal", self.marginal)
-            return marginal_target(model, settings, self.marginal, self.importance_weights, self.from_mode)
+            return marginal_target(model, settings, self.marginal, self.importance_weights, self.from_mode, self.normal_scale)
         if self.importance_weights:
             raise ValueError(
                 f"importance_weights is {self.importance_weights!r} without a marginal: draws of [theta, v] are exact and need "
                 f"no weights. Expected 0, or marginal=torchgpmc.Laplace()."
             )
         if model.is_conjugate:
-            return marginal_target(model, settings, Conjugate(), 0, self.from_mode)
+            return marginal_target(model, settings, Conjugate(), 0, self.from_mode, self.normal_scale)
         if self.from_mode:
             raise ValueError(
                 "from_mode=True looks for the mode of theta, and this samples [theta, v], whose joint mode is far from where "
                 "the posterior lies. Expected from_mode=False, a GPRegression, or marginal=torchgpmc.Laplace()."
+            )
+        if self.normal_scale:
+            raise ValueError(
+                "normal_scale=True is for chains on theta alone, and this samples [theta, v]. Expected a GPRegression, or "
+                "marginal=torchgpmc.EP()."
             )
         return self._joint_target(model, settings)
 

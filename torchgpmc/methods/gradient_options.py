@@ -36,6 +36,9 @@ class GradientOptions(DensityOptions):
             another unbiased estimate to take them from: ``torchgpmc.evidence.SmoothProbit(EP())`` or ``Orthant()``.
         from_mode: of methods on theta alone: start at draws from the normal approximation at the posterior mode, and keep its
             covariance for the mass matrix in place of learning one (paper E, section 4.3.1).
+        normal_scale: of methods on theta alone: begin at draws from the prior and move on the scale on which it is standard normal,
+            as what data leave open is. Under :class:`EP` searches for sites then begin at those of a mode, and end at 0.1 unless
+            it has a tolerance, for ``importance_weights`` to make up for: two to three times as many draws a second.
         whitening: :class:`Laplace` or :class:`EP` to sample [theta, w], w being white under the posterior of the latents that this
             approximation's sites give (see :mod:`torchgpmc.models.whitening`): the same posterior from far fewer gradients, each at
             one and a half to three times the cost (Murray & Adams 2010). For one latent function; of a SparseGP, Laplace alone.

@@ -17,7 +17,8 @@ class HMC(GradientOptions):
 
     Args:
         num_steps: leapfrog steps a trajectory.
-        random_length: draw the number of steps uniformly from 1 to ``num_steps`` at each transition.
+        random_length: draw the number of steps uniformly from ``least_steps`` to ``num_steps`` at each transition.
+        least_steps: of those; where scales are alike, lengths near a quarter of the period make nearly independent draws.
 
     Example:
         >>> import torch, torchgpmc as tg
@@ -34,10 +35,16 @@ class HMC(GradientOptions):
 
     num_steps: int = 16
     random_length: bool = True
+    least_steps: int = 1
 
     def check_options(self) -> None:
         super().check_options()
         check_count("num_steps", self.num_steps)
+        check_count("least_steps", self.least_steps)
+        if self.least_steps > self.num_steps:
+            raise ValueError(
+                f"least_steps is {self.least_steps} with num_steps={self.num_steps}. Expected at most as many, for instance 1."
+            )
 
     def _kernel(self, density: LogDensity, tuning: Tuning) -> Sampler:
         return hmc(
@@ -46,4 +53,5 @@ class HMC(GradientOptions):
             preconditioner=tuning.preconditioner,
             num_steps=self.num_steps,
             random_length=self.random_length,
+            least_steps=self.least_steps,
         )

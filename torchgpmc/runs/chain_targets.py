@@ -22,6 +22,7 @@ from torchgpmc.numerics.linalg import identity_matrix
 from torchgpmc.numerics.random import normal_like
 from torchgpmc.numerics.special import log_standard_normal
 from torchgpmc.runs.blocks import LatentsGivenTheta, kept_prior
+from torchgpmc.runs.on_normal_scale import OnScale, begun_at_mode, starts_on_scale
 from torchgpmc.runs.run import Settings, chain_settings, in_chunks
 from torchgpmc.runs.starts import check_one_data_set, positions_around, start_at_mode, starting_positions, starting_thetas
 from torchgpmc.storage.draws import Draw
@@ -147,11 +148,17 @@ def latent_target(model: GPModel, settings: Settings, *, with_prior: bool) -> Ch
 
 
 def marginal_target(
-    model: GPModel, settings: Settings, approximation: Approximation, importance_weights: int | Evidence, from_mode: bool
+    model: GPModel,
+    settings: Settings,
+    approximation: Approximation,
+    importance_weights: int | Evidence,
+    from_mode: bool,
+    normal_scale: bool = False,
 ) -> ChainTarget:
     """The approximate marginal posterior of theta; latents are drawn for kept thetas, weighted if ``importance_weights`` is not 0.
 
-    Chains begin around ``settings.draws`` if there are any, at the mode, or at draws from the prior.
+    Chains begin around ``settings.draws`` if there are any, at the mode, or at draws from the prior. With ``normal_scale`` they
+    move in z, of which theta is a function (:class:`torchgpmc.parameters.normal_scale.NormalScale`).
 
     Raises:
         ValueError: nothing to sample, or a model that cannot be approximated so.
@@ -165,24 +172,16 @@ def marginal_target(
     if drawn is not None and from_mode:
         raise ValueError("from_mode=True looks for a mode to begin at, and start= brings draws. Expected one of them.")
     _, chains = chain_settings(settings)
-    density = in_chunks(_shared(marginal_of(model, approximation), model), chains, settings.chain_chunk)
     estimator = estimator_for(model, approximation, max(1, num_importance), None, evidence)
-
-    def read(state: Any, generator: torch.Generator) -> tuple[Draw, dict[str, Tensor]]:
-        theta = state.position
-        estimate = estimator.draw(theta, generator, num_latents=latents_kept(model))
-        log_prior = model.layout.log_prior(theta).detach()
-        stats = {
-            "lp": log_prior + estimate.log_likelihood + log_standard_normal(estimate.whitened),
-            "log_evidence": state.log_density - log_prior,
-            "log_evidence_variance": estimate.variance,
-        }
-        log_weight = None
-        if num_importance:
-            log_weight = (estimate.value + log_prior - state.log_density)[:, None]
-        return Draw(theta[:, None], estimate.whitened[:, None], log_weight, estimate.further_whitened[:, None]), stats
+    on_scale = begun_at_mode(model, approximation, estimator) if normal_scale else None
+    marginal = marginal_of(model, approximation) if on_scale is None else on_scale.density
+    density = in_chunks(_shared(marginal, model), chains, settings.chain_chunk)
 
     def start(generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
+        if on_scale is not None:
+            if drawn is None:
+                return starts_on_scale(density, chains, model.train_x.new_zeros(1, model.layout.size), generator), None
+            return drawn._replace(theta=on_scale.density.scale.z(drawn.theta)).positions(density, chains, generator)
         if drawn is not None:
             return drawn.positions(density, chains, generator)
         found = start_at_mode(marginal_of(model, approximation), chains, generator) if from_mode else None
@@ -193,7 +192,32 @@ def marginal_target(
         kind = "weighted to the exact posterior" if num_importance else "an approximation, not the exact posterior"
         label = f"{type(approximation).__name__}'s approximate marginal posterior: {kind}"
     is_guess = drawn is not None and drawn.is_guess
+    read = _reader_of_theta(model, estimator, num_importance > 0, on_scale)
     return ChainTarget(density, model.layout.size, model.layout.size, start, read, label, is_guess)
+
+
+def _reader_of_theta(
+    model: GPModel, estimator: LatentEstimator, is_weighted: bool, on_scale: OnScale | None
+) -> Callable[[Any, torch.Generator], tuple[Draw, dict[str, Tensor]]]:
+    """Draws of latents for the thetas, or z, of chains on an approximate marginal, with weights that make them exact."""
+
+    def read(state: Any, generator: torch.Generator) -> tuple[Draw, dict[str, Tensor]]:
+        theta, log_density, begun = state.position, state.log_density, None
+        if on_scale is not None:
+            theta, log_slope = on_scale.density.scale.theta(theta)
+            log_density = log_density - log_slope
+            begun = None if on_scale.start is None else on_scale.start.repeat_interleave(len(theta), 0)
+        estimate = estimator.draw(theta, generator, begun, latents_kept(model))
+        log_prior = model.layout.log_prior(theta).detach()
+        stats = {
+            "lp": log_prior + estimate.log_likelihood + log_standard_normal(estimate.whitened),
+            "log_evidence": log_density - log_prior,
+            "log_evidence_variance": estimate.variance,
+        }
+        log_weight = (estimate.value + log_prior - log_density)[:, None] if is_weighted else None
+        return Draw(theta[:, None], estimate.whitened[:, None], log_weight, estimate.further_whitened[:, None]), stats
+
+    return read
 
 
 def estimated_target(

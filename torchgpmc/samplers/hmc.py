@@ -65,7 +65,13 @@ def leapfrog(
 
 
 def hmc(
-    density: LogDensity, *, step_size: Tensor, preconditioner: Preconditioner, num_steps: int, random_length: bool = False
+    density: LogDensity,
+    *,
+    step_size: Tensor,
+    preconditioner: Preconditioner,
+    num_steps: int,
+    random_length: bool = False,
+    least_steps: int = 1,
 ) -> Sampler:
     """Hamiltonian Monte Carlo (Neal 2011): a trajectory of leapfrog steps, then a Metropolis test.
 
@@ -74,8 +80,9 @@ def hmc(
         step_size: ``()``.
         preconditioner: see :class:`Preconditioner`.
         num_steps: leapfrog steps a trajectory, L.
-        random_length: draw the number of steps uniformly from 1..L at each transition (one number for all chains), which breaks
-            the resonance of a fixed length with the target's periods.
+        random_length: draw the number of steps uniformly from ``least_steps``..L at each transition (one number for all chains),
+            which breaks the resonance of a fixed length with the target's periods.
+        least_steps: of those.
 
     Returns:
         A sampler with :class:`HMCState` and :class:`HMCInfo`.
@@ -101,7 +108,7 @@ def hmc(
         length = num_steps
         if random_length:
             # Drawn on the generator's own device; one synchronisation a transition.
-            length = int(torch.randint(1, num_steps + 1, (), generator=generator, device=generator.device))
+            length = int(torch.randint(least_steps, num_steps + 1, (), generator=generator, device=generator.device))
         return transition(density, preconditioner, step_size, length, state, generator)[:2]
 
     return Sampler(init, step)

@@ -1,0 +1,119 @@
+"""Chains on theta in z, on which each prior is standard normal: the same posterior, from sites that are held."""
+
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.priors import GammaPrior
+
+import torchgpmc as tg
+from tests.problems import gp, gp_regression, inputs, targets
+from torchgpmc.approximations.held_sites import HeldSitesMarginal, can_hold_sites
+
+QUIET = {"progress": False, "seed": 1}
+
+
+def rough_labels(num_columns=2, rows=12):
+    kernel = RBFKernel(ard_num_dims=num_columns, lengthscale_prior=GammaPrior(2.0, 2.0))
+    kernel = ScaleKernel(kernel, outputscale_prior=GammaPrior(2.0, 0.5))
+    return tg.GP(inputs(rows, num_columns), targets("probit", rows), kernel, tg.likelihoods.Bernoulli())
+
+
+def held(model, tolerance=None):
+    ep = tg.EP(tolerance=tolerance)
+    theta = model.layout.starting_points(1, torch.Generator().manual_seed(3))
+    sites = tg.EP().importance_density(model, model.prior(theta)).start.squeeze(0)
+    return HeldSitesMarginal(model, ep, sites)
+
+
+@pytest.mark.parametrize("make", [rough_labels, lambda: gp("logit"), lambda: gp("poisson"), lambda: gp("ordinal")])
+def test_held_sites_that_converge_give_eps_own_density_and_gradient(make):
+    model = make()
+    theta = model.layout.starting_points(6, torch.Generator().manual_seed(0))
+    value, gradient = held(model, 1e-7).value_and_grad(theta)
+    expected, slope = tg.approximations.ApproximateMarginal(model, tg.EP(tolerance=1e-7)).value_and_grad(theta)
+    torch.testing.assert_close(value, expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(gradient, slope, rtol=1e-4, atol=1e-5)
+
+
+def test_a_value_depends_on_its_theta_alone():
+    # Else chains would not be reversible, and their density not known where weights need it.
+    density = held(rough_labels())
+    theta = density.model.layout.starting_points(5, torch.Generator().manual_seed(0))
+    value, gradient = density.value_and_grad(theta)
+    density.value_and_grad(theta + 0.3)
+    for row in range(5):
+        again, slope = density.value_and_grad(theta[row : row + 1])
+        torch.testing.assert_close(again, value[row : row + 1], rtol=1e-12, atol=1e-10)
+        torch.testing.assert_close(slope, gradient[row : row + 1], rtol=1e-9, atol=1e-9)
+
+
+def test_models_whose_sites_cannot_be_held_are_known():
+    base = rough_labels()
+    assert can_hold_sites(base)
+    known = tg.ConditionedGP(
+        base.train_x,
+        base.train_y,
+        base.kernel,
+        base.likelihood,
+        known_inputs=inputs(2, 2, seed=9),
+        known_values=torch.zeros(2).double(),
+    )
+    assert not can_hold_sites(known)
+
+
+def weighted_mean(posterior):
+    weights = torch.softmax(posterior._log_weights(), 0)
+    theta = posterior.theta.flatten(0, 1)
+    mean = weights @ theta
+    return mean, (weights @ (theta - mean).square()).sqrt()
+
+
+def test_weighted_chains_in_z_have_the_exact_posterior():
+    # Of theta itself: without the slope of the map in the weights means are a quarter of a deviation off.
+    model = rough_labels()
+    estimates = tg.evidence.SmoothProbit(tg.EP(), 64)
+    on_theta = {"marginal": tg.EP(), "importance_weights": estimates, "normal_scale": True}
+    method = tg.HMC(num_steps=6, least_steps=3, mass_matrix=tg.samplers.MassMatrix.IDENTITY, **on_theta)
+    chains = tg.sample(model, method, num_samples=1000, warmup_steps=100, num_chains=4, **QUIET)
+    other = tg.sample(model, tg.AMIS(evidence=estimates), num_samples=4000, **QUIET)
+    (mean, sd), (expected, scale) = weighted_mean(chains), weighted_mean(other)
+    assert float(((mean - expected) / scale).abs().max()) < 0.12
+    assert float((sd / scale - 1).abs().max()) < 0.12
+    assert float(chains.log_weights.std()) < 0.3 and not chains.complaints()
+
+
+def test_exact_evidence_may_be_sampled_in_z_too():
+    model = gp_regression()
+    method = tg.HMC(num_steps=6, least_steps=3, normal_scale=True)
+    chains = tg.sample(model, method, num_samples=500, warmup_steps=100, num_chains=8, **QUIET)
+    other = tg.sample(model, tg.AMIS(), num_samples=6000, **QUIET)
+    (mean, sd), (expected, scale) = weighted_mean(chains), weighted_mean(other)
+    assert float(((mean - expected) / scale).abs().max()) < 0.12 and float((sd / scale - 1).abs().max()) < 0.15
+
+
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")  # one dimension: half a period later lp is what it was
+def test_lengths_are_drawn_from_the_least_on_and_leave_a_skewed_density_alone():
+    def density(x):  # of the log of a Gamma(2, 1) draw
+        return (2 * x - x.exp()).sum(-1)
+
+    method = tg.HMC(num_steps=6, least_steps=4)
+    posterior = tg.sample_density(density, torch.zeros(32, 1).double(), method, num_samples=500, warmup_steps=100, **QUIET)
+    assert set(posterior.stats["n_steps"].unique().tolist()) == {4.0, 5.0, 6.0}
+    draws = posterior.position.flatten()
+    euler = 0.5772156649
+    assert abs(float(draws.mean()) - (1 - euler)) < 0.03 and abs(float(draws.exp().mean()) - 2) < 0.06
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (tg.HMC(normal_scale=True), "normal_scale=True is for chains on theta"),
+        (tg.HMC(normal_scale="z", marginal=tg.EP()), "normal_scale is 'z'"),
+        (tg.HMC(normal_scale=True, from_mode=True, marginal=tg.EP()), "from_mode=True begins at a mode"),
+        (tg.HMC(num_steps=3, least_steps=4), "least_steps is 4 with num_steps=3"),
+        (tg.HMC(least_steps=0), "least_steps"),
+    ],
+)
+def test_options_at_odds_are_named(method, message):
+    with pytest.raises(ValueError, match=message):
+        tg.sample(gp("probit"), method, num_samples=4, **QUIET)
