@@ -10,12 +10,13 @@ goes on from there.
 Simulated: twenty data sets from the prior, each with eight chains that begin at the truth; ranks of the truth among draws, and the
 share of it within 95 % bands. p53: five genes, three replicates, measured variances, log f(0) = -5, a grid of 121 points, 8 chains.
 LexA: 14 genes that it represses, one replicate, a sampled variance a gene, free starts, a lengthscale above the shortest time
-between measurements, as in the authors' later code. NUTS begins around the mode of all unknowns (``tg.initialize``), "NUTS again"
-around the normal density with the moments of NUTS's draws. Sweeps move hyperparameters along that one (``tg.Regressed``), and begin
-at draws of NUTS's (the second's, where there are any), two chains each at those with the lowest and the highest twentieth of a
-gene's decay rate. Speed: the paper's own sweep, a random walk of the lengthscale, one of each gene's kinetics, and one move of
-the log concentrations. Modes: of LexA's [theta, v], decay rates along the ridges, by L-BFGS from starts at two and four deviations
-of the fit, and from the prior.
+between measurements, as in the authors' later code. NUTS begins around the mode of all unknowns (``tg.initialize``), "NUTS
+again" around the normal density with the moments of NUTS's draws. Sweeps of p53 move hyperparameters along that one
+(``tg.Regressed``); LexA's the lengthscale given noisy latents, each gene along its ridges, and the level of f with what takes
+it back. They begin at draws of NUTS's (the second's, where there are any), two chains each at those with the lowest and the
+highest twentieth of a gene's decay rate. Speed: the paper's own sweep, a random walk of the lengthscale, one of each gene's
+kinetics, and one move of the log concentrations. Modes: of LexA's [theta, v], decay rates along the ridges, by L-BFGS from
+starts at two and four deviations of the fit, and from the prior.
 """
 
 import argparse
