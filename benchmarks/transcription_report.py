@@ -14,7 +14,7 @@ DATA_SETS, CHAINS = 20, 8
 PAPERS_SWEEPS, PAPERS_SECONDS = 5.5e5, 4 * 3600
 MOST_RHAT = 1.02  # of chains whose Monte Carlo errors are to be believed
 EVERY = 10  # points of the grid at which log concentrations are compared
-LAST_TIME = {"p53": 12, "LexA": 60}  # hours, minutes
+FIGURE_OF = {"p53": "NUTS", "LexA": "aGrad"}  # whose draws
 
 
 def compared(draws):
@@ -165,10 +165,10 @@ def draw_band(axis, grid, drawn):
 
 
 def draw_figure(pieces, path, models):
-    """As figure 1.6: concentration, expression of the genes that fit best and worst, and decay rates, from NUTS's draws."""
+    """As figure 1.6: concentration, expression of the genes that fit best and worst, and decay rates."""
     from matplotlib.figure import Figure
 
-    rows = {experiment: pieces / f"{experiment}_NUTS.pt" for experiment in LAST_TIME}
+    rows = {experiment: pieces / f"{experiment}_{name}.pt" for experiment, name in FIGURE_OF.items()}
     rows = {experiment: path_of_draws for experiment, path_of_draws in rows.items() if path_of_draws.exists()}
     figure = Figure(figsize=(14, 3 * len(rows)), layout="constrained")
     for (experiment, path_of_draws), axes in zip(rows.items(), figure.subplots(len(rows), 4, squeeze=False), strict=True):
@@ -198,7 +198,7 @@ def draw_figure(pieces, path, models):
 def text_of(found, pieces, everything, samplers):
     by_experiment = {
         experiment: {name: found[f"{experiment} {name}"] for name in samplers if f"{experiment} {name}" in found}
-        for experiment in LAST_TIME
+        for experiment in FIGURE_OF
     }
     shown = {experiment: text_of_experiment(rows, pieces, experiment) for experiment, rows in by_experiment.items() if rows}
     missing = [name for name in everything if name not in found]

@@ -189,7 +189,7 @@ def test_coordinates_lead_back_to_where_the_chains_are(parameterization, generat
         (
             tg.Gibbs(hyper=tg.PseudoMarginal(), parameterization=tg.Surrogate()),
             ValueError,
-            r"^parameterization is Surrogate\(whitening=None\) with hyper=PseudoMarginal\(\).*AdaptiveMH\(\)",
+            r"^parameterization is Surrogate\(whitening=None, precision=None\) with hyper=PseudoMarginal\(\).*AdaptiveMH\(\)",
         ),
         (tg.Gibbs(hyper=tg.NUTS), TypeError, r"^hyper is <class.*Expected AdaptiveMH\(\)"),
         (tg.Gibbs(latent=tg.AdaptiveMH()), TypeError, r"^latent is AdaptiveMH.*Expected AuxiliaryGradient\(\)"),

@@ -11,7 +11,8 @@ import torchgpmc as tg
 from torchgpmc.likelihoods import Activation, Transcription
 from torchgpmc.models import JointLogDensity
 from torchgpmc.runs.blocks import JointWithPrior
-from torchgpmc.runs.likelihood_parts import Parts, PartsGivenF, PartsUpdate, parts_of
+from torchgpmc.runs.likelihood_parts import PartsGivenF, PartsUpdate, parts_of
+from torchgpmc.runs.part_coordinates import Parts, unit_coordinates
 from torchgpmc.samplers import Preconditioner, metropolis, sweep
 
 pytestmark = [
@@ -69,7 +70,10 @@ def test_genes_are_taken_one_by_one_and_the_sweep_knows_where_it_is(generator):
     model = model_of()
     joint, parts = JointLogDensity(model), parts_of(model)
     unit = Preconditioner(torch.zeros(0, 0), torch.ones(parts.size))
-    update = PartsUpdate(joint, parts, lambda given: metropolis(given, step_size=torch.tensor(0.7), preconditioner=unit), 2)
+    coordinates = unit_coordinates(parts, torch.zeros(1).double())
+    update = PartsUpdate(
+        joint, parts, lambda given: metropolis(given, step_size=torch.tensor(0.7), preconditioner=unit), 2, coordinates
+    )
     sampler, before = sweep(JointWithPrior(joint), [update]), torch.cat(positions(model, generator), -1)
     state, info = sampler.step(sampler.init(before, generator), generator)
     moved = parts.rows((state.position != before)[:, parts.columns.start : parts.columns.stop]).view(CHAINS, GENES, -1)

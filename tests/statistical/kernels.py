@@ -331,6 +331,7 @@ SAMPLERS = {
     "sweep": Row("sweep", _sweep),
     "interwoven": Row("sweep", gibbs(tg.Interwoven())),
     "surrogate": Row("sweep", gibbs(tg.Surrogate())),
+    "surrogate of given noise": Row("sweep", gibbs(tg.Surrogate(precision=3.0))),
     "regressed": Row("sweep", regressed),
     "latents integrated out": Row("sweep", latents_out),
 }

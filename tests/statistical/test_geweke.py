@@ -168,8 +168,9 @@ def test_a_missing_jacobian_is_caught(sampler, monkeypatch):
 
 # Kernels that keep the prior of v are soon as wrong as they come to be, by little: chains show it, further rounds do not.
 LITTLE = {"elliptical slice", "pcn", WHITE_PCN, "gibbs like", "sweep", "interwoven", "surrogate", "regressed"}
+LITTLE |= {"surrogate of given noise"}
 LITTLE |= {name for name in EXACT if name.startswith(("auxiliary gradient", "local regions", "control variables"))}
-DEAR_PLANTS = ("surrogate", "latents integrated out", WHITE_PCN)
+DEAR_PLANTS = ("surrogate", "surrogate of given noise", "latents integrated out", WHITE_PCN)
 
 
 @pytest.mark.slow

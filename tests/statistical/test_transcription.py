@@ -65,6 +65,29 @@ def test_genes_moved_by_anothers_likelihood_are_caught(monkeypatch):
     assert level_of_sweeps() > 1
 
 
+def level_of_sweeps_along_levels():
+    """Alarm level of a sweep in which f goes up with what takes it back, genes move along ridges, theta given noisy latents."""
+    grid = torch.linspace(0, 4, 9, dtype=torch.float64)
+    options = {"response": Repression(), "free_initial": True, "kinetics_prior": LogNormalPrior(0.0, 0.5)}
+    likelihood = Transcription(grid, TIMES, num_genes=2, num_replicates=1, variances=torch.full((1, 2, 4), 0.05), **options)
+    model = tg.GP(grid, torch.ones(1, 2, 4), RBFKernel(lengthscale_prior=GammaPrior(4.0, 4.0)), likelihood)
+    blocks = {"parts": tg.HMC(num_steps=6), "invariance_steps": 1, "parameterization": tg.Surrogate(precision=2.0)}
+    method = tg.Gibbs(latent=tg.EllipticalSlice(), hyper_steps=3, latent_steps=4, thinning=10, **blocks)
+    return calibration(model, method, warmup_steps=100, chains=240)
+
+
+@pytest.mark.long
+@pytest.mark.statistical
+def test_ranks_of_the_truth_are_uniform_where_f_moves_with_what_takes_it_back():
+    assert level_of_sweeps_along_levels() < 1
+
+
+@pytest.mark.long
+def test_a_level_that_is_not_taken_back_is_caught(monkeypatch):
+    monkeypatch.setattr(Transcription, "levels", lambda self: {"michaelis_constant": 1.0, "sensitivity": -1.0})
+    assert level_of_sweeps_along_levels() > 1
+
+
 @pytest.mark.long
 @pytest.mark.statistical
 @pytest.mark.parametrize(

@@ -127,6 +127,13 @@ class LogLikelihood:
         """
         return {}
 
+    def levels(self) -> dict[str, float] | None:
+        """Of parameters that take back a number added to all of f: how their theta (the log, above zero) goes with it, by name.
+
+        With f + c and each of them at theta + power c every density stays as it was. ``None``: there are none.
+        """
+        return None
+
     def at_these_parameters(self) -> Any:
         """What parameters decide of :meth:`log_prob`: a NamedTuple of tensors ``(C, ...)``; ``None`` if that is little.
 

@@ -13,6 +13,8 @@ class Response:
     """
 
     has_michaelis_constant = False
+    # The power a of g(b c; b gamma) = b^a g(c; gamma), g(b c) = b^a g(c) without gamma, for all b > 0; None where there is none.
+    homogeneity: float | None = None
 
     def __call__(self, log_concentration: Tensor, log_michaelis: Tensor) -> Tensor:
         """g and nothing else, elementwise; ``log_michaelis`` is log gamma, or zero for a response without one."""
@@ -32,6 +34,8 @@ class Linear(Response):
         tensor([1.])
     """
 
+    homogeneity = 1.0
+
     def __call__(self, log_concentration: Tensor, log_michaelis: Tensor) -> Tensor:
         return log_concentration.exp()
 
@@ -49,6 +53,7 @@ class Activation(Response):
     """
 
     has_michaelis_constant = True
+    homogeneity = 0.0
 
     def __call__(self, log_concentration: Tensor, log_michaelis: Tensor) -> Tensor:
         return torch.sigmoid(log_concentration - log_michaelis)
@@ -67,6 +72,7 @@ class Repression(Response):
     """
 
     has_michaelis_constant = True
+    homogeneity = -1.0
 
     def __call__(self, log_concentration: Tensor, log_michaelis: Tensor) -> Tensor:
         return torch.sigmoid(log_michaelis - log_concentration) * (-log_michaelis).exp()

@@ -250,6 +250,15 @@ class Transcription(LogLikelihood, gpytorch.likelihoods.Likelihood):
         rate = self.response(torch.zeros_like(log_michaelis), log_michaelis)
         return {"decay": (self.basal + self.sensitivity * rate).log()}
 
+    def levels(self) -> dict[str, float] | None:
+        """gamma goes with the concentration, and S takes back what that makes of the response, if that is known to be a power."""
+        kind: Any = type(self.response)
+        power = self.response.homogeneity
+        if power is None or not is_newest(kind, "homogeneity", ("__call__",)):
+            return None
+        of_michaelis = {"michaelis_constant": 1.0} if self.response.has_michaelis_constant else {}
+        return of_michaelis | {"sensitivity": -power}
+
     def at_these_parameters(self) -> _Decided:
         """The integrals' weights are most of the work."""
         with torch.no_grad():

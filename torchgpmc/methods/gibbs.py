@@ -18,10 +18,13 @@ from torchgpmc.models.joint_density import JointLogDensity, joint_log_density
 from torchgpmc.runs.blocks import JointWithPrior, LatentsGivenTheta
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.chain_targets import check_has_hyperparameters, original_target
+from torchgpmc.runs.invariance import InvarianceUpdate, direction_of
 from torchgpmc.runs.latent_moves import LatentMove, Move, started_by
-from torchgpmc.runs.likelihood_parts import Parts, PartsUpdate, PartsWarmUp, parts_of
+from torchgpmc.runs.likelihood_parts import PartsUpdate, parts_of
 from torchgpmc.runs.parameterizations import Interwoven, Parameterization, ThetaBlock
+from torchgpmc.runs.part_coordinates import Parts, PartsTuning, PartsWarmUp, ridges_of_parts
 from torchgpmc.runs.run import Settings, chain_settings, in_chunks
+from torchgpmc.samplers.adaptation import BurnIn
 from torchgpmc.samplers.sweep import Block, SweepWarmUp, Update, sweep
 from torchgpmc.types import Sampler, WarmUp
 
@@ -54,6 +57,11 @@ class Gibbs:
         hyper_steps: of ``hyper``, a sweep.
         latent_steps: of ``latent``, a sweep.
         thinning: keep one draw in this many.
+        parts: the sampler of parameters of the likelihood's parts, given f, of which a sweep takes one step; ``None`` has them
+            moved by ``hyper``.
+        invariance_steps: slices a sweep of a number that is added to all of f while parameters of the likelihood take it back, for
+            likelihoods with ``levels``, such as :class:`torchgpmc.likelihoods.Transcription`: each part holds the level of f where
+            it is, so that it hardly moves otherwise.
 
     Example:
         >>> import torch, torchgpmc as tg
@@ -75,6 +83,8 @@ class Gibbs:
     hyper_steps: int = 1
     latent_steps: int = 10
     thinning: int = 1
+    parts: Any = None
+    invariance_steps: int = 0
 
     def prepare(self, model: GPModel, settings: Settings) -> ChainRun:
         """A run on [theta, v].
@@ -93,6 +103,7 @@ class Gibbs:
         block = partial(ThetaBlock, joint, num_columns=num_columns, num_chains=chains, chain_chunk=settings.chain_chunk)
         pieces = self._of_theta(block, range(num_columns), model, warmup)
         pieces += [] if parts is None else [self._of_parts(joint, parts, warmup)]
+        pieces += [self._of_invariance(joint)] if self.invariance_steps else []
         latent = self.latent.move(model, warmup)
         pieces.append(self._of_latents(latent, joint, range(target.num_hyperparameters, target.dimension)))
 
@@ -121,12 +132,18 @@ class Gibbs:
         return [piece(given) for given in self.hyper.hyper_parts(self.parameterization, model)]
 
     def _of_parts(self, joint: JointLogDensity, parts: Parts, warmup: int) -> _Piece:
-        move = self.hyper.hyper_move(parts.size, warmup)
+        hyper, steps = (self.hyper, self.hyper_steps) if self.parts is None else (self.parts, 1)
+        move, ridges = hyper.hyper_move(parts.size, warmup), ridges_of_parts(joint.model, parts)
 
-        def update(tuning: Any) -> Update:
-            return PartsUpdate(joint, parts, partial(_at, move.kernel, tuning), self.hyper_steps)
+        def update(tuning: PartsTuning) -> Update:
+            kernel = partial(_at, move.kernel, tuning.inner)
+            return PartsUpdate(joint, parts, kernel, steps, tuning.coordinates, ridges)
 
         return _Piece(parts.columns, PartsWarmUp(move.warm_up, parts), update)
+
+    def _of_invariance(self, joint: JointLogDensity) -> _Piece:
+        update = InvarianceUpdate(joint, direction_of(joint.model), self.invariance_steps)
+        return _Piece(range(joint.model.layout.size), BurnIn(), lambda tuning: update)
 
     def _of_latents(self, move: Move, joint: JointLogDensity, columns: range) -> _Piece:
         density = JointWithPrior(joint)
@@ -141,6 +158,7 @@ class Gibbs:
     def _check(self, model: GPModel) -> None:
         for option in ("hyper_steps", "latent_steps", "thinning"):
             check_count(option, getattr(self, option))
+        check_count("invariance_steps", self.invariance_steps, least=0)
         check_object("hyper", self.hyper, "hyper_move", "AdaptiveMH(), Slice(), HMC(), NUTS() or PseudoMarginal()")
         check_object("latent", self.latent, "move", "AuxiliaryGradient(), EllipticalSlice() or another move of the latents")
         if not isinstance(self.parameterization, Parameterization):
@@ -149,6 +167,15 @@ class Gibbs:
                 f"Regressed(start)."
             )
         check_has_hyperparameters(model, "Gibbs")
+        if self.invariance_steps:
+            direction_of(model)
+        if self.parts is not None:
+            check_object("parts", self.parts, "hyper_move", "None, AdaptiveMH(), Slice(), HMC() or NUTS()")
+            if self.parameterization.moves_everything or parts_of(model) is None:
+                raise ValueError(
+                    f"parts is {self.parts!r}, and {type(self.parameterization).__name__}() moves all of theta, or the likelihood "
+                    f"has no parts. Expected parts=None."
+                )
         self.latent.check(model)
         self.parameterization.check(model)
 

@@ -16,38 +16,11 @@ from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.density import AutogradDensity, mask_value
 from torchgpmc.models.gp_model import GPModel, likelihood_parameters
 from torchgpmc.models.joint_density import JointLogDensity
+from torchgpmc.models.ridges import Ridges
 from torchgpmc.runs.blocks import decided_by_parameters, kept_prior
+from torchgpmc.runs.part_coordinates import PartCoordinates, Parts
 from torchgpmc.samplers.sweep import Block, BlockStep, Conditional, SweepState
-from torchgpmc.trees import mapped, take
-from torchgpmc.types import WarmUp
-
-
-class Parts(NamedTuple):
-    """Where the parameters of parts are in theta: B of each of G parts, one parameter of all parts after another."""
-
-    columns: range
-    num_parts: int
-
-    @property
-    def size(self) -> int:
-        """B."""
-        return len(self.columns) // self.num_parts
-
-    def rows(self, columns: Tensor) -> Tensor:
-        """From ``(C, B G)``, as theta has them, a row a part ``(C G, B)``."""
-        return columns.reshape(len(columns), self.size, self.num_parts).mT.reshape(-1, self.size)
-
-    def from_rows(self, rows: Tensor) -> Tensor:
-        """The inverse of :meth:`rows`."""
-        return rows.view(-1, self.num_parts, self.size).mT.flatten(1)
-
-    def flattened(self, tree: Any) -> Any:
-        """Tensors ``(C, G, ...)`` with a row a part ``(C G, ...)``."""
-        return mapped(lambda leaf: leaf.flatten(0, 1), tree)
-
-    def unflattened(self, tree: Any) -> Any:
-        """The inverse of :meth:`flattened`."""
-        return mapped(lambda leaf: leaf.unflatten(0, (-1, self.num_parts)), tree)
+from torchgpmc.trees import take
 
 
 def parts_of(model: GPModel) -> Parts | None:
@@ -68,9 +41,10 @@ class PartsGivenF(AutogradDensity):
 
     def __init__(self, joint: JointLogDensity, parts: Parts, theta: Tensor, f: Tensor, chosen: Tensor | None = None):
         self.joint, self.parts, self.theta, self.f, self.chosen = joint, parts, theta, f, chosen
-        super().__init__(self._evaluate)
+        super().__init__(self.value)
 
-    def _evaluate(self, rows: Tensor) -> Tensor:
+    def value(self, rows: Tensor) -> Tensor:
+        """What the density is, NaN where algebra failed."""
         rows = self._of_all(rows)
         return self._of_chosen(self._prior_alone(rows) + self._likelihoods(rows).flatten())
 
@@ -87,8 +61,7 @@ class PartsGivenF(AutogradDensity):
         """These rows, and the others where they are."""
         if self.chosen is None:
             return rows
-        columns = slice(self.parts.columns.start, self.parts.columns.stop)
-        return self.parts.rows(self.theta[:, columns]).index_put((self.chosen,), rows)
+        return self.parts.of(self.theta).index_put((self.chosen,), rows)
 
     def _of_chosen(self, value: Tensor) -> Tensor:
         return value if self.chosen is None else value[self.chosen]
@@ -102,9 +75,7 @@ class PartsGivenF(AutogradDensity):
 
     def _values(self, rows: Tensor) -> dict[str, dict[str, Tensor]]:
         """Constrained values of all parameters, these rows' among them."""
-        columns = self.parts.columns
-        whole = torch.cat([self.theta[:, : columns.start], self.parts.from_rows(rows), self.theta[:, columns.stop :]], -1)
-        return self.joint.model.layout.raw_values(whole).by_module
+        return self.joint.model.layout.raw_values(self.parts.within(self.theta, rows)).by_module
 
     def _likelihoods(self, rows: Tensor) -> Tensor:
         values, y = likelihood_parameters(self._values(rows)["likelihood"]), self.joint.targets.values
@@ -126,6 +97,50 @@ class PartsGivenF(AutogradDensity):
         return PartsGivenF(self.joint, self.parts, self.theta, self.f, chosen)
 
 
+class PartsInCoordinates(AutogradDensity):
+    """:class:`PartsGivenF` as a function of rows x ``(C G, B)`` in coordinates of constant volume.
+
+    Args:
+        given: of all rows.
+        coordinates: of each part.
+        ridges: which z is straight along; each part's of its own parameters alone.
+        chosen: as in :class:`PartsGivenF`.
+    """
+
+    def __init__(self, given: PartsGivenF, coordinates: PartCoordinates, ridges: Ridges | None, chosen: Tensor | None = None):
+        self.given, self.coordinates, self.ridges, self.chosen = given, coordinates, ridges, chosen
+        super().__init__(self._evaluate)
+
+    def white(self, rows: Tensor) -> Tensor:
+        """x of all rows of theta."""
+        if self.ridges is not None:
+            rows = self.given.parts.of(self.ridges.straight(self.given.parts.within(self.given.theta, rows)))
+        return self.coordinates.white(rows)
+
+    def original(self, white: Tensor) -> Tensor:
+        """All rows of theta from x of the chosen ones."""
+        if self.chosen is not None:
+            white = self.white(self.given.parts.of(self.given.theta)).index_put((self.chosen,), white)
+        rows = self.coordinates.straight(white)
+        if self.ridges is not None:
+            rows = self.given.parts.of(self.ridges.original(self.given.parts.within(self.given.theta, rows)))
+        return rows
+
+    def _evaluate(self, white: Tensor) -> Tensor:
+        value = self.given.value(self.original(white))
+        return value if self.chosen is None else value[self.chosen]
+
+    def draw(self, white: Tensor, generator: torch.Generator) -> tuple[Tensor, Any]:
+        """The value, and the payload of :class:`PartsGivenF`."""
+        with torch.no_grad():
+            value, payload = self.given.draw(self.original(white), generator)
+        return (value, payload) if self.chosen is None else (value[self.chosen], take(payload, self.chosen))
+
+    def select(self, rows: Tensor) -> PartsInCoordinates:
+        chosen = rows if self.chosen is None else self.chosen[rows]
+        return PartsInCoordinates(self.given, self.coordinates, self.ridges, chosen)
+
+
 class PartsUpdate(NamedTuple):
     """The part of a sweep that moves the likelihood's parameters, given f.
 
@@ -134,28 +149,34 @@ class PartsUpdate(NamedTuple):
         parts: where its likelihood's parts are.
         kernel: from a density of ``(C G, B)`` to a sampler.
         steps: the kernel's, a sweep.
+        coordinates: of each part, in which the kernel moves.
+        ridges: along which these are straight, if any.
     """
 
     joint: JointLogDensity
     parts: Parts
     kernel: Any
     steps: int
+    coordinates: PartCoordinates
+    ridges: Ridges | None = None
 
     def update(self, density: Any, state: SweepState, generator: torch.Generator) -> tuple[SweepState, BlockStep]:
         """The kernel's steps on every part."""
         model, kept, columns = self.joint.model, state.payload, self.parts.columns
         theta, v = state.position.split([model.layout.size, model.latent_size], -1)
         with torch.no_grad():
-            given = PartsGivenF(self.joint, self.parts, theta, model.latents(kept.at.prior, v))
-            here = self.parts.rows(theta[:, columns.start : columns.stop])
-            before = (kept.log_prior.unsqueeze(-1) + given.likelihoods(kept.likelihood, here)).flatten()
+            of_rows = PartsGivenF(self.joint, self.parts, theta, model.latents(kept.at.prior, v))
+            given, rows = PartsInCoordinates(of_rows, self.coordinates, self.ridges), self.parts.of(theta)
+            here = given.white(rows)
+            before = (kept.log_prior.unsqueeze(-1) + of_rows.likelihoods(kept.likelihood, rows)).flatten()
         decided = None if kept.likelihood is None else self.parts.flattened(kept.likelihood)
         conditional = Conditional(given, before, payload=decided)
         step, found = Block(columns, lambda *_: conditional, self.kernel, self.steps).moved(
             conditional, here, state.log_density, generator
         )
-        moved = self.parts.from_rows(step.state.position)
-        theta = torch.cat([theta[:, : columns.start], moved, theta[:, columns.stop :]], -1)
+        with torch.no_grad():  # what stays is not to be rounded: it would drift from what it decides
+            stayed = (step.state.position == here).all(-1, keepdim=True)
+            theta = self.parts.within(theta, torch.where(stayed, rows, given.original(step.state.position)))
         values, log_prior = model.layout.raw_values_and_log_prior(theta)
         prior = kept.at.prior._replace(values=values.by_module)
         kept = kept_prior(
@@ -173,31 +194,3 @@ class PartsUpdate(NamedTuple):
 
     def _of_chains(self, rows: Tensor) -> Tensor:
         return rows.view(-1, self.parts.num_parts)
-
-
-class PartsWarmUp(NamedTuple):
-    """The warm-up of one tuning for all parts."""
-
-    inner: WarmUp
-    parts: Parts
-
-    @property
-    def steps(self) -> int:
-        """The inner one's."""
-        return self.inner.steps
-
-    def start(self, position: Tensor, covariance: Tensor | None, generator: torch.Generator) -> Any:
-        """From a row a part."""
-        return self.inner.start(self.parts.rows(position), None, generator)
-
-    def update(self, tuning: Any, iteration: int, state: Any, info: Any, generator: torch.Generator) -> Any:
-        """The inner one's: the states it gets are rows."""
-        return self.inner.update(tuning, iteration, state, info, generator)
-
-    def restarts(self, iteration: int) -> bool:
-        """The inner one's."""
-        return self.inner.restarts(iteration)
-
-    def statistics(self, tuning: Any) -> dict[str, Tensor]:
-        """None: blocks would share names."""
-        return {}

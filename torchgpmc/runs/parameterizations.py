@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.approximations import Approximation
+from torchgpmc.checks import check_positive
 from torchgpmc.density import AutogradDensity, mask_value
 from torchgpmc.models.gp_model import GPModel, LatentsAt, likelihood_values
 from torchgpmc.models.joint_density import JointLogDensity
@@ -198,16 +199,22 @@ class Surrogate(_Held):
     With ``whitening`` g and S are not drawn and matched but those of an approximation's sites, and stay: eta is then nearly
     independent of theta, which may go nearly as far in a sweep as its posterior does.
 
+    With ``precision`` S is 1 / precision at every point, for likelihoods of one latent function that do not factorise too: g then
+    holds of f what lies above that noise. Any is exact; where n points vary together, what data leave of f's variance, times n,
+    serves for S.
+
     Args:
         whitening: :class:`Laplace` or :class:`EP`, whose sites at the mode of theta are g and S; as of ``NUTS(whitening=)``.
+        precision: of g given f; ``None`` matches it to single data.
 
     Example:
         >>> import torchgpmc as tg
         >>> tg.Gibbs(parameterization=tg.Surrogate()).parameterization
-        Surrogate(whitening=None)
+        Surrogate(whitening=None, precision=None)
     """
 
     whitening: Approximation | None = None
+    precision: float | None = None
 
     work = 2
     first_work = 1
@@ -218,7 +225,14 @@ class Surrogate(_Held):
 
     def check(self, model: GPModel) -> None:
         """As the class's docstring says."""
-        if model.num_latents != 1 or not model.factorises:
+        if self.precision is not None:
+            check_positive("precision", self.precision)
+            if self.whitening is not None:
+                raise ValueError(
+                    f"precision is {self.precision!r} and whitening {self.whitening!r}, whose sites have precisions of their own. "
+                    f"Expected one of them."
+                )
+        if model.num_latents != 1 or not (model.factorises or self.precision):
             raise ValueError(
                 f"Surrogate() matches posteriors of single latents, and {type(model.likelihood).__name__} has several latents a "
                 f"datum or does not factorise over data. Expected parameterization=Interwoven(), Ancillary() or Sufficient()."
@@ -226,7 +240,7 @@ class Surrogate(_Held):
 
     def hold(self, model: GPModel, at: LatentsAt, v: Tensor, targets: Targets, generator: torch.Generator) -> tuple[_Noisy, Tensor]:
         """A fresh g, and eta."""
-        precision = _single_site_precision(model, at, targets)
+        precision = self._precision_at(model, at, targets)
         f = model.marginals(at, v).mean.squeeze(1)
         noise = precision.rsqrt() * normal_like(f, generator)
         sites = GaussianSites(precision, precision * (f + noise))
@@ -235,10 +249,14 @@ class Surrogate(_Held):
 
     def latents(self, model: GPModel, at: LatentsAt, held: _Noisy, targets: Targets) -> tuple[Tensor, Tensor]:
         """v, and ``log |dv / d eta| + log N(g | f, S)``."""
-        precision = _single_site_precision(model, at, targets)
+        precision = self._precision_at(model, at, targets)
         sites = GaussianSites(precision, precision * held.noisy)
         v, log_volume = undo_whitening(at.projection.mT, at.mean, sites, held.white)
         return v, log_volume + _log_noise(held.noisy - model.marginals(at, v).mean.squeeze(1), precision)
+
+    def _precision_at(self, model: GPModel, at: LatentsAt, targets: Targets) -> Tensor:
+        """1 / S ``(C, N)``."""
+        return _single_site_precision(model, at, targets) if self.precision is None else torch.full_like(at.mean, self.precision)
 
 
 class _White(NamedTuple):

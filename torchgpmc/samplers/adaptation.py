@@ -206,9 +206,9 @@ class WindowedAdaptation(NamedTuple):
         tuning = Tuning(step, preconditioner, mean, start_dual_averaging(step), moments, learns, self._is_rough(0))
         if self.search_on is None or self.target_acceptance is None or not self.steps:
             return tuning
-        return self._averaged_anew(tuning, init_hmc(self.search_on, position), generator)
+        return self.averaged_anew(tuning, init_hmc(self.search_on, position), generator)
 
-    def _averaged_anew(self, tuning: Tuning, state: Any, generator: torch.Generator) -> Tuning:
+    def averaged_anew(self, tuning: Tuning, state: Any, generator: torch.Generator) -> Tuning:
         """Dual averaging begun again, at the step size that a search from ``state`` finds if there is one."""
         step_size = tuning.step_size
         if self.search_on is not None:
@@ -219,12 +219,12 @@ class WindowedAdaptation(NamedTuple):
         """From the positions and the acceptance rates ``(C,)``."""
         step_size, preconditioner, mean, averaging, moments, learns, _ = tuning
         if self.target_acceptance is not None:
-            moving_in = self.search_on is not None and iteration <= self._first_buffer()
+            moving_in = self.search_on is not None and iteration <= self.first_buffer()
             rate = (harmonic_mean if moving_in else torch.mean)(info.acceptance_rate)
             averaging = update_dual_averaging(averaging, rate, self.target_acceptance)
             step_size = (averaging.log_average if iteration == self.steps else averaging.log_step).exp()
         ends = window_ends(self.steps) if learns else []
-        if ends and self._first_buffer() < iteration <= ends[-1]:
+        if ends and self.first_buffer() < iteration <= ends[-1]:
             moments = update_moments(moments, state.position)
         renewed = iteration in ends
         if renewed:
@@ -232,9 +232,9 @@ class WindowedAdaptation(NamedTuple):
             moments = start_moments(self.dense_size, state.position.shape[-1], state.position)
         tuning = Tuning(step_size, preconditioner, mean, averaging, moments, learns, self._is_rough(iteration))
         begins_again = renewed and self.averages_anew and self.target_acceptance is not None and iteration < self.steps
-        return self._averaged_anew(tuning, state, generator) if begins_again else tuning
+        return self.averaged_anew(tuning, state, generator) if begins_again else tuning
 
-    def _first_buffer(self) -> int:
+    def first_buffer(self) -> int:
         """The iterations in which chains are on their way in."""
         return min(_FIRST_BUFFER, int(0.15 * self.steps))
 
