@@ -27,6 +27,7 @@ from torchgpmc.evidence import (
     serves_inducing_mixture,
 )
 from torchgpmc.likelihoods import Softmax
+from torchgpmc.likelihoods.softmax import MOST_QUICK
 from torchgpmc.methods import AMIS, NUTS, AuxiliaryGradient, Method, Slice
 from torchgpmc.models import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
@@ -53,7 +54,8 @@ _MANY_DRAWS = 64
 _MORE_DRAWS, _FEW_LABELS = 256, 300
 # Where 64 do not do; of 150 labels that are noise, 256 did for two seeds of four.
 _MOST_DRAWS = 1024
-_MOST_INDUCING = 200  # numbers in v, of which estimates factorise a matrix
+_DRAWS_OF_CLASSES = 32
+_MOST_INDUCING, _MOST_OF_CLASSES = 200, 300  # numbers in v, of which estimates factorise a matrix
 # Of proposals for more hyperparameters than a few: in a dozen dimensions most draws of a Student t with five lie too far out.
 _SHORT_TAILS = 30
 _MORE_RUNS = 3  # of 4000 draws, worth 50 to 300 each where proposals reach the posterior's lobes by turns
@@ -286,20 +288,27 @@ def _through_noise(model: GPModel, wanted: int) -> list[Candidate]:
 
 
 def _suits_inducing_mixture(model: GPModel) -> bool:
-    """Softmax's expectations are integrals that take longer than chains."""
-    return serves_inducing_mixture(model) and model.latent_size <= _MOST_INDUCING and not isinstance(model.likelihood, Softmax)
+    """Of more than three classes softmax's expectations are integrals that take longer than chains."""
+    if isinstance(model.likelihood, Softmax):
+        quick = model.num_latents <= MOST_QUICK and model.likelihood.sees_differences
+        return serves_inducing_mixture(model) and quick and model.latent_size <= _MOST_OF_CLASSES
+    return serves_inducing_mixture(model) and model.latent_size <= _MOST_INDUCING
 
 
 def _through_inducing_values(model: GPModel, wanted: int) -> list[Candidate]:
     """Of several functions, of likelihoods that are not log-concave, and of f that is a function of inducing values."""
     few = "the inducing values integrate out well and the hyperparameters are few: weighted draws, no warm-up."
     more = "many draws an estimate make up for what normal densities of inducing values miss."
-    return _from_the_prior(model, InducingMixture, few, more, wanted)
+    # Where a draw costs an integral a datum, which takes as long as the search for the density it is from.
+    draws = _DRAWS_OF_CLASSES if isinstance(model.likelihood, Softmax) else _MANY_DRAWS
+    return _from_the_prior(model, InducingMixture, few, more, wanted, draws)
 
 
-def _from_the_prior(model: GPModel, evidence: Callable[[int], Evidence], few: str, more: str, wanted: int) -> list[Candidate]:
+def _from_the_prior(
+    model: GPModel, evidence: Callable[[int], Evidence], few: str, more: str, wanted: int, draws: int = _MANY_DRAWS
+) -> list[Candidate]:
     """Weighted draws without a search for modes, and again with four times as many draws an estimate."""
-    turns = (_MANY_DRAWS, few), (4 * _MANY_DRAWS, more)
+    turns = (draws, few), (4 * draws, more)
     return [_weighted(model, AMIS(evidence=evidence(draws), num_starts=0), why, wanted) for draws, why in turns]
 
 
