@@ -13,8 +13,8 @@ def matched_points(dimension: int, num_pairs: int, like: Tensor) -> Tensor:
 
     Example:
         >>> points = matched_points(2, 4, torch.zeros(()).double())
-        >>> points.mT @ points / 8
-        tensor([[1.0000, ...
+        >>> torch.allclose(points.mT @ points / 8, torch.eye(2).double())
+        True
     """
     points = normal_points(dimension, torch.float64, like.device, num_pairs)
     points = torch.cat([points, -points])
