@@ -299,16 +299,18 @@ def _through_inducing_values(model: GPModel, wanted: int) -> list[Candidate]:
     """Of several functions, of likelihoods that are not log-concave, and of f that is a function of inducing values."""
     few = "the inducing values integrate out well and the hyperparameters are few: weighted draws, no warm-up."
     more = "many draws an estimate make up for what normal densities of inducing values miss."
-    # Where a draw costs an integral a datum, which takes as long as the search for the density it is from.
-    draws = _DRAWS_OF_CLASSES if isinstance(model.likelihood, Softmax) else _MANY_DRAWS
-    return _from_the_prior(model, InducingMixture, few, more, wanted, draws)
+    if not isinstance(model.likelihood, Softmax):
+        return _from_the_prior(model, InducingMixture, few, more, wanted)
+    # A draw costs an integral a datum, and an estimate from nothing twice what it does from the first batch's: so that is small.
+    turns = (_DRAWS_OF_CLASSES, few), (4 * _DRAWS_OF_CLASSES, more)
+    first = _FIRST_BATCH if model.layout.size <= _FEW_HYPERPARAMETERS else None
+    methods = [AMIS(evidence=InducingMixture(draws), num_starts=0, batch_size=first) for draws, _ in turns]
+    return [_weighted(model, method, why, wanted) for method, (_, why) in zip(methods, turns, strict=True)]
 
 
-def _from_the_prior(
-    model: GPModel, evidence: Callable[[int], Evidence], few: str, more: str, wanted: int, draws: int = _MANY_DRAWS
-) -> list[Candidate]:
+def _from_the_prior(model: GPModel, evidence: Callable[[int], Evidence], few: str, more: str, wanted: int) -> list[Candidate]:
     """Weighted draws without a search for modes, and again with four times as many draws an estimate."""
-    turns = (draws, few), (4 * draws, more)
+    turns = (_MANY_DRAWS, few), (4 * _MANY_DRAWS, more)
     return [_weighted(model, AMIS(evidence=evidence(draws), num_starts=0), why, wanted) for draws, why in turns]
 
 
