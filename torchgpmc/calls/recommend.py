@@ -14,6 +14,7 @@ from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.approximations import EP, ClassEP, Conjugate, Laplace
 from torchgpmc.approximations.class_ep import sees_differences
 from torchgpmc.approximations.gaussian_form import has_inducing_normal
+from torchgpmc.calls.beginning import drawn_around
 from torchgpmc.checks import warn
 from torchgpmc.density import SharedDensity
 from torchgpmc.evidence import (
@@ -34,6 +35,7 @@ from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.numerics.random import make_generator
 from torchgpmc.numerics.threads import one_torch_thread
 from torchgpmc.runs.chain_targets import estimator_for, suited_approximation
+from torchgpmc.runs.drawn_start import DrawnStart
 from torchgpmc.variational import Start, initialize
 
 WANTED = 400  # effective draws (Vehtari et al. 2021, section 4)
@@ -86,7 +88,7 @@ class Candidate(NamedTuple):
         budget: evaluations, at most.
         evaluate: one evaluation for all chains, or of a batch of thetas, for timing.
         typical: as many of those a run that goes well takes.
-        start: makes what the chains begin around.
+        start: makes what the chains, or the proposals, begin around.
     """
 
     method: Method
@@ -98,7 +100,7 @@ class Candidate(NamedTuple):
     budget: float
     evaluate: Callable[[], Any]
     typical: float
-    start: Callable[[], Start | None] = lambda: None
+    start: Callable[[], Start | DrawnStart | None] = lambda: None
 
     def with_chains(self, num_chains: int | None, warmup_steps: int | None) -> Candidate:
         """The same with the user's numbers, where there are any."""
@@ -301,11 +303,16 @@ def _through_inducing_values(model: GPModel, wanted: int) -> list[Candidate]:
     more = "many draws an estimate make up for what normal densities of inducing values miss."
     if not isinstance(model.likelihood, Softmax):
         return _from_the_prior(model, InducingMixture, few, more, wanted)
-    # A draw costs an integral a datum, and an estimate from nothing twice what it does from the first batch's: so that is small.
+    # A draw costs an integral a datum, and the posterior may lie where the prior has next to nothing: so it begins at a fit.
     turns = (_DRAWS_OF_CLASSES, few), (4 * _DRAWS_OF_CLASSES, more)
-    first = _FIRST_BATCH if model.layout.size <= _FEW_HYPERPARAMETERS else None
-    methods = [AMIS(evidence=InducingMixture(draws), num_starts=0, batch_size=first) for draws, _ in turns]
-    return [_weighted(model, method, why, wanted) for method, (_, why) in zip(methods, turns, strict=True)]
+    batch = _FIRST_BATCH if model.layout.size <= _FEW_HYPERPARAMETERS else None
+    methods = [AMIS(evidence=InducingMixture(draws), num_starts=0, batch_size=batch) for draws, _ in turns]
+    engines = [_weighted(model, method, why, wanted) for method, (_, why) in zip(methods, turns, strict=True)]
+
+    def fit() -> DrawnStart:
+        return drawn_around(initialize(model, optimize_inducing_points=False, progress=False))
+
+    return [engine._replace(start=fit) for engine in engines]
 
 
 def _from_the_prior(model: GPModel, evidence: Callable[[int], Evidence], few: str, more: str, wanted: int) -> list[Candidate]:
