@@ -22,7 +22,7 @@ CASES = {
     "regression": (gp_regression, tg.AMIS),
     "sparse": (lambda: sparse_gp("probit"), tg.AMIS),
     "sparse, not log-concave": (lambda: sparse_gp("student_t"), tg.AMIS),
-    "sparse, several classes": (lambda: sparse_gp("softmax"), tg.AMIS),
+    "sparse, several classes": (lambda: sparse_gp("softmax"), tg.NUTS),
     "several classes": (lambda: gp("softmax"), tg.AMIS),
     "eight": (lambda: wide(8), tg.AMIS),
     "sixteen": (lambda: wide(16), tg.AMIS),

@@ -101,28 +101,16 @@ def test_expectations_over_few_points_find_nearly_the_nearest_normal():
         assert 0.8 < float(widths.min()) <= float(widths.max()) < 1.25
 
 
-def test_proposals_for_classes_begin_around_a_fit():
-    """The posterior may lie where the prior has next to nothing: of 2000 labels 2078 draws begun there were worth next to none."""
-    model = sparse_gp("softmax")
-    begun = candidates(model)[0].start()
-    fit = tg.initialize(model, optimize_inducing_points=False, progress=False)
-    torch.testing.assert_close(begun.theta.mean(0), fit.theta)
-    centred = begun.theta - fit.theta
-    torch.testing.assert_close(centred.mT @ centred / len(centred), 1.5**2 * fit.theta_covariance)
-
-
-def test_of_many_classes_chains_begin():
-    """Whose expectations are integrals that take longer."""
+def test_integrals_of_many_classes_count_among_operations():
     x = torch.rand(20, 2, generator=generator())
     likelihood = tg.likelihoods.Softmax(num_classes=5)
     model = tg.SparseGP(x, torch.arange(20) % 5, kernel(), likelihood, inducing_points=x[:3])
-    assert isinstance(candidates(model)[0].method, tg.NUTS)
     labels = tg.SparseGP(x, torch.arange(20) % 2, kernel(), tg.likelihoods.Bernoulli(), inducing_points=x[:3])
     assert model.operations == labels.operations + 20 * model.likelihood.expectation_operations > 2 * labels.operations
 
 
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")  # of so few draws
-@pytest.mark.parametrize("name", ["robust_max", "softmax", "student_t", "projected"])
+@pytest.mark.parametrize("name", ["robust_max", "student_t", "projected"])
 def test_the_default_call_begins_with_it(name):
     # A projected process of 20 labels took 20 CPU seconds by chains around a fit, and takes half a second.
     model = projected_process() if name == "projected" else sparse_gp(name)

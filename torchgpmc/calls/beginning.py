@@ -6,17 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from torchgpmc.models.gp_model import GPModel
-from torchgpmc.numerics.linalg import cholesky
-from torchgpmc.numerics.matched_points import matched_points
 from torchgpmc.posterior import Posterior
 from torchgpmc.runs.drawn_start import DrawnStart, drawn_start
 from torchgpmc.runs.run import Method, Settings
 from torchgpmc.variational import Start
-
-_POINTS, _WIDER = 32, 1.5  # and as many mirror images
 
 
 def begun_at(start: Any, model: GPModel, method: Method, settings: Settings) -> Settings:
@@ -51,13 +45,6 @@ def begun_at(start: Any, model: GPModel, method: Method, settings: Settings) -> 
             f"or start=torchgpmc.initialize(model)."
         )
     return settings._replace(draws=drawn_start(start, model))
-
-
-def drawn_around(start: Start) -> DrawnStart:
-    """Points of the normal density of theta that a fit has, wider by half, for weighted draws to begin at."""
-    points = matched_points(len(start.theta), _POINTS, start.theta)
-    theta = start.theta + _WIDER * points @ cholesky(start.theta_covariance).factor.mT
-    return DrawnStart(theta.to(start.model.train_x), torch.zeros_like(theta[:, 0]))
 
 
 def at_draws(method: Any, model: GPModel) -> Any:

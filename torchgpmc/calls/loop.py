@@ -24,7 +24,6 @@ from torchgpmc.models.gp_model import GPModel
 from torchgpmc.numerics.random import derived_seed, make_generator
 from torchgpmc.numerics.threads import num_cores, one_torch_thread
 from torchgpmc.posterior import Posterior
-from torchgpmc.runs.drawn_start import DrawnStart
 from torchgpmc.runs.run import Method, Run, Settings, chain_settings
 from torchgpmc.storage.checkpoint import Checkpoint, CheckpointFile
 from torchgpmc.storage.draws import Draws, DrawStore
@@ -137,8 +136,7 @@ def _sample_by_default(model: GPModel, order: Order, start: Posterior | None) ->
 
     def run(number: int, engine: Candidate, rule: Rule) -> Posterior:
         method = None if draws is None else at_draws(engine.method, model)
-        begun = engine.start() if method is None else draws
-        begin = (None, begun) if isinstance(begun, DrawnStart) else (begun, None)
+        begin = (engine.start(), None) if method is None else (None, draws)
         settings = Settings(engine.most, engine.warmup_steps, engine.num_chains, chain_chunk, *begin)
         trial = order._replace(method=method or engine.method, settings=settings, wanted=wanted, number=number)
         if order.checkpoint is not None and number:

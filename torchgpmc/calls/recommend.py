@@ -14,7 +14,6 @@ from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.approximations import EP, ClassEP, Conjugate, Laplace
 from torchgpmc.approximations.class_ep import sees_differences
 from torchgpmc.approximations.gaussian_form import has_inducing_normal
-from torchgpmc.calls.beginning import drawn_around
 from torchgpmc.checks import warn
 from torchgpmc.density import SharedDensity
 from torchgpmc.evidence import (
@@ -28,14 +27,12 @@ from torchgpmc.evidence import (
     serves_inducing_mixture,
 )
 from torchgpmc.likelihoods import Softmax
-from torchgpmc.likelihoods.softmax import MOST_QUICK
 from torchgpmc.methods import AMIS, NUTS, AuxiliaryGradient, Method, Slice
 from torchgpmc.models import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.numerics.random import make_generator
 from torchgpmc.numerics.threads import one_torch_thread
 from torchgpmc.runs.chain_targets import estimator_for, suited_approximation
-from torchgpmc.runs.drawn_start import DrawnStart
 from torchgpmc.variational import Start, initialize
 
 WANTED = 400  # effective draws (Vehtari et al. 2021, section 4)
@@ -56,8 +53,7 @@ _MANY_DRAWS = 64
 _MORE_DRAWS, _FEW_LABELS = 256, 300
 # Where 64 do not do; of 150 labels that are noise, 256 did for two seeds of four.
 _MOST_DRAWS = 1024
-_DRAWS_OF_CLASSES = 32
-_MOST_INDUCING, _MOST_OF_CLASSES = 200, 300  # numbers in v, of which estimates factorise a matrix
+_MOST_INDUCING = 200  # numbers in v, of which estimates factorise a matrix
 # Of proposals for more hyperparameters than a few: in a dozen dimensions most draws of a Student t with five lie too far out.
 _SHORT_TAILS = 30
 _MORE_RUNS = 3  # of 4000 draws, worth 50 to 300 each where proposals reach the posterior's lobes by turns
@@ -88,7 +84,7 @@ class Candidate(NamedTuple):
         budget: evaluations, at most.
         evaluate: one evaluation for all chains, or of a batch of thetas, for timing.
         typical: as many of those a run that goes well takes.
-        start: makes what the chains, or the proposals, begin around.
+        start: makes what the chains begin around.
     """
 
     method: Method
@@ -100,7 +96,7 @@ class Candidate(NamedTuple):
     budget: float
     evaluate: Callable[[], Any]
     typical: float
-    start: Callable[[], Start | DrawnStart | None] = lambda: None
+    start: Callable[[], Start | None] = lambda: None
 
     def with_chains(self, num_chains: int | None, warmup_steps: int | None) -> Candidate:
         """The same with the user's numbers, where there are any."""
@@ -290,29 +286,15 @@ def _through_noise(model: GPModel, wanted: int) -> list[Candidate]:
 
 
 def _suits_inducing_mixture(model: GPModel) -> bool:
-    """Of more than three classes softmax's expectations are integrals that take longer than chains."""
-    if isinstance(model.likelihood, Softmax):
-        quick = model.num_latents <= MOST_QUICK and model.likelihood.sees_differences
-        return serves_inducing_mixture(model) and quick and model.latent_size <= _MOST_OF_CLASSES
-    return serves_inducing_mixture(model) and model.latent_size <= _MOST_INDUCING
+    """Softmax's expectations are integrals that take longer than chains."""
+    return serves_inducing_mixture(model) and model.latent_size <= _MOST_INDUCING and not isinstance(model.likelihood, Softmax)
 
 
 def _through_inducing_values(model: GPModel, wanted: int) -> list[Candidate]:
     """Of several functions, of likelihoods that are not log-concave, and of f that is a function of inducing values."""
     few = "the inducing values integrate out well and the hyperparameters are few: weighted draws, no warm-up."
     more = "many draws an estimate make up for what normal densities of inducing values miss."
-    if not isinstance(model.likelihood, Softmax):
-        return _from_the_prior(model, InducingMixture, few, more, wanted)
-    # A draw costs an integral a datum, and the posterior may lie where the prior has next to nothing: so it begins at a fit.
-    turns = (_DRAWS_OF_CLASSES, few), (4 * _DRAWS_OF_CLASSES, more)
-    batch = _FIRST_BATCH if model.layout.size <= _FEW_HYPERPARAMETERS else None
-    methods = [AMIS(evidence=InducingMixture(draws), num_starts=0, batch_size=batch) for draws, _ in turns]
-    engines = [_weighted(model, method, why, wanted) for method, (_, why) in zip(methods, turns, strict=True)]
-
-    def fit() -> DrawnStart:
-        return drawn_around(initialize(model, optimize_inducing_points=False, progress=False))
-
-    return [engine._replace(start=fit) for engine in engines]
+    return _from_the_prior(model, InducingMixture, few, more, wanted)
 
 
 def _from_the_prior(model: GPModel, evidence: Callable[[int], Evidence], few: str, more: str, wanted: int) -> list[Candidate]:
