@@ -7,6 +7,7 @@ import torch
 
 import torchgpmc as tg
 from tests.problems import generator, gp, kernel, projected_process, sparse_gp
+from torchgpmc.approximations.nearest_normal import nearest_normal
 from torchgpmc.calls.recommend import candidates
 from torchgpmc.evidence import defended
 
@@ -24,7 +25,15 @@ def two_classes():
     return tg.SparseGP(x, torch.tensor([0.0, 1.0, 0.0]), kernel(), likelihood, inducing_points=x[:1])
 
 
+def two_classes_of_softmax():
+    """The same, searches for whose normal density take expectations over a few points."""
+    x = torch.tensor([[0.1, 0.2], [0.4, 0.9], [0.3, 0.3], [0.35, 0.3]], dtype=torch.float64)
+    likelihood = tg.likelihoods.Softmax(num_classes=2)
+    return tg.SparseGP(x, torch.tensor([0.0, 1.0, 0.0, 0.0]), kernel(), likelihood, inducing_points=x[:1])
+
+
 MODELS = {
+    "expectations by points, two functions": lambda: (two_classes_of_softmax(), THETA["robust_max"]),
     "expectations, one function": lambda: (sparse_gp("student_t", num_inducing=2), THETA["student_t"]),
     "expectations, two functions": lambda: (two_classes(), THETA["robust_max"]),
     "a function of inducing values": lambda: (projected_process("probit", num_inducing=2), PROJECTED),
@@ -79,13 +88,35 @@ def test_a_theta_does_not_see_its_neighbours_and_a_start_saves_work():
     assert float(begun.num_factorizations.sum()) < float(together.num_factorizations.sum())
 
 
+def test_expectations_over_few_points_find_nearly_the_nearest_normal():
+    model = sparse_gp("softmax")
+    at = model.at(model.prior(torch.tensor([[2.0, -0.5, -1.0]], dtype=torch.float64)))
+    exact = nearest_normal(model, at, model.targets)
+    rough = nearest_normal(model, at, model.targets, tolerance=0.1, roughly=True)
+    assert bool(rough.converged.all())
+    for found, expected in ((rough, exact), (exact, exact)):
+        gap = (found.latents.mean - expected.latents.mean).unsqueeze(-1)
+        assert float(torch.linalg.solve_triangular(expected.latents.scale, gap, upper=False).norm()) < 0.5
+        widths = torch.linalg.svdvals(torch.linalg.solve_triangular(expected.latents.scale, found.latents.scale, upper=False))
+        assert 0.8 < float(widths.min()) <= float(widths.max()) < 1.25
+
+
+def test_integrals_of_many_classes_count_among_operations():
+    x = torch.rand(20, 2, generator=generator())
+    likelihood = tg.likelihoods.Softmax(num_classes=5)
+    model = tg.SparseGP(x, torch.arange(20) % 5, kernel(), likelihood, inducing_points=x[:3])
+    labels = tg.SparseGP(x, torch.arange(20) % 2, kernel(), tg.likelihoods.Bernoulli(), inducing_points=x[:3])
+    assert model.operations == labels.operations + 20 * model.likelihood.expectation_operations > 2 * labels.operations
+
+
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")  # of so few draws
-@pytest.mark.parametrize("model", [lambda: sparse_gp("robust_max"), projected_process, lambda: sparse_gp("student_t")])
-def test_the_default_call_begins_with_it(model):
+@pytest.mark.parametrize("name", ["robust_max", "student_t", "projected"])
+def test_the_default_call_begins_with_it(name):
     # A projected process of 20 labels took 20 CPU seconds by chains around a fit, and takes half a second.
-    first = candidates(model())[0]
+    model = projected_process() if name == "projected" else sparse_gp(name)
+    first = candidates(model)[0]
     assert isinstance(first.method.evidence, tg.evidence.InducingMixture)
-    posterior = tg.sample(model(), first.method, num_samples=40, seed=0, progress=False)
+    posterior = tg.sample(model, first.method, num_samples=40, seed=0, progress=False)
     assert bool(torch.isfinite(posterior.log_weights).any())
 
 

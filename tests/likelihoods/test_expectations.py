@@ -11,9 +11,10 @@ from tests.likelihoods.test_predictive import CASES, MEANS, NAMES, SOFTMAX, VARI
 from tests.problems import LIKELIHOODS, fixed_kernel, inputs, targets
 from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.approximations.sparse_laplace import inducing_laplace
-from torchgpmc.likelihoods.log_sum_exp import expected_log_sum_exp, log_sum_exp_and_slopes
+from torchgpmc.likelihoods.log_sum_exp import _by_greatest, expected_log_sum_exp, log_sum_exp_and_slopes
+from torchgpmc.likelihoods.narrow_normals import are_narrow, narrow_log_sum_exp
 from torchgpmc.likelihoods.softmax import log_probabilities_of_normals
-from torchgpmc.numerics.quadrature import product_rule
+from torchgpmc.numerics.quadrature import gauss_hermite, product_rule
 
 
 def dense_expectation(function, mean, variance, centre, scale):
@@ -130,6 +131,27 @@ def test_enormous_variances_of_softmax_end_and_are_about_right():
     assert bool(torch.isfinite(torch.autograd.grad(value.sum(), variance)[0]).all())
     probabilities = log_probabilities_of_normals(mean, variance.detach()).exp()
     torch.testing.assert_close(probabilities, torch.full((4, 3), 1 / 3).double(), rtol=0.05, atol=0)
+
+
+@pytest.mark.parametrize(("classes", "nodes"), [(2, 60), (3, 36), (4, 14)])
+@pytest.mark.parametrize("widest", [0.008, 0.04, 0.09, 0.2, 0.3, 0.4, 0.5, 0.63])
+def test_products_of_few_nodes_for_narrow_normals(classes, nodes, widest):
+    """Each rule where it errs most, against a product with an axis a function; the lattices to their own errors."""
+    if not are_narrow(classes, widest):
+        pytest.skip("sums over a lattice take less time")
+    random = torch.Generator().manual_seed(0)
+    mean = 3 * torch.randn(60, classes, generator=random, dtype=torch.float64) * torch.linspace(0, 1, 60)[:, None]
+    deviation = widest * torch.rand(60, classes, generator=random, dtype=torch.float64)
+    deviation[::2], deviation[1, 0] = widest, 0.0
+    node, weight = gauss_hermite(nodes, torch.float64, mean.device)
+    f = mean.unsqueeze(1) + deviation.unsqueeze(1) * torch.cartesian_prod(*[node] * classes)
+    weights, softmax = torch.cartesian_prod(*[weight] * classes).prod(-1), torch.softmax(f, -1)
+    expected = torch.logsumexp(f, -1) @ weights, softmax.mT @ weights, (softmax * (1 - softmax)).mT @ weights / 2
+    found = narrow_log_sum_exp(mean, deviation.square(), widest)
+    by_lattice = _by_greatest(mean, deviation.square())
+    for ours, lattice, dense in zip(found, by_lattice, expected, strict=True):
+        torch.testing.assert_close(ours, dense, rtol=0, atol=5e-10)
+        torch.testing.assert_close(ours, lattice, rtol=0, atol=2e-8)
 
 
 def test_softmax_of_normals_of_all_widths_together():

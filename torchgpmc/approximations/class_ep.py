@@ -40,7 +40,7 @@ from torchgpmc.approximations.several_latents import curvature
 from torchgpmc.models.gp_model import GPModel, LatentPrior
 from torchgpmc.models.targets import Targets
 from torchgpmc.numerics.linalg import cholesky, identity_matrix
-from torchgpmc.numerics.quadrature import normal_points
+from torchgpmc.numerics.matched_points import matched_points
 
 _NEAR, _GOOD_ENOUGH = 0.02, 0.5  # squared, in deviations, of all data together; where it grows again
 _NEARLY, _SLOW = 10.0, 0.7  # tolerances, from where on a sweep that leaves more than this part of the mismatch is the last
@@ -209,10 +209,7 @@ def _check(model: GPModel) -> None:
 
 
 def _rule(num_latents: int, like: Tensor) -> _Rule:
-    points = normal_points(num_latents - 1, torch.float64, like.device, _POINTS)
-    points = torch.cat([points, -points])
-    points = points @ torch.linalg.inv(torch.linalg.cholesky(points.mT @ points / len(points))).mT
-    return _Rule(differences(num_latents, like.double()).to(like), points.to(like))
+    return _Rule(differences(num_latents, like.double()).to(like), matched_points(num_latents - 1, _POINTS, like))
 
 
 class _Matched(NamedTuple):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.approximations.nearest_normal import nearest_normal
 from torchgpmc.approximations.normal_latents import LatentSites, joint_precision
 from torchgpmc.checks import check_count
@@ -101,7 +102,7 @@ class InducingMixtureEstimator:
 
         def start(rows: slice) -> Tensor:
             at = self.model.at(self.model.prior(theta[rows]))
-            found = nearest_normal(self.model, at, self.select(rows).targets, (), _NEAR, _MOST_STEPS)
+            found = nearest_normal(self.model, at, self.select(rows).targets, (), _NEAR, _MOST_STEPS, roughly=self._roughly)
             return found.sites.stacked()
 
         with torch.no_grad():
@@ -119,6 +120,12 @@ class InducingMixtureEstimator:
         return even_slices(len(theta), max(1, _CHUNK_ELEMENTS // max(self.model.latent_size**2, self._nodes)), theta.device)
 
     @property
+    def _roughly(self) -> bool:
+        """Whether searches may take expectations over few points: any density leaves estimates unbiased."""
+        likelihood = as_likelihood(self.model.likelihood)
+        return self.model.takes_expectations and self.model.num_latents > 1 and likelihood.is_log_concave
+
+    @property
     def _nodes(self) -> int:
         """Numbers in the expectations of one v."""
         return _NODES * len(self.model.train_x) * self.model.num_latents
@@ -128,7 +135,7 @@ class InducingMixtureEstimator:
         prior = model.prior(theta)
         at = model.at(prior)
         starts = () if start is None else (LatentSites.from_stacked(start, model.num_latents),)
-        found = nearest_normal(model, at, self.targets, starts, _NEAR, _MOST_STEPS)
+        found = nearest_normal(model, at, self.targets, starts, _NEAR, _MOST_STEPS, roughly=self._roughly)
         noise = auxiliary[:, :-1].view(len(theta), draws, -1)
         v, log_ratio = defended_draws(found.latents.mean.flatten(1), joint_precision(at, found.sites), noise)
         log_likelihood = self._log_likelihood(at, v)

@@ -174,6 +174,8 @@ class Factorised(LogLikelihood):
     ``predicts_quickly``: whether predictive densities and moments are formulas, or short rules, so that a prediction can afford to
     average over all latent vectors that are kept of a theta; ``has_moments_by_formula``: whether moments alone are.
     ``is_analytic``: whether log p(y | f) is so in f, without kinks, which evenly spaced nodes may miss.
+    ``expectation_operations``: floating-point operations that products of matrices make in the time of a datum's expectation with
+    slopes; 0 where it is quick.
     """
 
     is_classification = False
@@ -181,6 +183,7 @@ class Factorised(LogLikelihood):
     is_analytic = False
     has_moments_by_formula = False
     is_ordered = True
+    expectation_operations = 0.0
 
     def forward(self, function_samples: Tensor) -> Distribution:
         """The distribution p(y_n | f_n) of each observation, as gpytorch has it."""

@@ -9,13 +9,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from torchgpmc.likelihoods.gumbel import EULER, WIDEST, Lattice, Likeness, by_likeness
+from torchgpmc.likelihoods.narrow_normals import NARROW, are_narrow, narrow_log_sum_exp
 from torchgpmc.numerics.quadrature import expectation_of_several
 
 # Sums err by about a Gumbel variable's characteristic function at the frequency 2 pi / 0.333, which is 2e-12: values and slopes of
 # coarser lattices (1e-9 with 0.4) do not belong together closely enough for every search to end. Beyond seven deviations of f lies
 # 1e-12.
 _LATTICE = Lattice(step=0.333, reach=7.0, slopes=True)
-_LIKENESS = Likeness((0.06, 0.22, 0.63, 2.0, 6.0, 18.0), _LATTICE.step, (0.8, 1.6, 4.0, 12.0))
+_LIKENESS = Likeness((*NARROW, 2.0, 6.0, 18.0), _LATTICE.step, (0.8, 1.6, 4.0, 12.0))
 _LEAST = 1e-25  # of distribution functions, below which differences from one are rounding
 
 
@@ -75,22 +76,30 @@ class _ExpectedLogSumExp(torch.autograd.Function):
 
 
 def _of_like_normals(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    r"""By the greatest of the sums f_k + g_k: the j-th is it at u with density :math:`H_j'(u) \prod_{k \ne j} H_k(u)`."""
     shape = mean.shape
     if not mean.numel():
         return mean.new_zeros(shape[:-1]), mean, mean
     # Normals that are none have no say in where lattices lie, and their answer is NaN.
-    known = (torch.nan_to_num(part.double()).reshape(-1, shape[-1]) for part in (mean, variance))
-    lowest, step, u, sums = _LATTICE.sums(*known)
-    mass, moment, slope = (torch.cat(parts) for parts in zip(*[_over_lattice(part, u) for _, part in sums], strict=True))
-    softmax = step * mass
-    value = lowest.squeeze(-1) + step * moment / softmax.sum(-1) - EULER  # the sum is one, but for the rule's error
+    centre, spread = (torch.nan_to_num(part.double()).reshape(-1, shape[-1]) for part in (mean, variance))
+    # On a GPU the widest would have to be looked at from the host.
+    widest = float(spread.amax().sqrt()) if mean.device.type == "cpu" else torch.inf
+    narrow = are_narrow(shape[-1], widest)
+    value, softmax, slope = narrow_log_sum_exp(centre, spread, widest) if narrow else _by_greatest(centre, spread)
     unknown = torch.isnan(mean + variance).any(-1)
-    found = value.view(shape[:-1]), softmax.view(shape), (0.5 * step * slope).view(shape)
+    found = value.view(shape[:-1]), softmax.view(shape), slope.view(shape)
     value, softmax, slope = (
         part.to(mean.dtype).masked_fill_(unknown if part.dim() < len(shape) else unknown.unsqueeze(-1), torch.nan) for part in found
     )
     return value, softmax, slope
+
+
+def _by_greatest(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    r"""By the greatest of the sums f_k + g_k: the j-th is it at u with density :math:`H_j'(u) \prod_{k \ne j} H_k(u)`."""
+    lowest, step, u, sums = _LATTICE.sums(mean, variance)
+    mass, moment, slope = (torch.cat(parts) for parts in zip(*[_over_lattice(part, u) for _, part in sums], strict=True))
+    softmax = step * mass
+    # The sum of softmax is one, but for the rule's error.
+    return lowest.squeeze(-1) + step * moment / softmax.sum(-1) - EULER, softmax, 0.5 * step * slope
 
 
 def _over_lattice(functions: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:

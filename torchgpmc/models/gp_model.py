@@ -214,8 +214,9 @@ class GPModel(RefreshedModule):
     @property
     def operations(self) -> float:
         """Floating-point operations of a gradient of the log density at one setting, roughly."""
-        inner = len(self.latent_inputs)
-        return inner**3 + (0 if self.has_latents_at_data else 5 * len(self.train_x) * inner**2)
+        inner, takes = len(self.latent_inputs), self.takes_expectations and self.factorises
+        expected: float = as_likelihood(self.likelihood).expectation_operations if takes else 0.0
+        return inner**3 + (0 if self.has_latents_at_data else len(self.train_x) * (5 * inner**2 + expected))
 
     @property
     def targets(self) -> Targets:
