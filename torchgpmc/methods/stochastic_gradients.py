@@ -68,8 +68,8 @@ class StochasticGradientHMC:
         """A run on [theta, w].
 
         Raises:
-            ValueError: an option out of range, no start, or a model whose likelihood is no sum over data given its latents, or a step in
-                them.
+            ValueError: an option out of range, no start, or a model whose likelihood is no sum over data given its latents, or a
+                step in them.
         """
         for name in ("batch_size", "num_steps", "thinning"):
             check_count(name, getattr(self, name))
