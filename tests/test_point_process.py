@@ -25,6 +25,14 @@ def test_edges_belong_to_the_cell_above_and_the_last_to_the_last():
     assert tg.bin_events(points.unsqueeze(-1), [[0, 1]], (4,)).counts.tolist() == [1, 1, 1, 2]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_edge_is_in_its_own_cell(dtype):
+    """At i / 100 a division by the width puts four in the cell below."""
+    for low, high in ((0.0, 1.0), (-1.0, 2.0)):
+        edges = torch.tensor([low + i * (high - low) / 100 for i in range(100)], dtype=dtype)
+        assert bool((tg.bin_events(edges, (low, high), 100).counts == 1).all())
+
+
 def test_ends_keep_the_precision_of_the_points():
     dates = torch.tensor([1851.20260095825, 1900.0, 1962.2], dtype=torch.float64)
     binned = tg.bin_events(dates, (float(dates[0]), float(dates[-1])), 2)

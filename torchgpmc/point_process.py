@@ -25,7 +25,7 @@ def bin_events(
     """Counts the events of a point pattern in the cells of a regular grid.
 
     With ``Poisson(exposure=area)`` on the counts at the centres, exp(f) is the intensity per unit area. A cell holds its lower
-    edges, and the last cell its upper edge too.
+    edges, and the last cell its upper edge too; the i-th edge is low + i (high - low) / cells, rounded to the points' precision.
 
     Args:
         points: where events happened, ``(N, d)``, or ``(N,)`` in one dimension.
@@ -63,7 +63,7 @@ def bin_events(
             f"or drop them."
         )
     counts = torch.as_tensor(cells, device=points.device)
-    place = ((points - low) / (high - low) * counts).long().minimum(counts - 1)
+    place = torch.stack([_cell(*along) for along in zip(points.unbind(-1), low, high, cells, strict=True)], -1)
     strides = [1]
     for count in reversed(cells[1:]):
         strides.insert(0, strides[0] * count)
@@ -73,6 +73,16 @@ def bin_events(
     axes = [start + step * (torch.arange(n).to(points) + 0.5) for start, step, n in zip(low, width, cells, strict=True)]
     centres = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).view(total, -1)
     return BinnedEvents(centres, torch.bincount(index, minlength=total).to(points), width.prod())
+
+
+def _cell(places: Tensor, low: Tensor, high: Tensor, count: int) -> Tensor:
+    """Which of ``count`` cells from ``low`` to ``high`` each of some places ``(N,)`` lies in.
+
+    Places are compared with the edges, not divided by a width, whose rounding moves events at i / 100 a cell down.
+    """
+    steps = torch.arange(1, count, dtype=torch.float64, device=places.device)
+    edges = (low.double() + steps * (high.double() - low.double()) / count).to(places)
+    return torch.bucketize(places, edges, right=True)
 
 
 def _ends(window: Tensor | Sequence[float] | Sequence[Sequence[float]], points: Tensor) -> tuple[Tensor, Tensor]:

@@ -197,6 +197,7 @@ def test_coordinates_lead_back_to_where_the_chains_are(parameterization, generat
         (tg.Gibbs(parameterization="surrogate"), TypeError, r"^parameterization is 'surrogate'\. Expected Sufficient\(\)"),
         (tg.Gibbs(hyper=tg.NUTS(marginal=tg.Laplace())), ValueError, r"^marginal is Laplace.*Expected None"),
         (tg.Gibbs(hyper=tg.AdaptiveMH(thinning=3)), ValueError, r"^thinning is 3 in AdaptiveMH\(\).*Expected 1"),
+        (tg.Gibbs(latent=tg.EllipticalSlice(thinning=5)), ValueError, r"^thinning is 5 in EllipticalSlice\(\).*Expected 1"),
         (tg.Gibbs(hyper=tg.HMC(num_steps=0)), ValueError, "num_steps is 0"),
         (tg.Gibbs(latent=tg.PCN(target_accept_prob=2.0)), ValueError, "target_accept_prob is 2.0"),
         (tg.Gibbs(latent_steps=0), ValueError, "latent_steps is 0"),
@@ -206,6 +207,27 @@ def test_coordinates_lead_back_to_where_the_chains_are(parameterization, generat
 def test_what_cannot_be_is_refused(method, error, match):
     with pytest.raises(error, match=f"(?s){match}"):
         tg.sample(gp("probit"), method, **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "is_fixed"),
+    [
+        (tg.Gibbs(), "AuxiliaryGradient", False),
+        (tg.Gibbs(hyper=tg.HMC(), latent=tg.EllipticalSlice()), "HMC", False),
+        (tg.AuxiliaryGradient(), "AuxiliaryGradient", True),
+    ],
+)
+def test_gradients_of_a_step_are_refused(method, name, is_fixed):
+    model = gp("robust_max")
+    if is_fixed:
+        model.kernel.requires_grad_(False)
+    with pytest.raises(ValueError, match=rf"^{name} follows gradients, and RobustMax is a step.*Gibbs\(latent=EllipticalSlice"):
+        tg.sample(model, method, **OPTIONS)
+
+
+def test_a_step_is_no_matter_given_the_latents():
+    method = tg.Gibbs(hyper=tg.HMC(num_steps=1), latent=tg.EllipticalSlice(), parameterization=tg.Sufficient())
+    assert bool(torch.isfinite(tg.sample(gp("robust_max"), method, **OPTIONS).latents).all())
 
 
 def test_several_latents_have_no_surrogate():

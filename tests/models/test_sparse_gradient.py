@@ -131,6 +131,27 @@ def test_products_with_the_data_in_single_precision():
     assert 0 < error[0] < 1e-5 and 0 < error[1] < 1e-4, error
 
 
+@pytest.mark.parametrize("likelihood", ["robust_max", "probit"])
+@pytest.mark.parametrize(("name", "shift"), [("rbf", 0.0), ("rbf", 1000.0), ("a user's", 0.0)])
+def test_single_precision_where_inducing_points_are_data(name, shift, likelihood):
+    """u then determines f at some data, whose conditional variance, 1e-6 of the prior's, robust-max's slopes are divided by."""
+    x = inputs(120)
+    y = targets("probit", 120) if likelihood == "probit" else (x > 0).sum(-1)
+    moved = x + shift
+    made = tg.likelihoods.Bernoulli() if likelihood == "probit" else tg.likelihoods.RobustMax(3)
+    double, single = (
+        tg.SparseGP(moved, y, KERNELS[name](), made, inducing_points=moved[:20], data_dtype=dtype, data_chunk=50)
+        for dtype in (None, torch.float32)
+    )
+    position = positions(double, 3)
+    (value, gradient), found = (tg.joint_log_density(model).value_and_grad(position) for model in (double, single))
+    error = [float((found[0] - value).abs().max()), float((found[1] - gradient).norm() / gradient.norm())]
+    assert 0 < error[0] < 5e-3 and 0 < error[1] < 1e-3, error
+    torch.testing.assert_close(tg.joint_log_density(single)(position), found[0], rtol=1e-10, atol=1e-10)
+    alone = tg.joint_log_density(single).value_and_grad(position[:1])[0]
+    torch.testing.assert_close(alone, found[0][:1], rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("chunk", [None, 7])
 def test_a_row_that_does_not_factorise_fails_alone(chunk):
     """With an enormous lengthscale all rows of K(Z, Z) are the same."""
@@ -156,6 +177,14 @@ def test_a_position_that_is_no_number_fails_alone(name):
         assert torch.isfinite(value).tolist() == [True, False, True] and float(gradient[1].abs().max()) == 0.0
         value, gradient = density.value_and_grad(position[1:2])
         assert float(value) == -torch.inf and float(gradient.abs().max()) == 0.0
+
+
+@pytest.mark.parametrize("name", NOT_SMOOTH)
+def test_a_density_is_one_function_with_its_gradient_or_without(name):
+    model = sparse_gp(name, num_data=200, jitter=1e-4)
+    position = positions(model, 4)
+    density = tg.joint_log_density(model)
+    torch.testing.assert_close(density(position), density.value_and_grad(position)[0], rtol=0.0, atol=1e-10)
 
 
 class Doubled(tg.SparseGP):

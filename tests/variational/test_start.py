@@ -371,6 +371,18 @@ def test_gpytorch_models_without_counterpart_are_refused():
         converted(bare)
 
 
+class Scaled(SVGP):
+    """Its kernel sees other inputs than its callers'."""
+
+    def forward(self, x):
+        return super().forward(2 * x)
+
+
+def test_a_forward_that_does_more_than_its_parts_is_refused():
+    with pytest.raises(ValueError, match=r"Scaled.forward gives is not that of its mean_module and covar_module"):
+        converted(Scaled())
+
+
 @pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")  # two draws
 def test_a_converted_model_samples():
     start = converted(SVGP())

@@ -30,8 +30,8 @@ class Covariance(Protocol):
         """Raw parameter name -> constrained value ``(C, *shape)``, to covariances ``(C, N1, N2)``."""
         ...
 
-    def rows(self, rows: slice) -> Covariance:
-        """The same for some of the first inputs; nothing is copied."""
+    def rows(self, rows: slice | Tensor) -> Covariance:
+        """The same for some of the first inputs; nothing is copied of a slice."""
         ...
 
 
@@ -191,7 +191,7 @@ class BoundClosedForm(NamedTuple):
         correlation = form.profile(stationary.scaled_square(inputs, lengthscale), values, form.base)
         return correlation if form.scale is None else values[form.scale][:, None, None] * correlation
 
-    def rows(self, rows: slice) -> BoundClosedForm:
+    def rows(self, rows: slice | Tensor) -> BoundClosedForm:
         return BoundClosedForm(self.form, stationary.rows_of(self.inputs, rows))
 
     def has_slopes(self) -> bool:
@@ -360,5 +360,5 @@ class BoundKernel(NamedTuple):
     def __call__(self, values: Values) -> Tensor:
         return self.evaluate(values, self.x1, self.x2)
 
-    def rows(self, rows: slice) -> BoundKernel:
+    def rows(self, rows: slice | Tensor) -> BoundKernel:
         return BoundKernel(self.evaluate, self.x1[rows], self.x2)

@@ -53,7 +53,7 @@ def prepare(x1: Tensor, x2: Tensor, isotropic: bool) -> Inputs:
     return Inputs(x1, x1_and_one, x2, is_prefix, *squares, distance, differences, greatest)
 
 
-def rows_of(inputs: Inputs, rows: slice) -> Inputs:
+def rows_of(inputs: Inputs, rows: slice | Tensor) -> Inputs:
     """Some of the first inputs against all of the second."""
     distance, differences = inputs.squared_distance, inputs.squared_differences
     return inputs._replace(

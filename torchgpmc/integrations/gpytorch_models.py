@@ -11,8 +11,7 @@ from torch import Tensor
 
 from torchgpmc.models import GPModel, GPRegression
 from torchgpmc.variational import Start
-
-_COMPARED = 5  # inputs at which the two priors are held against one another
+from torchgpmc.variational.gpytorch_parts import check_forward_is_the_prior
 
 
 def from_gpytorch(
@@ -55,15 +54,14 @@ def from_gpytorch(
     if isinstance(model, ApproximateGP):
         if train_x is None or train_y is None:
             raise ValueError("an ApproximateGP does not hold its data. Expected train_x and train_y, all of them.")
-        converted: GPModel = Start.from_gpytorch(model, likelihood, train_x, train_y).model
-    elif isinstance(model, ExactGP):
-        converted = _regression(model, likelihood, train_x, train_y)
-    else:
+        return Start.from_gpytorch(model, likelihood, train_x, train_y).model
+    if not isinstance(model, ExactGP):
         raise TypeError(
             f"model is {type(model).__name__}. Expected a gpytorch.models.ExactGP or ApproximateGP; with a kernel and a likelihood "
             f"alone use torchgpmc.GP(x, y, kernel, likelihood)."
         )
-    _check_prior(model, converted)
+    converted = _regression(model, likelihood, train_x, train_y)
+    check_forward_is_the_prior(model, converted)
     return converted
 
 
@@ -90,24 +88,3 @@ def _regression(model: ExactGP, likelihood: Any, train_x: Any, train_y: Any) -> 
             f"Expected one, with targets (N,); make a model of each output, and convert them one by one."
         )
     return GPRegression(train_x, train_y, kernel, likelihood, mean=mean)
-
-
-def _check_prior(model: Any, converted: GPModel) -> None:
-    """Its ``forward`` may do more than its parts say, a deep kernel's features for one: the two priors must agree."""
-    x = converted.train_x[:_COMPARED]
-    parameter = next(model.parameters())
-    with torch.no_grad():
-        theirs = model.forward(x.to(parameter))
-        values = converted.layout.raw_values(converted.layout.present(converted)).by_module
-        mean = converted.mean_function(values["mean"], x, 1)[0]
-        covariance = converted.covariance.bind(x, x)(values["kernel"])[0]
-        same = theirs.mean.shape == mean.shape and bool(
-            torch.allclose(theirs.mean.to(mean), mean, rtol=1e-3, atol=1e-4)
-            and torch.allclose(theirs.covariance_matrix.to(mean), covariance, rtol=1e-3, atol=1e-4)
-        )
-    if not same:
-        raise ValueError(
-            f"the prior that {type(model).__name__}.forward gives is not that of its mean_module and covar_module. Expected "
-            f"MultivariateNormal(mean_module(x), covar_module(x)). Features of a deep kernel can be held fixed: "
-            f"torchgpmc.GPRegression(features(x), y, kernel, likelihood)."
-        )

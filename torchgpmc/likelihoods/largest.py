@@ -66,12 +66,12 @@ def probabilities_of_largest(mean: Tensor, variance: Tensor) -> Tensor:
     return _density_constant(mean, variance, lattice.step) * total.movedim(0, -1)
 
 
-def probability_of_largest(mean: Tensor, variance: Tensor, index: Tensor) -> Tensor:
+def probability_of_largest(mean: Tensor, variance: Tensor, index: Tensor, accuracy: Accuracy = PRECISE) -> Tensor:
     """:func:`probabilities_of_largest` of one k each: ``index``, whole numbers that broadcast against ``(...)``, to ``(...)``.
 
-    Differentiable once, in closed form.
+    Differentiable once, in closed form. ``accuracy`` as for :func:`probability_and_slopes`, whose value this is.
     """
-    return _ProbabilityOfLargest.apply(mean, variance, index)
+    return _ProbabilityOfLargest.apply(mean, variance, index, accuracy)
 
 
 def probability_and_slopes(mean: Tensor, variance: Tensor, index: Tensor, accuracy: Accuracy = PRECISE) -> ProbabilityAndSlopes:
@@ -107,16 +107,16 @@ def probability_and_slopes(mean: Tensor, variance: Tensor, index: Tensor, accura
 
 class _ProbabilityOfLargest(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, mean: Tensor, variance: Tensor, index: Tensor) -> Tensor:
-        found = probability_and_slopes(mean, variance, index)
+    def forward(ctx: Any, mean: Tensor, variance: Tensor, index: Tensor, accuracy: Accuracy) -> Tensor:
+        found = probability_and_slopes(mean, variance, index, accuracy)
         ctx.save_for_backward(found.mean, found.variance)
         return found.value
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
         mean_slope, variance_slope = ctx.saved_tensors
-        return gradient.unsqueeze(-1) * mean_slope, gradient.unsqueeze(-1) * variance_slope, None
+        return gradient.unsqueeze(-1) * mean_slope, gradient.unsqueeze(-1) * variance_slope, None, None
 
 
 class _Lattice(NamedTuple):

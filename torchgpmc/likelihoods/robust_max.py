@@ -106,9 +106,12 @@ class RobustMax(Factorised, Likelihood):
         return self.log_prob(f, targets), torch.zeros_like(f)
 
     def expected_log_likelihood(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
-        """To 1e-9, by :func:`largest.probability_of_largest`; mean and variance are ``(..., K)``, the latents independent."""
+        """By :func:`largest.probability_of_largest`; mean and variance are ``(..., K)``, the latents independent.
+
+        The probability errs by 1e-8, as in :meth:`expected_and_slopes`: a density is one function, with its gradient or without.
+        """
         others = self._log_others()
-        return others + probability_of_largest(mean, variance, targets) * (torch.log1p(-self.epsilon) - others)
+        return others + probability_of_largest(mean, variance, targets, QUICK) * (torch.log1p(-self.epsilon) - others)
 
     def expected_and_slopes(
         self, mean: Tensor, variance: Tensor, targets: Tensor, parameters: Sequence[Tensor] = ()

@@ -12,16 +12,17 @@ from torch import Tensor
 
 from torchgpmc.checks import check_count, check_object
 from torchgpmc.methods.adaptive_metropolis import AdaptiveMH
+from torchgpmc.methods.density_options import refuse_in_a_sweep
 from torchgpmc.methods.gradient_moves import AuxiliaryGradient
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.joint_density import JointLogDensity, joint_log_density
 from torchgpmc.runs.blocks import JointWithPrior, LatentsGivenTheta
 from torchgpmc.runs.chain import ChainRun
-from torchgpmc.runs.chain_targets import check_has_hyperparameters, original_target
+from torchgpmc.runs.chain_targets import check_has_hyperparameters, check_smooth, original_target
 from torchgpmc.runs.invariance import InvarianceUpdate, direction_of
 from torchgpmc.runs.latent_moves import LatentMove, Move, started_by
 from torchgpmc.runs.likelihood_parts import PartsUpdate, parts_of
-from torchgpmc.runs.parameterizations import Interwoven, Parameterization, ThetaBlock
+from torchgpmc.runs.parameterizations import Interwoven, Parameterization, Sufficient, ThetaBlock
 from torchgpmc.runs.part_coordinates import Parts, PartsTuning, PartsWarmUp, ridges_of_parts
 from torchgpmc.runs.run import Settings, chain_settings, in_chunks
 from torchgpmc.samplers.adaptation import BurnIn
@@ -176,7 +177,11 @@ class Gibbs:
                     f"parts is {self.parts!r}, and {type(self.parameterization).__name__}() moves all of theta, or the likelihood "
                     f"has no parts. Expected parts=None."
                 )
+        refuse_in_a_sweep(self.latent, "the latents alone, given theta", {"thinning": 1})
         self.latent.check(model)
+        # Given the latents themselves a step in them is no matter to theta.
+        if getattr(self.hyper, "needs_gradients", False) and not isinstance(self.parameterization, Sufficient):
+            check_smooth(model, type(self.hyper).__name__)
         self.parameterization.check(model)
 
 

@@ -12,6 +12,7 @@ from torchgpmc.checks import check_positive
 from torchgpmc.kept_rows import KeptRows
 from torchgpmc.methods.latent_options import LatentOptions, step_size_alone
 from torchgpmc.models.gp_model import GPModel
+from torchgpmc.runs.chain_targets import check_smooth
 from torchgpmc.runs.latent_moves import Move
 from torchgpmc.samplers.adaptation import Tuning
 from torchgpmc.samplers.auxiliary_gradient import Axes, auxiliary_gradient, axes_of
@@ -50,7 +51,8 @@ class AuxiliaryGradient(LatentOptions):
     thinning: int = 1
 
     def check(self, model: GPModel) -> None:
-        """Every model will do."""
+        """Refuses a likelihood that is a step in f."""
+        check_smooth(model, "AuxiliaryGradient")
         check_positive("target_accept_prob", self.target_accept_prob, 0.0, 1.0)
 
     def move(self, model: GPModel, warmup_steps: int) -> Move:

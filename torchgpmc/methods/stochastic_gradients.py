@@ -11,6 +11,7 @@ from torchgpmc.checks import check_count, check_positive
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.numerics.linalg import cholesky
 from torchgpmc.runs.chain import ChainRun
+from torchgpmc.runs.chain_targets import check_smooth
 from torchgpmc.runs.minibatch_target import minibatch_target
 from torchgpmc.runs.run import Settings, chain_settings
 from torchgpmc.samplers.adaptation import BurnIn
@@ -67,7 +68,8 @@ class StochasticGradientHMC:
         """A run on [theta, w].
 
         Raises:
-            ValueError: an option out of range, no start, or a model whose likelihood is no sum over data given its latents.
+            ValueError: an option out of range, no start, or a model whose likelihood is no sum over data given its latents, or a
+                step in them.
         """
         for name in ("batch_size", "num_steps", "thinning"):
             check_count(name, getattr(self, name))
@@ -79,6 +81,7 @@ class StochasticGradientHMC:
                 f"{type(model.likelihood).__name__} has a latent for every datum, or a likelihood that does not factorise over "
                 f"data. Expected a SparseGP; sample this model with NUTS()."
             )
+        check_smooth(model, "StochasticGradientHMC")
         start = settings.start
         if start is None:
             raise ValueError(

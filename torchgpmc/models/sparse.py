@@ -11,7 +11,7 @@ from gpytorch.means import Mean
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from torchgpmc.adapter.covariance import Covariance, covariance_function
+from torchgpmc.adapter.covariance import ClosedForm, Covariance, covariance_function
 from torchgpmc.checks import check_count
 from torchgpmc.likelihoods.gaussian import Gaussian
 from torchgpmc.models.collapsed import CollapsedDensity
@@ -56,8 +56,11 @@ class SparseGP(InducingModel):
         data_chunk: data at once in the joint density and its gradient, whose memory is a few times C M ``data_chunk`` numbers; the
             density is the same for any. ``None`` takes as many as fit the processor's cache.
         data_dtype: floating type of the products with the data; ``dtype`` by default. With torch.float32, factorisation and
-            likelihood stay in ``dtype``, and the gradient has relative errors from 1e-7 (18 columns) to 4e-5 (two columns, where
-            K(Z, Z) is nearly singular).
+            likelihood stay in ``dtype``, as do kernels without a closed form, and what is worked out of data that u all but
+            determines (less than a hundredth of the prior variance is left). Measured beside double precision (the page of results
+            on the sparse gradient), the gradient has relative errors from 3e-6 to 7e-4, greatest where K(Z, Z) is nearly
+            singular, and the value is off by 1e-5 to 6e-3 nats. Time is saved where columns or inducing points are many (a fifth
+            at 784 columns and M = 500); of few it takes more.
 
     Raises:
         ValueError: as :class:`GP`; no inducing points, more than data, or of the wrong width; a likelihood without expectations; a
@@ -114,12 +117,15 @@ class SparseGP(InducingModel):
         inner, jitter = super()._bind()
         dtype = x.dtype if self.data_dtype is None else self.data_dtype
         both = torch.cat([z, x])
-        if dtype != x.dtype:
-            covariance = covariance_function(copy.deepcopy(self.kernel).to(dtype), x.to(dtype))
-            joint = covariance.bind(both.to(dtype), z.to(dtype))
-            return _Bindings(inner, jitter, None, DataBindings(inner, jitter, joint, dtype))
         joint = self.covariance.bind(both, z)
-        return _Bindings(inner, jitter, self.covariance.bind(z, both), DataBindings(inner, jitter, joint, dtype))
+        if dtype == x.dtype:
+            return _Bindings(inner, jitter, self.covariance.bind(z, both), DataBindings(inner, jitter, joint, dtype, None))
+        rounded = joint
+        if isinstance(self.covariance, ClosedForm):
+            # It is stationary, and places lose the fewest digits about zero. Of other kernels values are rounded, and no inputs.
+            covariance, centre = covariance_function(copy.deepcopy(self.kernel).to(dtype), x.to(dtype)), z.mean(0)
+            rounded = covariance.bind((both - centre).to(dtype), (z - centre).to(dtype))
+        return _Bindings(inner, jitter, None, DataBindings(inner, jitter, rounded, dtype, joint))
 
     @property
     def latent_inputs(self) -> Tensor:
@@ -133,8 +139,8 @@ class SparseGP(InducingModel):
         variance = self.covariance.diagonal(values["kernel"], self.train_x)
         if from_inducing is None:
             data, first = self.bindings.in_chunks, len(jitter)
-            parameters = {name: value.to(data.dtype) for name, value in values["kernel"].items()}
-            outer = data.joint.rows(slice(first, first + len(self.train_x)))(parameters).expand(count, -1, -1).mT.to(jitter.dtype)
+            covariance = data.joint.rows(slice(first, first + len(self.train_x)))(data.parameters(values["kernel"]))
+            outer = covariance.expand(count, -1, -1).mT.to(jitter.dtype)
             return self._projected(self.prior_at(hyperparameters), Cross(mean, outer, variance))
         # One evaluation of K(Z, [Z; X]): at these sizes the calls cost as much as the arithmetic.
         joint = from_inducing(values["kernel"]).expand(count, -1, -1)

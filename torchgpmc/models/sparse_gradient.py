@@ -37,8 +37,15 @@ class DataBindings(NamedTuple):
 
     inner: Covariance  # K(Z, Z)
     jitter: Tensor  # (M, M)
-    joint: Covariance  # K([Z; X], Z), in the precision of products with the data
+    joint: Covariance  # K([Z; X], Z), in the precision of products with the data where the kernel has a closed form
     dtype: torch.dtype  # that precision
+    precise: Covariance | None  # K([Z; X], Z) in the model's precision, where that is another
+
+    def parameters(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The kernel's, as ``joint`` takes them."""
+        if self.precise is None or self.joint is self.precise:
+            return values
+        return {name: value.to(self.dtype) for name, value in values.items()}
 
 
 class _Chunk(NamedTuple):
@@ -75,6 +82,7 @@ class _Expected(NamedTuple):
 
 # Elements of a (C, n, M) tensor: what stays in a core's cache from one operation to the next, and what keeps a GPU busy.
 _CPU_ELEMENTS, _GPU_ELEMENTS = 2**18, 2**25
+_DETERMINED = 0.01  # of the prior variance, up to which what u leaves of it is worked out in the model's precision
 _LEAST_CHUNK = 256  # below which products slow down and calls cost more than the cache saves
 
 
@@ -155,8 +163,11 @@ class InducingSums:
         first = self.num_inducing
         if self.as_one:
             return self.covariance._replace(value=self.covariance.value[:, first:])
-        values = {name: value.to(self.bound.dtype) for name, value in self.values["kernel"].items()}
-        return covariance_part(self.bound.joint.rows(slice(first + rows.start, first + rows.stop)), values, self.sampled["kernel"])
+        joint = self.bound.joint.rows(slice(first + rows.start, first + rows.stop))
+        found = covariance_part(joint, self.bound.parameters(self.values["kernel"]), self.sampled["kernel"])
+        if found.value.dtype == self.bound.dtype:
+            return found
+        return Part(found.value.to(self.bound.dtype), lambda gradient: found.slopes(gradient.to(found.value.dtype)))
 
     def projection(self, covariance: Part) -> Tensor:
         """The rows a, ``(C, n, M)``."""
@@ -280,10 +291,32 @@ class SparseDensity(InducingSums):
     def _chunk(self, rows: slice) -> _Chunk:
         covariance, variance = self.covariance_of(rows), self.prior_variance(rows)
         projection = self.projection(covariance)
-        explained = torch.linalg.vector_norm(projection, dim=-1).square()
-        residual, floor = variance.value - explained, torch.finfo(projection.dtype).eps * variance.value
+        residual = variance.value - torch.linalg.vector_norm(projection, dim=-1).square()
+        if self.bound.precise is not None:
+            self._refine_(rows, variance.value, projection, residual)
+        floor = torch.finfo(residual.dtype).eps * variance.value
         moments = torch.maximum(residual, floor), residual < floor
         return _Chunk(rows, covariance, variance, self.prior_mean(rows), projection, *moments)
+
+    def _refine_(self, rows: slice, variance: Tensor, projection: Tensor, residual: Tensor) -> None:
+        """In the model's precision, in place, what is worked out of data that u all but determines.
+
+        Rounding of a covariance and of its solution is to the prior variance as 1e-6, and more where K(Z, Z) is nearly singular. To
+        the little variance that is left there, which the slopes of a likelihood with steps are divided by, that is much.
+        """
+        is_determined = residual < _DETERMINED * variance
+        # On a GPU which they are would have to be looked at from the host.
+        where = torch.arange(residual.shape[1], device=residual.device)
+        if residual.device.type == "cpu":
+            where = where[is_determined.any(0)]
+        if not len(where):
+            return
+        assert self.bound.precise is not None
+        covariance = self.bound.precise.rows(where + (self.num_inducing + rows.start))(self.values["kernel"])
+        precise = torch.linalg.solve_triangular(self.factor, covariance.expand(self.count, -1, -1).mT, upper=False).mT
+        inside, left = is_determined[:, where], variance.expand_as(residual)[:, where] - precise.square().sum(-1)
+        residual[:, where] = torch.where(inside, left, residual[:, where])
+        projection[:, where] = torch.where(inside.unsqueeze(-1), precise.to(projection.dtype), projection[:, where])
 
     def _moments(self, chunk: _Chunk) -> tuple[Tensor, Tensor, Tensor]:
         """Mean and variance of f as likelihoods have them, and the targets."""

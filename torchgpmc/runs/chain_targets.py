@@ -294,6 +294,6 @@ def check_smooth(model: GPModel, method: str) -> None:
     if not model.is_smooth:
         raise ValueError(
             f"{method} follows gradients, and {type(model.likelihood).__name__} is a step in f, which a {type(model).__name__} has "
-            f"among its latents. Expected a SparseGP, whose expectations are smooth; or sample with Slice() or AdaptiveMH(), or "
-            f"with EllipticalSlice() at fixed hyperparameters."
+            f"among its latents. Expected a SparseGP, whose expectations are smooth; or sample with Slice() or AdaptiveMH(), with "
+            f"Gibbs(latent=EllipticalSlice()), or with EllipticalSlice() at fixed hyperparameters."
         )

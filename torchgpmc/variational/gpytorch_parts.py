@@ -20,6 +20,7 @@ from torchgpmc.approximations.normal_latents import GaussianLatents
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.numerics.linalg import identity_matrix, solve_lower
 
+_COMPARED = 5  # inputs at which the two priors are held against one another
 _REMEDY = "Expected a kernel and inducing points that all latent functions share; use tg.initialize on a SparseGP instead."
 
 
@@ -103,3 +104,32 @@ def _prior_of(svgp: ApproximateGP, strategy: Any) -> tuple[Kernel, Mean, Tensor]
     if mean(points).dim() != 1:
         raise ValueError(f"mean_module gives shape {tuple(mean(points).shape)}: a mean for each latent function. {_REMEDY}")
     return kernel, mean, points
+
+
+def check_forward_is_the_prior(model: Any, converted: GPModel) -> None:
+    """A ``forward`` may do more than its parts say, a deep kernel's features for one: the two priors must agree.
+
+    Args:
+        model: gpytorch's, exact or approximate.
+        converted: of this package, from its mean, kernel and values.
+
+    Raises:
+        ValueError: they do not.
+    """
+    x = converted.train_x[:_COMPARED]
+    parameter = next(model.parameters())
+    with torch.no_grad():
+        theirs = model.forward(x.to(parameter))
+        values = converted.layout.raw_values(converted.layout.present(converted)).by_module
+        mean = converted.mean_function(values["mean"], x, 1)[0]
+        covariance = converted.covariance.bind(x, x)(values["kernel"])[0]
+        same = theirs.mean.shape == mean.shape and bool(
+            torch.allclose(theirs.mean.to(mean), mean, rtol=1e-3, atol=1e-4)
+            and torch.allclose(theirs.covariance_matrix.to(mean), covariance, rtol=1e-3, atol=1e-4)
+        )
+    if not same:
+        raise ValueError(
+            f"the prior that {type(model).__name__}.forward gives is not that of its mean_module and covar_module. Expected "
+            f"MultivariateNormal(mean_module(x), covar_module(x)). Features of a deep kernel can be held fixed: "
+            f"torchgpmc.GPRegression(features(x), y, kernel, likelihood), or a SparseGP of them."
+        )

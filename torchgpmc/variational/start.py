@@ -22,7 +22,7 @@ from torchgpmc.prediction import Prediction
 from torchgpmc.storage.fingerprint import differences, model_fingerprint
 from torchgpmc.variational.bound import VariationalMarginal
 from torchgpmc.variational.curvature import joint_scale_by_chunks, near_mode
-from torchgpmc.variational.gpytorch_parts import convert_variational
+from torchgpmc.variational.gpytorch_parts import check_forward_is_the_prior, convert_variational
 
 _DATA_CHUNK_ELEMENTS = 20_000_000  # of projections
 _WORTH_FOLLOWING = 2.0  # times a gradient's operations, what cubes of coordinates that follow theta may cost
@@ -87,9 +87,10 @@ class Start:
     ) -> Start:
         """A trained gpytorch ``ApproximateGP`` as it is: kernel, mean, likelihood, inducing points and q(u), nothing fitted anew.
 
-        The mean and kernel are ``svgp.mean_module`` and ``svgp.covar_module``, without batch dimensions; q(u) may be whitened or
-        not, of one latent function or of several independent ones; any normal distribution of gpytorch's. Every parameter needs a
-        prior, or ``requires_grad=False``: register priors before or after training.
+        The mean and kernel are ``svgp.mean_module`` and ``svgp.covar_module``, without batch dimensions, of which its ``forward``
+        must be the plain prior; q(u) may be whitened or not, of one latent function or of several independent ones; any normal
+        distribution of gpytorch's. Every parameter needs a prior, or ``requires_grad=False``: register priors before or after
+        training.
 
         Args:
             svgp: the trained model; not changed.
@@ -101,7 +102,8 @@ class Start:
 
         Raises:
             TypeError: not an ``ApproximateGP``.
-            ValueError: a model that has no counterpart here, or parameters without priors.
+            ValueError: a model that has no counterpart here, such as one whose ``forward`` scales its inputs; parameters without
+                priors.
 
         Example:
             >>> import gpytorch, torch, torchgpmc as tg
@@ -130,6 +132,7 @@ class Start:
             mean=parts.mean,
             jitter=parts.jitter if jitter is None else jitter,
         )
+        check_forward_is_the_prior(svgp, model)
         return fitted(model, parts.latents(model), converged=True)
 
     def predict(self, x: Tensor) -> Prediction:
