@@ -19,7 +19,7 @@ from torchgpmc.methods import NUTS
 from torchgpmc.methods.density_options import DensityOptions
 from torchgpmc.numerics.threads import one_torch_thread
 from torchgpmc.runs.chain_targets import density_target
-from torchgpmc.storage.checkpoint import Checkpoint
+from torchgpmc.storage.checkpoint import Checkpoint, as_checkpoint
 from torchgpmc.storage.fingerprint import density_fingerprint
 from torchgpmc.types import LogDensity
 
@@ -90,7 +90,7 @@ def sample_density(
         num_samples: kept draws a chain.
         warmup_steps: steps before the first kept draw, in which the method tunes itself; ``num_samples`` by default.
         num_chains: only for a ``start`` of one position.
-        seed: of all randomness; ``None`` draws one and records it in ``draws.info["seed"]``.
+        seed: of all randomness; ``None`` takes that of the checkpoint, or draws one; ``draws.info["seed"]`` records it.
         progress: whether to show a bar with acceptance, step size and divergences.
         checkpoint: a path (or :class:`Checkpoint`): a run killed half-way resumes from it to the same bits.
         parts: of positions ``(C, S, D)``, ``{name: (C, S, *shape)}``, for summaries and warnings to name; by default ``position``.
@@ -122,7 +122,8 @@ def sample_density(
         settings = check_settings(num_samples, warmup_steps, len(start), None)
         target: Any = density if hasattr(density, "value_and_grad") else AutogradDensity(density)
         _check_density(target, start, method.needs_gradients)
-        order = Order(method, settings, checked_seed(seed), start.device, checkpoint, progress)
+        file = as_checkpoint(checkpoint)
+        order = Order(method, settings, checked_seed(seed, file), start.device, file, progress)
         run = method.prepare_density(density_target(target, start), settings)
         found, stats, info = order.carry_out(run, (start.shape[1], 0), lambda: density_fingerprint(target, start))
         draws = DensityDraws(found.theta, stats, info, parts)

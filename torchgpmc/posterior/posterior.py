@@ -80,9 +80,7 @@ class Posterior:
         (True, 1000)
     """
 
-    def __init__(
-        self, model: GPModel, draws: Draws, stats: dict[str, Tensor], info: dict[str, Any], source: Source | None = None
-    ):
+    def __init__(self, model: GPModel, draws: Draws, stats: dict[str, Tensor], info: dict[str, Any], source: Source | None = None):
         # Its owner may change it in place: a prior, a fixed value, the data. Two of its matrices are N x N, a gradient's are more.
         self.model = copy.deepcopy(model)
         self.theta = draws.theta
