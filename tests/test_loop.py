@@ -287,7 +287,9 @@ def test_what_is_no_checkpoint_is_said(tmp_path):
     with pytest.raises(ValueError, match=r"is a folder. Expected the path of a file"):
         tg.sample(gp("probit"), tg.NUTS(), checkpoint=tmp_path)
     (tmp_path / "notes.txt").write_text("of another kind")
-    with pytest.raises(ValueError, match=r"not a torchgpmc file, or is damaged. Expected one that torchgpmc wrote, or a new path.$"):
+    with pytest.raises(
+        ValueError, match=r"not a torchgpmc file, or is damaged. Expected one that torchgpmc wrote, or a new path.$"
+    ):
         tg.sample(gp("probit"), tg.NUTS(), checkpoint=tmp_path / "notes.txt")
 
 

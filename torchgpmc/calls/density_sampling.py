@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
+from torchgpmc.arrays import as_tensor
 from torchgpmc.calls.loop import Order, check_settings, checked_seed
 from torchgpmc.checks import check_object, warn
 from torchgpmc.density import AutogradDensity
@@ -66,7 +68,7 @@ class DensityDraws:
 
 def sample_density(
     density: LogDensity | Callable[[Tensor], Tensor],
-    start: Tensor,
+    start: Tensor | ArrayLike,
     method: DensityOptions | None = None,
     *,
     num_samples: int = 1000,
@@ -99,7 +101,7 @@ def sample_density(
         The draws. Warns (:class:`SamplingWarning`) in plain words if they are not to be trusted.
 
     Raises:
-        TypeError: ``start`` or ``method`` is of the wrong kind.
+        TypeError: ``start`` is not numbers, or ``method`` of the wrong kind.
         ValueError: a number out of range; a start where the density is zero, or cannot be differentiated; rows that depend on one
             another; before any sampling.
 
@@ -135,9 +137,8 @@ def sample_density(
 
 def _checked_start(start: Any, num_chains: int | None) -> Tensor:
     """Positions ``(C, D)``."""
-    if not isinstance(start, Tensor) or not start.is_floating_point():
-        kind = start.dtype if isinstance(start, Tensor) else type(start).__name__
-        raise TypeError(f"start is {kind}. Expected a tensor of floating-point numbers, (C, D), or (D,) with num_chains.")
+    start = as_tensor("start", start)
+    start = start if start.is_floating_point() else start.double()
     if start.dim() == 1 and num_chains is not None:
         start = start.expand(num_chains, -1)
     if start.dim() != 2 or not start.numel() or num_chains not in (None, len(start)):
