@@ -9,7 +9,7 @@ import torchgpmc
 
 ROOT = pathlib.Path(torchgpmc.__file__).parent
 FLOORS = [
-    {"types", "checks", "trees", "versions", "overriding"},
+    {"types", "checks", "arrays", "trees", "versions", "overriding"},
     {"numerics"},
     {"density", "scores", "intensity", "point_process", "fitted", "kept_rows", "priors"},
     {"diagnostics", "likelihoods", "kernels"},

@@ -231,9 +231,67 @@ def test_ctrl_c_between_keeping_a_batch_and_weighing_it(monkeypatch):
 
 
 def test_ctrl_c_in_warm_up_has_nothing_to_keep(monkeypatch):
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt, match=r"in warm-up after .* no draws exist yet"):
         stop_after(patch, 10, KeyboardInterrupt())
         tg.sample(gp("probit"), tg.HMC(num_steps=3), **OPTIONS)
+
+
+def interrupted(*_, **__):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("place", "method"),
+    [
+        ("torchgpmc.NUTS.prepare", tg.NUTS()),
+        ("torchgpmc.runs.chain.ChainRun.init", tg.NUTS()),
+        ("torchgpmc.runs.weighted.ImportanceRun.init", tg.AMIS()),
+        ("torchgpmc.runs.weighted.ImportanceRun.init", None),
+        ("torchgpmc.calls.loop.candidates", None),
+    ],
+)
+def test_ctrl_c_in_preparation_says_that_there_are_no_draws(place, method, monkeypatch, tmp_path):
+    monkeypatch.setattr(place, interrupted)
+    with pytest.raises(KeyboardInterrupt, match=r"before the first step: no draws exist yet. Once there are, Ctrl-C returns them"):
+        tg.sample(gp("probit"), method, seed=0, progress=False)
+    with pytest.raises(KeyboardInterrupt, match=r"no draws exist yet, .* The same call begins anew"):
+        tg.sample(gp("probit"), method, seed=0, progress=False, checkpoint=tmp_path / "run.ckpt")
+
+
+def test_weighted_draws_have_no_warm_up_to_be_interrupted_in(monkeypatch):
+    monkeypatch.setattr("torchgpmc.runs.weighted.ImportanceRun.advance", interrupted)
+    with pytest.raises(KeyboardInterrupt, match=r"interrupted in the first of [0-9]+ steps: no draws exist yet"):
+        tg.sample(gp("probit"), tg.AMIS(), seed=0, progress=False)
+
+
+@pytest.mark.parametrize("method", [tg.HMC(num_steps=2), None])
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+def test_the_same_line_without_a_seed_goes_on_with_the_checkpoints(method, tmp_path):
+    options = {"num_samples": 12, "progress": False, "checkpoint": tmp_path / "run.ckpt"}
+    first = tg.sample(gp("probit"), method, **options)
+    again = tg.sample(gp("probit"), method, **options)
+    assert same(first, again) and again.info["seed"] == first.info["seed"]
+    with pytest.raises(ValueError, match=r"belongs to another run: .*was '?12'?, is '?13'?") as raised:
+        tg.sample(gp("probit"), method, **{**options, "num_samples": 13})
+    assert "seed" not in str(raised.value)
+
+
+def test_a_first_engine_that_left_no_file_leaves_the_seed_to_the_seconds(tmp_path):
+    path = tmp_path / "run.ckpt"
+    tg.sample(gp("probit"), tg.HMC(num_steps=2), **OPTIONS, checkpoint=f"{path}.2")
+    assert checkpoint_module.saved_seed(tg.Checkpoint(path)) == OPTIONS["seed"]
+
+
+def test_what_is_no_checkpoint_is_said(tmp_path):
+    with pytest.raises(TypeError, match=r"checkpoint is 3. Expected a path"):
+        tg.sample(gp("probit"), tg.NUTS(), checkpoint=3)
+    with pytest.raises(ValueError, match=r"is a folder. Expected the path of a file"):
+        tg.sample(gp("probit"), tg.NUTS(), checkpoint=tmp_path)
+    (tmp_path / "notes.txt").write_text("of another kind")
+    with pytest.raises(
+        ValueError, match=r"not a torchgpmc file, or is damaged. Expected one that torchgpmc wrote, or a new path.$"
+    ):
+        tg.sample(gp("probit"), tg.NUTS(), checkpoint=tmp_path / "notes.txt")
 
 
 def test_batches_of_weighted_draws_are_saved_as_they_come(tmp_path, monkeypatch):

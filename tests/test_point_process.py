@@ -62,6 +62,20 @@ def test_mistakes_are_named(points, window, shape, match):
         tg.bin_events(points, window, shape)
 
 
-def test_lists_are_refused_with_the_remedy():
-    with pytest.raises(TypeError, match=r"torch.as_tensor\(points\)"):
-        tg.bin_events([0.5], (0, 1), 4)
+def test_arrays_and_lists_are_binned_as_tensors_are():
+    expected = tg.bin_events(torch.tensor([0.1, 0.6, 0.7]).double(), (0, 1), 4)
+    for points, window, shape in (
+        ([0.1, 0.6, 0.7], [0, 1], [np.int64(4)]),
+        (np.array([0.1, 0.6, 0.7]), np.array([0.0, 1.0]), np.int64(4)),
+    ):
+        found = tg.bin_events(points, window, shape)
+        assert torch.equal(found.counts, expected.counts) and torch.equal(found.centres, expected.centres)
+
+
+def test_what_is_no_number_is_said():
+    with pytest.raises(ValueError, match=r"shape is 2.5. Expected whole numbers"):
+        tg.bin_events([0.5], (0, 1), 2.5)
+    with pytest.raises(TypeError, match=r"window is NoneType None. Expected numbers"):
+        tg.bin_events([0.5], None, 4)
+    with pytest.raises(TypeError, match=r"exposure is str 'a'. Expected numbers"):
+        tg.likelihoods.Poisson(exposure="a")

@@ -216,3 +216,22 @@ def test_engines_in_turn_have_random_numbers_of_their_own(monkeypatch):
         posterior = tg.sample(gp("probit"), num_samples=10_000, seed=0, progress=False)
     assert len(posterior.theta[0].unique(dim=0)) == posterior.num_draws > 0 and posterior.info["num_runs"] == 2
     assert posterior.info["seed"] == 0  # the call's, which gives all of it again
+
+
+def test_draws_chosen_by_weight_are_worth_no_more_than_those_they_came_from(tmp_path):
+    """Repeats are no independent draws, and what spoke against the weights speaks on."""
+    whole = run(0)
+    uneven = torch.full_like(whole.log_weights, -12.0)
+    uneven[0, :20] = 0.0
+    poor = Posterior(whole.model, Draws(whole.theta, whole.whitened, uneven), whole.stats, whole.info)
+    assert poor.complaints()
+    chosen = poor.resampled(1000)
+    assert chosen.complaints() == poor.complaints() and chosen.verdict().startswith("Do not trust")
+    for posterior in (whole, poor):
+        chosen = posterior.resampled(1000)
+        assert chosen.effective_size() == pytest.approx(1 / (1 / posterior.effective_size() + 1 / 1000))
+        assert "Resampled: 1000 draws by weight" in str(chosen.summary())
+        chosen.save(tmp_path / "chosen.pt")
+        loaded = Posterior.load(tmp_path / "chosen.pt", posterior.model)
+        assert loaded.verdict() == chosen.verdict() and loaded.complaints() == chosen.complaints()
+    assert "increase num_draws" in whole.resampled(20).verdict()

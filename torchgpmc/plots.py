@@ -9,10 +9,10 @@ import scipy.stats
 import torch
 from torch import Tensor
 
+from torchgpmc.arrays import as_tensor
 from torchgpmc.diagnostics.summaries import scalar_columns
 from torchgpmc.diagnostics.weights import kish_effective_size
 from torchgpmc.intensity import Intensity
-from torchgpmc.models.validation import as_tensor
 from torchgpmc.point_process import BinnedEvents
 from torchgpmc.posterior import Posterior
 from torchgpmc.scores import AbstentionCurves

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
+from torchgpmc.arrays import as_tensor
 from torchgpmc.checks import is_count
 
 
@@ -19,9 +21,7 @@ class BinnedEvents(NamedTuple):
     area: Tensor  # (), of a cell: its length in one dimension, its volume in three
 
 
-def bin_events(
-    points: Tensor, window: Tensor | Sequence[float] | Sequence[Sequence[float]], shape: int | Sequence[int]
-) -> BinnedEvents:
+def bin_events(points: Tensor | ArrayLike, window: Tensor | ArrayLike, shape: int | Sequence[int]) -> BinnedEvents:
     """Counts the events of a point pattern in the cells of a regular grid.
 
     With ``Poisson(exposure=area)`` on the counts at the centres, exp(f) is the intensity per unit area. A cell holds its lower
@@ -33,7 +33,7 @@ def bin_events(
         shape: cells along each dimension; one number for all of them.
 
     Raises:
-        TypeError: ``points`` is not a tensor.
+        TypeError: ``points`` or ``window`` is not numbers.
         ValueError: events outside the window, NaN or infinite ones, a window that is empty, or a shape that does not fit it.
 
     Example:
@@ -44,8 +44,7 @@ def bin_events(
         >>> binned.centres.squeeze(-1)
         tensor([0.1250, 0.3750, 0.6250, 0.8750])
     """
-    if not isinstance(points, Tensor):
-        raise TypeError(f"points is {type(points).__name__}. Expected a torch tensor (N, d); use torch.as_tensor(points).")
+    points = as_tensor("points", points)
     points = points if points.is_floating_point() else points.double()
     points = points.unsqueeze(-1) if points.dim() == 1 else points
     if points.dim() != 2:
@@ -85,8 +84,8 @@ def _cell(places: Tensor, low: Tensor, high: Tensor, count: int) -> Tensor:
     return torch.bucketize(places, edges, right=True)
 
 
-def _ends(window: Tensor | Sequence[float] | Sequence[Sequence[float]], points: Tensor) -> tuple[Tensor, Tensor]:
-    ends = torch.as_tensor(window, dtype=points.dtype, device=points.device)
+def _ends(window: Tensor | ArrayLike, points: Tensor) -> tuple[Tensor, Tensor]:
+    ends = as_tensor("window", window).to(points)
     ends = ends.unsqueeze(0) if ends.dim() == 1 else ends
     if tuple(ends.shape) != (points.shape[-1], 2):
         raise ValueError(
@@ -100,9 +99,9 @@ def _ends(window: Tensor | Sequence[float] | Sequence[Sequence[float]], points: 
 
 
 def _cells(shape: int | Sequence[int], dimension: int) -> list[int]:
-    cells = [shape] * dimension if isinstance(shape, int) else list(shape)
+    cells: list[Any] = list(shape) if isinstance(shape, Iterable) else [shape] * dimension
     if len(cells) != dimension or not all(is_count(count) for count in cells):
         raise ValueError(
             f"shape is {shape!r}. Expected whole numbers of at least 1, one for each of {dimension} dimensions, or one for all."
         )
-    return cells
+    return [int(count) for count in cells]

@@ -246,7 +246,7 @@ def test_bad_input_is_refused_with_a_sentence():
         with pytest.raises(ValueError, match=message):
             make(**options)
     for message, options in {
-        "grid is list. Expected a torch tensor": {"grid": [0.0, 1.0, 2.0]},
+        "grid is str 'even'. Expected numbers": {"grid": "even"},
         r"Expected a Response, for instance torchgpmc.likelihoods.Activation\(\)": {"response": Activation},
         "Expected a GammaPrior to integrate": {"precision_prior": tg.likelihoods.Gaussian(), "integrate_variances": True},
     }.items():
@@ -262,7 +262,20 @@ def test_a_model_says_what_does_not_fit():
         tg.GP(grid, torch.ones(4, 2), kernel, likelihood)
     with pytest.raises(ValueError, match=r"train_x has 12 rows but the likelihood's grid has 13 points"):
         tg.GP(grid[:-1], torch.ones(2, 2, 4), kernel, likelihood)
+    for other in (grid.flip(0), grid.square(), torch.zeros(13)):
+        with pytest.raises(ValueError, match=r"train_x .* is not the likelihood's grid: .* Expected the grid as train_x"):
+            tg.GP(other, torch.ones(2, 2, 4), kernel, likelihood)
+    tg.GP(60 * grid.float(), torch.ones(2, 2, 4), kernel, likelihood)  # in minutes
     y = torch.ones(2, 2, 4)
     y[1, 1] = -0.5
     with pytest.warns(UserWarning, match="expression of gene 1 is negative on average.*natural scale"):
         tg.GP(grid, y, kernel, likelihood)
+
+
+def test_times_and_variances_come_as_arrays_and_lists():
+    grid, times, variances = torch.linspace(0, 12, 13).double(), torch.tensor([0.0, 6.0]).double(), torch.ones(1, 2, 2).double()
+    options = {"num_genes": 2, "num_replicates": 1, "response": Activation()}
+    expected = tg.likelihoods.Transcription(grid, times, variances=variances, **options)
+    for kind in (torch.Tensor.numpy, torch.Tensor.tolist):
+        found = tg.likelihoods.Transcription(kind(grid), kind(times), variances=kind(variances), **options)
+        assert torch.equal(found.elapsed, expected.elapsed) and torch.equal(found.variances, expected.variances)

@@ -83,6 +83,15 @@ def test_a_frame_of_text_names_its_columns():
         tg.GP(x, LABELS, kernel(3), tg.likelihoods.Bernoulli())
 
 
+@pytest.mark.parametrize("kind", ["datetime64[ns]", "timedelta64[ns]"])
+def test_dates_and_durations_in_a_frame_are_no_numbers(kind):
+    """They were epoch numbers, without a word, beside a column of numbers."""
+    x = frame(X).assign(when=np.arange(6).astype(kind))
+    for given in (x, x[["when"]]):
+        with pytest.raises(TypeError, match=r"columns \['when'\] hold dates or durations. Expected numbers, of days since"):
+            tg.GP(given, LABELS, kernel(3), tg.likelihoods.Bernoulli())
+
+
 def test_a_frame_and_a_series_in_another_order_are_refused():
     pandas = pytest.importorskip("pandas")
     x, y = frame(X), pandas.Series(LABELS)
@@ -128,3 +137,23 @@ def test_arrays_are_predicted_at_and_scored():
 def test_columns_that_one_prior_does_not_suit_get_a_word(scales, match):
     with pytest.warns(tg.SamplingWarning, match=match):
         tg.GP(X * torch.tensor(scales).double(), LABELS, kernel(), tg.likelihoods.Bernoulli())
+
+
+def test_a_density_takes_positions_of_all_kinds_and_says_which_it_cannot():
+    model = tg.GP(X, LABELS, kernel(), tg.likelihoods.Bernoulli())
+    density, width = tg.joint_log_density(model), model.layout.size + 6
+    position = torch.linspace(-1, 1, 2 * width).view(2, width).double()
+    assert torch.equal(density(position.numpy()), density(position))
+    torch.testing.assert_close(density(position.float()), density(position), atol=1e-4, rtol=1e-4)
+    for wrong in (position[0], position[:, 1:]):
+        for evaluate in (density, density.value_and_grad):
+            with pytest.raises(ValueError, match=rf"position has shape .* Expected \(C, {width}\): in each row"):
+                evaluate(wrong)
+    with pytest.raises(TypeError, match=r"model is RBFKernel. Expected a torchgpmc.GP"):
+        tg.joint_log_density(kernel().base_kernel)
+
+
+@pytest.mark.parametrize("dtype", ["float32", torch.float16, torch.bfloat16])
+def test_data_are_in_a_precision_that_can_be_used(dtype):
+    with pytest.raises(ValueError, match=r"data_dtype is .*float.*. Expected torch.float32, or None"):
+        tg.SparseGP(X, LABELS, kernel(), tg.likelihoods.Bernoulli(), inducing_points=X[:2], data_dtype=dtype)

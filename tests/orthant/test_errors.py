@@ -63,8 +63,8 @@ def test_only_a_method_object_is_a_method(method):
 
 
 def test_other_types_are_named():
-    with pytest.raises(TypeError, match="Expected a floating tensor"):
-        log_probability(EYE.long(), lower=0.0)
+    with pytest.raises(TypeError, match=r"covariance is str 'eye'. Expected numbers"):
+        log_probability("eye", lower=0.0)
     with pytest.raises(TypeError, match=r"Expected one of torchgpmc\.orthant\.Count"):
         log_probability(EYE, lower=0.0, method=Sequential("hard"))
     with pytest.raises(ValueError, match="num_samples is 0"):
@@ -114,3 +114,11 @@ def test_draws_out_of_reach_are_weighted_and_say_so():
     with pytest.warns(tg.SamplingWarning, match="only approximate: truncated_normal_draws returns their weights"):
         samples = truncated_normal_samples(covariance, lower=0.0, num_samples=200)
     assert samples.shape == (200, 150) and bool((samples >= 0).all())
+
+
+@pytest.mark.parametrize("covariance", [EYE.long(), EYE.numpy(), EYE.tolist()])
+def test_a_covariance_of_any_kind_of_numbers_is_taken(covariance):
+    expected = log_probability(EYE, lower=0.0).value
+    assert torch.equal(log_probability(covariance, lower=[0.0, 0.0, 0.0]).value, expected)
+    expected = truncated_normal_samples(EYE, lower=0.0, num_samples=2)
+    assert torch.equal(truncated_normal_samples(covariance, lower=0.0, num_samples=2), expected)

@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
+from torchgpmc.arrays import as_tensor
 from torchgpmc.calls.loop import Order, check_settings, checked_seed
 from torchgpmc.checks import check_object, warn
 from torchgpmc.density import AutogradDensity
@@ -19,7 +21,7 @@ from torchgpmc.methods import NUTS
 from torchgpmc.methods.density_options import DensityOptions
 from torchgpmc.numerics.threads import one_torch_thread
 from torchgpmc.runs.chain_targets import density_target
-from torchgpmc.storage.checkpoint import Checkpoint
+from torchgpmc.storage.checkpoint import Checkpoint, as_checkpoint
 from torchgpmc.storage.fingerprint import density_fingerprint
 from torchgpmc.types import LogDensity
 
@@ -66,7 +68,7 @@ class DensityDraws:
 
 def sample_density(
     density: LogDensity | Callable[[Tensor], Tensor],
-    start: Tensor,
+    start: Tensor | ArrayLike,
     method: DensityOptions | None = None,
     *,
     num_samples: int = 1000,
@@ -90,7 +92,7 @@ def sample_density(
         num_samples: kept draws a chain.
         warmup_steps: steps before the first kept draw, in which the method tunes itself; ``num_samples`` by default.
         num_chains: only for a ``start`` of one position.
-        seed: of all randomness; ``None`` draws one and records it in ``draws.info["seed"]``.
+        seed: of all randomness; ``None`` takes that of the checkpoint, or draws one; ``draws.info["seed"]`` records it.
         progress: whether to show a bar with acceptance, step size and divergences.
         checkpoint: a path (or :class:`Checkpoint`): a run killed half-way resumes from it to the same bits.
         parts: of positions ``(C, S, D)``, ``{name: (C, S, *shape)}``, for summaries and warnings to name; by default ``position``.
@@ -99,7 +101,7 @@ def sample_density(
         The draws. Warns (:class:`SamplingWarning`) in plain words if they are not to be trusted.
 
     Raises:
-        TypeError: ``start`` or ``method`` is of the wrong kind.
+        TypeError: ``start`` is not numbers, or ``method`` of the wrong kind.
         ValueError: a number out of range; a start where the density is zero, or cannot be differentiated; rows that depend on one
             another; before any sampling.
 
@@ -122,7 +124,8 @@ def sample_density(
         settings = check_settings(num_samples, warmup_steps, len(start), None)
         target: Any = density if hasattr(density, "value_and_grad") else AutogradDensity(density)
         _check_density(target, start, method.needs_gradients)
-        order = Order(method, settings, checked_seed(seed), start.device, checkpoint, progress)
+        file = as_checkpoint(checkpoint)
+        order = Order(method, settings, checked_seed(seed, file), start.device, file, progress)
         run = method.prepare_density(density_target(target, start), settings)
         found, stats, info = order.carry_out(run, (start.shape[1], 0), lambda: density_fingerprint(target, start))
         draws = DensityDraws(found.theta, stats, info, parts)
@@ -134,9 +137,8 @@ def sample_density(
 
 def _checked_start(start: Any, num_chains: int | None) -> Tensor:
     """Positions ``(C, D)``."""
-    if not isinstance(start, Tensor) or not start.is_floating_point():
-        kind = start.dtype if isinstance(start, Tensor) else type(start).__name__
-        raise TypeError(f"start is {kind}. Expected a tensor of floating-point numbers, (C, D), or (D,) with num_chains.")
+    start = as_tensor("start", start)
+    start = start if start.is_floating_point() else start.double()
     if start.dim() == 1 and num_chains is not None:
         start = start.expand(num_chains, -1)
     if start.dim() != 2 or not start.numel() or num_chains not in (None, len(start)):

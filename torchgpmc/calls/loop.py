@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 
 from torchgpmc.calls.beginning import at_draws, begun_at, draws_for_engines
 from torchgpmc.calls.default_call import Rule, sample_by_default
+from torchgpmc.calls.interruption import before_draws, nothing_kept
 from torchgpmc.calls.isolation import warn_of_isolated_data
 from torchgpmc.calls.recommend import WANTED, Candidate, candidates, warn_of_time
 from torchgpmc.checks import check_count, check_object, warn
@@ -25,7 +26,7 @@ from torchgpmc.numerics.random import derived_seed, make_generator
 from torchgpmc.numerics.threads import num_cores, one_torch_thread
 from torchgpmc.posterior import Posterior
 from torchgpmc.runs.run import Method, Run, Settings, chain_settings
-from torchgpmc.storage.checkpoint import Checkpoint, CheckpointFile
+from torchgpmc.storage.checkpoint import Checkpoint, CheckpointFile, as_checkpoint, saved_seed
 from torchgpmc.storage.draws import Draws, DrawStore
 from torchgpmc.storage.fingerprint import Fingerprint, model_fingerprint
 from torchgpmc.trees import unpack
@@ -65,7 +66,7 @@ def sample(
         num_samples: with a method, kept draws a chain, 1000 by default; without one, effective draws wanted, 400 by default.
         warmup_steps: steps before the first kept draw, in which the method tunes itself; ``num_samples`` by default.
         num_chains: chains run together as one batch; 4 by default.
-        seed: of all randomness; ``None`` draws one and records it in ``posterior.info["seed"]``.
+        seed: of all randomness; ``None`` takes that of the checkpoint, or draws one; ``posterior.info["seed"]`` records it.
         progress: whether to show a bar with acceptance, step size, tree depth, gradients a second and divergences.
         checkpoint: a path (or :class:`Checkpoint`): a run killed half-way resumes from it to the same bits; a finished one is
             returned; one with other settings is an error. Without a method, the second engine's file has ".2" after it, and so on.
@@ -106,14 +107,16 @@ def sample(
     with one_torch_thread(), torch.inference_mode(False):
         model.refresh()
         settings = check_settings(num_samples, warmup_steps, num_chains, chain_chunk)
-        order = Order(method, settings, checked_seed(seed), model.train_x.device, checkpoint, progress)
+        file = as_checkpoint(checkpoint)
+        order = Order(method, settings, checked_seed(seed, file), model.train_x.device, file, progress)
         if method is None:
             posterior = _sample_by_default(model, order, earlier)
             warn_of_isolated_data(posterior)
             return posterior
         _check_one_data_set_a_chain(model, settings)
         if start is not None:
-            order = order._replace(settings=begun_at(start, model, method, settings))
+            with before_draws(file):
+                order = order._replace(settings=begun_at(start, model, method, settings))
         posterior = Posterior(model, *order.on_model(model))
         found = posterior.complaints()
         warn_of_isolated_data(posterior)
@@ -128,20 +131,22 @@ def _sample_by_default(model: GPModel, order: Order, start: Posterior | None) ->
     With ``start`` those that can begin at its draws.
     """
     wanted, warmup_steps, num_chains, chain_chunk, *_ = order.settings
-    engines = candidates(model, wanted)
-    if not (warmup_steps is num_chains is chain_chunk is None):
-        engines = [engine.with_chains(num_chains, warmup_steps) for engine in engines if engine.num_chains is not None]
-    draws = None if start is None else draws_for_engines(start, model, [engine.method for engine in engines])
-    warn_of_time(model, engines[0])
+    with before_draws(order.checkpoint):
+        engines = candidates(model, wanted)
+        if not (warmup_steps is num_chains is chain_chunk is None):
+            engines = [engine.with_chains(num_chains, warmup_steps) for engine in engines if engine.num_chains is not None]
+        draws = None if start is None else draws_for_engines(start, model, [engine.method for engine in engines])
+        warn_of_time(model, engines[0])
 
     def run(number: int, engine: Candidate, rule: Rule) -> Posterior:
         method = None if draws is None else at_draws(engine.method, model)
-        begin = (engine.start(), None) if method is None else (None, draws)
+        with before_draws(order.checkpoint):
+            begin = (engine.start(), None) if method is None else (None, draws)
         settings = Settings(engine.most, engine.warmup_steps, engine.num_chains, chain_chunk, *begin)
         trial = order._replace(method=method or engine.method, settings=settings, wanted=wanted, number=number)
         if order.checkpoint is not None and number:
-            first = order.checkpoint if isinstance(order.checkpoint, Checkpoint) else Checkpoint(order.checkpoint)
-            trial = trial._replace(checkpoint=first._replace(path=f"{os.fspath(first.path)}.{number + 1}"))
+            path = f"{os.fspath(order.checkpoint.path)}.{number + 1}"
+            trial = trial._replace(checkpoint=order.checkpoint._replace(path=path))
 
         def enough(num_kept: int, num_evaluations: float, so_far: Callable[[], Found]) -> bool:
             return rule(num_kept, num_evaluations, lambda: Posterior(model, *so_far()))
@@ -169,8 +174,10 @@ def _checked_count(name: str, count: int | None, least: int = 1) -> int | None:
     return int(count)  # numpy's whole numbers are neither torch's nor a file's
 
 
-def checked_seed(seed: int | None) -> int:
-    """The seed, drawn where the user gave none."""
+def checked_seed(seed: int | None, checkpoint: Checkpoint | None) -> int:
+    """The seed; where the user gave none, that of the run which the checkpoint is of, or one that is drawn."""
+    if seed is None:
+        seed = saved_seed(checkpoint)
     if seed is None:
         seed = secrets.randbits(62)
     check_count("seed", seed, 0)
@@ -197,14 +204,15 @@ class Order(NamedTuple):
     settings: Settings  # its counts of draws and chains, and its start
     seed: int
     device: torch.device
-    checkpoint: str | os.PathLike[str] | Checkpoint | None
+    checkpoint: Checkpoint | None
     progress: bool
     wanted: int | None = None  # effective draws, of a run that ends with them
     number: int = 0  # of an engine among those of a call, each of which has random numbers of its own
 
     def on_model(self, model: GPModel, enough: Enough | None = None) -> Found:
         """All draws of the method's run on ``model``."""
-        run = self.method.prepare(model, self.settings)
+        with before_draws(self.checkpoint):
+            run = self.method.prepare(model, self.settings)
         return self.carry_out(run, (model.layout.size, model.latent_size), lambda: model_fingerprint(model), enough)
 
     def carry_out(
@@ -232,12 +240,10 @@ class Order(NamedTuple):
     def _file(self, widths: tuple[int, int], identity: Callable[[], Fingerprint]) -> CheckpointFile | None:
         if self.checkpoint is None:
             return None
-        checkpoint = self.checkpoint if isinstance(self.checkpoint, Checkpoint) else Checkpoint(self.checkpoint)
-        check_count("checkpoint.every", checkpoint.every)
         settings: Fingerprint = {key: str(value) for key, value in self._description().items()}
         settings |= {key: str(value) for key, value in self.settings._asdict().items() if key not in ("start", "draws")}
         settings["effective draws wanted"] = str(self.wanted)
-        return CheckpointFile(checkpoint, settings | {"device": str(self.device)} | identity(), widths)
+        return CheckpointFile(self.checkpoint, settings | {"device": str(self.device)} | identity(), widths)
 
 
 class _Loop:
@@ -268,15 +274,16 @@ class _Loop:
             ValueError: ``enough`` ended the run before that.
         """
         self.info = info
-        state, done = self._start()
+        with before_draws(None if self.file is None else self.file.checkpoint):
+            state, done = self._start()
         self.state = state
         total = self.run.num_advances()
         generator_state = self.generator.get_state()
         bar = tqdm(total=total, initial=done, disable=not progress, desc="sampling", unit="step", dynamic_ncols=True)
         display = _Display(bar)
         last_saved = done
-        ended = self._has_ended(state, enough)
         try:
+            ended = self._has_ended(state, enough)
             while not ended:
                 began, before = time.perf_counter(), self._steps(done)
                 state, draw, stats = self.run.advance(state, self.generator)
@@ -296,7 +303,7 @@ class _Loop:
             if self.file is not None and done > last_saved:
                 self.file.save(state, generator_state, done, {**info, **self.totals}, self.store)
             if not len(self.store):
-                raise KeyboardInterrupt(_nothing_kept(done, total, self.file)) from None
+                raise KeyboardInterrupt(nothing_kept(done, total, None if self.file is None else self.file.checkpoint)) from None
             self.totals["interrupted"] = True
             warn(f"interrupted: {len(self.store)} draws a chain are kept; the rest was not sampled.")
         finally:
@@ -335,13 +342,6 @@ class _Loop:
             self.totals["warmup_seconds"] += seconds
         if "n_steps" in stats:
             self.totals["num_evaluations"] += float(stats["n_steps"].sum())
-
-
-def _nothing_kept(done: int, total: int, file: CheckpointFile | None) -> str:
-    where = f"after {done} of {total} steps"
-    if file is None:
-        return f"interrupted in warm-up {where}: no draws exist yet. With checkpoint=path, a run goes on where it was interrupted."
-    return f"interrupted in warm-up {where}: no draws exist yet. The same call goes on from {file.path}."
 
 
 class _Display:

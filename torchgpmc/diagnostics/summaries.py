@@ -74,6 +74,33 @@ class Summary:
         return "\n".join([*([] if self.verdict is None else [self.verdict]), header, *lines])
 
 
+class Source(NamedTuple):
+    """What is known of weighted draws from which others, of equal weight, were chosen: these cannot be worth more."""
+
+    rows: list[Row]
+    complaints: list[str]
+
+    def judged(self, rows: list[Row], num_draws: int) -> list[Row]:
+        """Rows of ``num_draws`` chosen draws, whose own repeats and order tell nothing, with sizes and k-hat from the source.
+
+        A choice with replacement adds its variance to the source's: 1 / size = 1 / size of the source + 1 / ``num_draws``.
+
+        Example:
+            >>> import torch
+            >>> weighted = summarise({"a": torch.arange(400.0)[None]}, torch.zeros(1, 400))
+            >>> chosen = summarise({"a": torch.arange(400.0)[None]})
+            >>> round(Source(weighted.rows, []).judged(chosen.rows, 400)[0].ess_bulk)
+            200
+        """
+        return [self._judged(row, source, num_draws) for row, source in zip(rows, self.rows, strict=True)]
+
+    def _judged(self, row: Row, source: Row, num_draws: int) -> Row:
+        bulk, tail = (1 / (1 / size + 1 / num_draws) for size in (source.ess_bulk, source.ess_tail))
+        if math.isnan(source.sd):  # draws without a spread to speak of
+            return source._replace(mean=row.mean, ess_bulk=bulk, ess_tail=tail)
+        return source._replace(mean=row.mean, sd=row.sd, q5=row.q5, q95=row.q95, ess_bulk=bulk, ess_tail=tail)
+
+
 def scalar_columns(samples: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Every scalar in ``{name: (C, S, *shape)}`` as ``(name[i, j], (C, S))``."""
     for name, values in samples.items():

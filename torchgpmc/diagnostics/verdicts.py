@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.diagnostics.divergences import about_divergences
-from torchgpmc.diagnostics.summaries import Summary, effective_sizes, scalar_columns
+from torchgpmc.diagnostics.summaries import Source, Summary, effective_sizes, scalar_columns
 from torchgpmc.diagnostics.weights import (
     MAX_KHAT,
     MIN_DRAWS_FOR_KHAT,
@@ -154,14 +154,24 @@ def complaints(summary: Summary, stats: Mapping[str, Tensor], num_chains: int, l
     return found + _complaints_about_failures(stats, 0.0)
 
 
-def _complaints_about_size(summary: Summary, num_chains: int) -> list[str]:
+def complaints_about_choice(summary: Summary, source: Source) -> list[str]:
+    """What speaks against draws chosen by weight from others: all that spoke against those, else that too few were chosen.
+
+    Args:
+        summary: of the chosen draws, by :meth:`Source.judged`.
+        source: what they were chosen from.
+    """
+    return list(source.complaints) or _complaints_about_size(summary, 1, "num_draws")
+
+
+def _complaints_about_size(summary: Summary, num_chains: int, remedy: str = "num_samples") -> list[str]:
     """That there are too few effective draws of a quantity."""
     sizes = [(min(row.ess_bulk, row.ess_tail), row.name) for row in summary.rows if math.isfinite(row.ess_bulk)]
     least, name = min(sizes, default=(math.inf, ""))
     wanted, chains = min(MIN_ESS_PER_CHAIN * num_chains, ENOUGH_ESS), "one chain" if num_chains == 1 else f"{num_chains} chains"
     if least >= wanted:
         return []
-    return [f"'{name}' has {least:.0f} effective draws (at least {wanted} for {chains} is reliable): increase num_samples."]
+    return [f"'{name}' has {least:.0f} effective draws (at least {wanted} for {chains} is reliable): increase {remedy}."]
 
 
 def _complaints_about_mixing(summary: Summary) -> list[str]:

@@ -19,7 +19,7 @@ from torchgpmc.numerics.threads import one_torch_thread
 from torchgpmc.posterior import Posterior
 from torchgpmc.runs.chain import ChainRun, ChainState
 from torchgpmc.runs.run import Method, Settings
-from torchgpmc.storage.checkpoint import Checkpoint
+from torchgpmc.storage.checkpoint import Checkpoint, as_checkpoint
 from torchgpmc.storage.draws import Draw, Draws
 from torchgpmc.storage.fingerprint import Fingerprint, differences, model_fingerprint
 from torchgpmc.trees import concatenate, moved, numbers_of
@@ -110,7 +110,9 @@ def _sampled(
     model.refresh()
     whole = settings._replace(num_chains=settings.num_chains or _CHAINS_A_RANK * ranks.size)
     own = whole._replace(num_chains=_chains_a_rank(whole, model, ranks))
-    seed = int(ranks.broadcast(checked_seed(seed)) if seed is None else checked_seed(seed))
+    file = _rank_checkpoint(as_checkpoint(checkpoint), ranks.rank)
+    # Rank 0's file knows the seed of all.
+    seed = int(ranks.broadcast(checked_seed(None, file if ranks.leads else None)) if seed is None else checked_seed(seed, file))
     identity: Fingerprint = {"method": repr(method), "settings": repr(whole), "seed": str(seed), **model_fingerprint(model)}
     _check_alike(identity, ranks)
     run = method.prepare(model, own)
@@ -120,7 +122,6 @@ def _sampled(
     everyone: Any = method.prepare(model, whole) if ranks.leads else run
     shared = RankRun(run._replace(warm_up=PooledWarmUp(everyone.warm_up, ranks)), ranks, held)
     stream = rank_seed(seed, ranks.rank)
-    file = _rank_checkpoint(checkpoint, ranks.rank)
     order = Order(method, own, stream, model.train_x.device, file, progress and ranks.leads)
     place = {"rank": f"{ranks.rank} of {ranks.size}"}
     draws, stats, info = order.carry_out(shared, (model.layout.size, model.latent_size), lambda: {**identity, **place})
@@ -156,12 +157,11 @@ def _check_alike(identity: Fingerprint, ranks: Ranks) -> None:
             raise ValueError(f"rank {rank} was asked for something else than rank 0: {different}. Expected the same on every rank.")
 
 
-def _rank_checkpoint(checkpoint: str | os.PathLike[str] | Checkpoint | None, rank: int) -> Checkpoint | None:
+def _rank_checkpoint(checkpoint: Checkpoint | None, rank: int) -> Checkpoint | None:
     if checkpoint is None:
         return None
-    given = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
-    path = Path(given.path)
-    return given._replace(path=path.with_name(f"{path.name}.rank{rank}"))
+    path = Path(checkpoint.path)
+    return checkpoint._replace(path=path.with_name(f"{path.name}.rank{rank}"))
 
 
 def _joined(

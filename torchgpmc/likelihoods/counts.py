@@ -6,10 +6,10 @@ import copy
 import math
 from typing import Any
 
-import torch
 from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
+from torchgpmc.arrays import as_tensor
 from torchgpmc.likelihoods.likelihood import Factorised, require_targets
 
 
@@ -75,9 +75,10 @@ def checked_exposure(exposure: Any) -> Tensor:
     """A number or ``(N,)``, as a tensor; plain numbers keep all their digits.
 
     Raises:
+        TypeError: not numbers.
         ValueError: not positive and finite, or of another shape.
     """
-    found = exposure.detach().clone() if isinstance(exposure, Tensor) else torch.as_tensor(exposure, dtype=torch.float64)
+    found = as_tensor("exposure", exposure).detach().clone()
     found = found if found.is_floating_point() else found.double()
     if found.dim() > 1:
         raise ValueError(f"exposure has shape {tuple(found.shape)}. Expected a number, or a tensor of shape (N,), one a count.")

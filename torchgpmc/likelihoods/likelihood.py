@@ -86,6 +86,9 @@ class LogLikelihood:
         """The shape of the targets that go with N inputs: ``(N,)``, unless the likelihood says otherwise."""
         return (num_inputs,)
 
+    def check_train_inputs(self, x: Tensor) -> None:
+        """Raises a ``ValueError`` for inputs ``(N, D)`` that the likelihood cannot be of; most take any."""
+
     def validate_targets(self, targets: Tensor) -> Tensor:
         """The targets in the form ``log_prob`` takes.
 

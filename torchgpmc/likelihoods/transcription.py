@@ -15,8 +15,10 @@ import gpytorch
 import torch
 from gpytorch.constraints import Positive
 from gpytorch.priors import GammaPrior, LogNormalPrior, Prior
+from numpy.typing import ArrayLike
 from torch import Tensor
 
+from torchgpmc.arrays import as_tensor
 from torchgpmc.checks import check_count, warn
 from torchgpmc.likelihoods.decaying_integral import DecayingIntegral, decayed
 from torchgpmc.likelihoods.likelihood import LogLikelihood
@@ -129,13 +131,13 @@ class Transcription(LogLikelihood, gpytorch.likelihoods.Likelihood):
 
     def __init__(
         self,
-        grid: Tensor,
-        times: Tensor,
+        grid: Tensor | ArrayLike,
+        times: Tensor | ArrayLike,
         *,
         num_genes: int,
         num_replicates: int,
         response: Response,
-        variances: Tensor | None = None,
+        variances: Tensor | ArrayLike | None = None,
         integrate_variances: bool = False,
         free_initial: bool = False,
         kinetics_prior: Prior | None = None,
@@ -186,6 +188,15 @@ class Transcription(LogLikelihood, gpytorch.likelihoods.Likelihood):
                 f"GP(grid, expression, kernel, Transcription(grid, times, ...))."
             )
         return self.num_latents, self.num_genes, num_times
+
+    def check_train_inputs(self, x: Tensor) -> None:
+        """Raises a ``ValueError`` unless inputs ``(P, D)`` are the grid, in whatever units of time."""
+        gaps = x.diff(dim=0)
+        if x.shape[1] != 1 or not bool((gaps > 0).all()) or float(gaps.max() - gaps.min()) > _SLACK * float(gaps.mean()):
+            raise ValueError(
+                f"train_x has shape {tuple(x.shape)} and is not the likelihood's grid: it does not go up in equal steps. Expected "
+                f"the grid as train_x, in its order: GP(grid, expression, kernel, Transcription(grid, times, ...))."
+            )
 
     def validate_targets(self, targets: Tensor) -> Tensor:
         """The targets as they are; warns where a gene's measurements are negative on average, as logs and standardised ones are."""
@@ -341,8 +352,7 @@ def _set_value_of(name: str, module: Any, value: Tensor) -> None:
 
 
 def _checked_vector(name: str, values: Any, example: str) -> Tensor:
-    if not isinstance(values, Tensor):
-        raise TypeError(f"{name} is {type(values).__name__}. Expected a torch tensor, for instance {example}.")
+    values = as_tensor(name, values)
     if values.dim() != 1 or not len(values) or not bool(torch.isfinite(values).all()):
         raise ValueError(f"{name} has shape {tuple(values.shape)}. Expected one dimension of finite numbers, say {example}.")
     return values.detach().double()
@@ -375,8 +385,7 @@ def _checked_times(times: Any, grid: Tensor, spacing: float) -> tuple[Tensor, li
 
 
 def _checked_variances(variances: Any, shape: tuple[int, ...]) -> Tensor:
-    if not isinstance(variances, Tensor):
-        raise TypeError(f"variances is {type(variances).__name__}. Expected a tensor of shape {shape}, or None.")
+    variances = as_tensor("variances", variances)
     if tuple(variances.shape) != shape:
         raise ValueError(f"variances has shape {tuple(variances.shape)}. Expected (replicates, genes, times) = {shape}.")
     positive = (variances > 0) & torch.isfinite(variances)

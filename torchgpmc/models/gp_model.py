@@ -18,12 +18,12 @@ from torchgpmc.adapter.conversion import as_likelihood, check_forward, convert_l
 from torchgpmc.adapter.covariance import BoundClosedForm, Covariance, CovarianceFunction, covariance_function
 from torchgpmc.adapter.functional import PureModule, constraint_of, parameters_with_owners
 from torchgpmc.adapter.mean_function import MeanFunction
+from torchgpmc.arrays import as_tensor
 from torchgpmc.checks import described
 from torchgpmc.likelihoods.likelihood import Factorised
 from torchgpmc.models.refreshed import RefreshedModule
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.validation import (
-    as_tensor,
     check_devices,
     check_dtype,
     check_inputs,

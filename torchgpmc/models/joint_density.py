@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from torchgpmc.arrays import as_tensor
 from torchgpmc.density import AutogradDensity, keep_freed_memory, mask_failures, mask_value
 from torchgpmc.models.gp_model import GPModel, LatentsAt
 from torchgpmc.models.targets import Targets
@@ -77,7 +80,18 @@ class JointLogDensity(AutogradDensity):
         """Whether the model's own ways lead to this density, not to a subclass's or to one at fixed hyperparameters."""
         return self.fixed is None and keeps_methods(self, _WRITTEN_OUT)
 
+    def _checked(self, position: Any) -> Tensor:
+        size, latent_size = self.model.layout.size, self.model.latent_size
+        position = as_tensor("position", position, self.model.train_x.device)
+        if position.dim() != 2 or position.shape[1] != size + latent_size:
+            raise ValueError(
+                f"position has shape {tuple(position.shape)}. Expected (C, {size + latent_size}): in each row {size} "
+                f"hyperparameters, unconstrained, then {latent_size} whitened latents; of one position position[None]."
+            )
+        return position.to(self.model.train_x.dtype)
+
     def __call__(self, position: Tensor) -> Tensor:
+        position = self._checked(position)
         if self._is_written_out() and not (position.requires_grad and torch.is_grad_enabled()):
             theta, white = position.split([self.model.layout.size, self.model.latent_size], -1)
             value = self.model.value(theta, white, self.targets, self.sites)
@@ -86,6 +100,7 @@ class JointLogDensity(AutogradDensity):
         return super().__call__(position)
 
     def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        position = self._checked(position)
         if self._is_written_out():
             theta, white = position.detach().split([self.model.layout.size, self.model.latent_size], -1)
             found = self.model.value_and_grad(theta, white, self.targets, self.sites)
@@ -118,6 +133,8 @@ def joint_log_density(model: GPModel, targets: Tensor | Targets | None = None) -
         >>> value.shape, gradient.shape
         (torch.Size([3]), torch.Size([3, 9]))
     """
+    if not isinstance(model, GPModel):
+        raise TypeError(f"model is {type(model).__name__}. Expected a torchgpmc.GP, SparseGP or GPRegression.")
     return JointLogDensity(model, targets)
 
 

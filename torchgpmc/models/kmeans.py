@@ -7,8 +7,9 @@ from numpy.typing import ArrayLike
 from sklearn.cluster import KMeans
 from torch import Tensor
 
+from torchgpmc.arrays import as_tensor
 from torchgpmc.checks import is_count
-from torchgpmc.models.validation import as_tensor, check_inputs
+from torchgpmc.models.validation import check_inputs
 
 
 def kmeans_inducing_points(train_x: Tensor | ArrayLike, num_inducing: int, *, seed: int = 0) -> Tensor:

@@ -96,8 +96,8 @@ class SparseGP(InducingModel):
     ):
         if data_chunk is not None:
             check_count("data_chunk", data_chunk, example=", or None for as many data as fit the cache")
-        if data_dtype is not None and not data_dtype.is_floating_point:
-            raise ValueError(f"data_dtype is {data_dtype}. Expected torch.float32, or None for the model's dtype.")
+        if data_dtype not in (None, torch.float32, torch.float64):
+            raise ValueError(f"data_dtype is {data_dtype!r}. Expected torch.float32, or None for the model's dtype.")
         self.data_chunk = data_chunk
         self.data_dtype = data_dtype
         super().__init__(

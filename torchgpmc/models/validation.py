@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from torchgpmc.arrays import as_tensor
 from torchgpmc.checks import is_number, warn
 from torchgpmc.models.targets import Targets
 
@@ -20,57 +20,6 @@ def check_dtype(name: str, dtype: torch.dtype) -> None:
     """Raises a ``ValueError`` unless torch factorises matrices in ``dtype``."""
     if dtype not in (torch.float64, torch.float32):
         raise ValueError(f"{name} is {dtype}. Expected torch.float64 (recommended) or torch.float32.")
-
-
-def as_tensor(name: str, values: Any, device: torch.device | None = None) -> Tensor:
-    """A tensor of numbers from what users have: a tensor as it is; a numpy array, a pandas frame or series, a list.
-
-    Args:
-        name: of the argument, for messages.
-        values: numbers or truth values; what a masked array or a frame lacks becomes NaN.
-        device: where it is to live; a tensor stays where it is.
-
-    Raises:
-        TypeError: text, objects or nothing of the kind; the message names a frame's columns that are not numeric.
-
-    Example:
-        >>> as_tensor("train_x", [[1, 2.5], [True, 0]])
-        tensor([[1.0000, 2.5000],
-                [1.0000, 0.0000]], dtype=torch.float64)
-    """
-    if isinstance(values, Tensor):
-        return values.to_dense()
-    if isinstance(values, list | tuple) and any(isinstance(value, Tensor) for value in values):
-        return torch.stack([as_tensor(name, value, device) for value in values])
-    try:
-        array = np.asarray(values)
-        if np.ma.is_masked(values):
-            array = values.astype(float).filled(np.nan)
-        if array.dtype == object and array.ndim:
-            # Numbers of several kinds, or a frame of columns of several, or with pandas' own sign for none.
-            array = values.to_numpy(float, na_value=np.nan) if hasattr(values, "select_dtypes") else array.astype(float)
-    except (TypeError, ValueError):
-        array = np.empty(0, dtype=object)
-    if array.dtype.kind not in "biuf":
-        raise TypeError(
-            f"{name} is {_described(values)}. Expected numbers: a torch tensor, a numpy array, a numeric pandas frame or a list. "
-            f"Encode text and categories first, for instance with sklearn.preprocessing.OrdinalEncoder or OneHotEncoder; give "
-            f"dates as numbers, of days since the first, say."
-            f"{' torchgpmc.GPClassifier takes labels of any kind.' if name == 'train_y' else ''}"
-        )
-    if not array.dtype.isnative or array.dtype == np.float16 or array.dtype == np.longdouble:
-        array = array.astype(float)
-    array = np.array(array, np.int64 if array.dtype.kind == "u" else None, order="C")  # no view back to front, which torch refuses
-    return torch.tensor(array, device=device)
-
-
-def _described(values: Any) -> str:
-    kind = type(values).__name__
-    if hasattr(values, "select_dtypes"):
-        return f"a {kind} whose columns {list(values.select_dtypes(exclude=['number', 'bool']).columns)} are not numeric"
-    shown, dtype = repr(values), getattr(values, "dtype", None)
-    kind = kind if dtype is None else f"{kind} of dtype {dtype}"
-    return kind if len(shown) > 60 else f"{kind} {shown}"
 
 
 def check_inputs(name: str, x: Any, dtype: torch.dtype, num_columns: int | None = None) -> Tensor:
@@ -163,6 +112,7 @@ def check_targets(y: Any, x: Tensor, likelihood: Any, dtype: torch.dtype) -> Tar
         ValueError: wrong shape, NaN or infinite values, or values outside the set the likelihood describes.
     """
     y = as_tensor("train_y", y, x.device)
+    likelihood.check_train_inputs(x)
     shape = tuple(likelihood.target_shape(len(x)))
     if tuple(y.shape) == (*shape, 1):  # of one datum (1, 1) is the same for one chain and for all
         y = y.squeeze(-1)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
+from torchgpmc.arrays import as_tensor
 from torchgpmc.checks import check_count, check_object, warn
 from torchgpmc.diagnostics.weights import MAX_KHAT
 from torchgpmc.numerics.random import make_generator, uniform
@@ -20,7 +22,7 @@ _SPREAD_THAT_MATTERS = 0.1
 
 
 def log_probability(
-    covariance: Tensor,
+    covariance: Tensor | ArrayLike,
     *,
     mean: Tensor | float = 0.0,
     lower: Tensor | float = -math.inf,
@@ -51,7 +53,7 @@ def log_probability(
         logarithms) and diagnostics of the weights, each ``(B,)``, or ``()`` for one matrix.
 
     Raises:
-        TypeError: something that is not a method or a floating tensor.
+        TypeError: something that is not a method, or not numbers.
         ValueError: shapes, NaN, limits that cross, a matrix that is not positive definite: names the batch entry.
 
     Example:
@@ -65,8 +67,8 @@ def log_probability(
         check_object("method", method, "estimate", known)
     prepared = prepare(covariance, mean, lower, upper)
     if method is None:
-        method = Quadrature() if covariance.shape[-1] <= MAX_VARIABLES else SeparationOfVariables()
-    generator = make_generator(0, covariance.device) if generator is None else generator
+        method = Quadrature() if prepared.problem.covariance.shape[-1] <= MAX_VARIABLES else SeparationOfVariables()
+    generator = make_generator(0, prepared.mean.device) if generator is None else generator
     found = method.estimate(prepared.problem, num_points, generator)
     _complain(found)
     return found if prepared.batched else OrthantEstimate(*(part.squeeze(0) for part in found))
@@ -85,7 +87,7 @@ def _complain(found: OrthantEstimate) -> None:
 
 
 def truncated_normal_draws(
-    covariance: Tensor,
+    covariance: Tensor | ArrayLike,
     *,
     mean: Tensor | float = 0.0,
     lower: Tensor | float = -math.inf,
@@ -103,7 +105,7 @@ def truncated_normal_draws(
     check_count("num_samples", num_samples)
     with torch.no_grad():
         prepared = prepare(covariance, mean, lower, upper)
-        generator = make_generator(0, covariance.device) if generator is None else generator
+        generator = make_generator(0, prepared.mean.device) if generator is None else generator
         found = truncated_draws(prepared.problem, num_samples, generator)
         x = prepared.sign.unsqueeze(1) * found.samples + prepared.mean.unsqueeze(1)
         found = found._replace(samples=x)
@@ -111,7 +113,7 @@ def truncated_normal_draws(
 
 
 def truncated_normal_samples(
-    covariance: Tensor,
+    covariance: Tensor | ArrayLike,
     *,
     mean: Tensor | float = 0.0,
     lower: Tensor | float = -math.inf,
@@ -129,6 +131,7 @@ def truncated_normal_samples(
         >>> draws.shape, bool((draws > 3).all())
         (torch.Size([4, 2]), True)
     """
+    covariance = as_tensor("covariance", covariance)
     generator = make_generator(0, covariance.device) if generator is None else generator
     found = truncated_normal_draws(covariance, mean=mean, lower=lower, upper=upper, num_samples=num_samples, generator=generator)
     if bool(found.exact.all()):

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from torchgpmc.arrays import as_tensor
 from torchgpmc.numerics.linalg import cholesky
 
 
@@ -47,7 +48,7 @@ class Prepared(NamedTuple):
 
 
 def _limit(name: str, value: Any, covariance: Tensor) -> Tensor:
-    limit = torch.as_tensor(value, dtype=covariance.dtype, device=None if isinstance(value, Tensor) else covariance.device)
+    limit = as_tensor(name, value, covariance.device).to(covariance.dtype)
     if limit.device != covariance.device:
         raise ValueError(f"{name} is on {limit.device}, covariance on {covariance.device}. Expected one device.")
     if limit.dim() > 2 or (limit.dim() >= 1 and limit.shape[-1] not in (1, covariance.shape[-1])):
@@ -66,7 +67,7 @@ def _refuse(bad: Tensor, what: str) -> None:
         raise ValueError(f"batch entry {entries[0]}: {what} ({len(entries)} of {len(bad)} entries are so).")
 
 
-def prepare(covariance: Tensor, mean: Any, lower: Any, upper: Any) -> Prepared:
+def prepare(covariance: Any, mean: Any, lower: Any, upper: Any) -> Prepared:
     """Checks a caller's problem and brings it into standard form.
 
     Args:
@@ -76,12 +77,12 @@ def prepare(covariance: Tensor, mean: Any, lower: Any, upper: Any) -> Prepared:
         upper: the same; inf for no limit.
 
     Raises:
-        TypeError: covariance is not a floating tensor.
+        TypeError: covariance is not numbers.
         ValueError: shapes, NaN, a matrix that is not symmetric or not positive definite, limits that cross; the message names the
             batch entry.
     """
-    if not isinstance(covariance, Tensor) or not covariance.is_floating_point():
-        raise TypeError(f"covariance is {type(covariance).__name__}. Expected a floating tensor (N, N) or (B, N, N).")
+    covariance = as_tensor("covariance", covariance)
+    covariance = covariance if covariance.is_floating_point() else covariance.double()
     if covariance.dim() not in (2, 3) or covariance.shape[-1] != covariance.shape[-2] or covariance.shape[-1] == 0:
         raise ValueError(f"covariance has shape {tuple(covariance.shape)}. Expected square matrices, (N, N) or (B, N, N).")
     batched = covariance.dim() == 3

@@ -16,6 +16,7 @@ from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.checks import check_count, warn
 from torchgpmc.diagnostics import (
     complaints,
+    complaints_about_choice,
     complaints_about_divergences,
     complaints_about_latents,
     complaints_about_runs,
@@ -23,7 +24,7 @@ from torchgpmc.diagnostics import (
     verdict,
 )
 from torchgpmc.diagnostics.chain_statistics import as_datatree
-from torchgpmc.diagnostics.summaries import Summary, nested_rhat, summarise
+from torchgpmc.diagnostics.summaries import Row, Source, Summary, nested_rhat, summarise
 from torchgpmc.fitted import Fitted
 from torchgpmc.likelihoods.counts import checked_exposure
 from torchgpmc.models.gp_model import GPModel, likelihood_parameters
@@ -79,7 +80,7 @@ class Posterior:
         (True, 1000)
     """
 
-    def __init__(self, model: GPModel, draws: Draws, stats: dict[str, Tensor], info: dict[str, Any]):
+    def __init__(self, model: GPModel, draws: Draws, stats: dict[str, Tensor], info: dict[str, Any], source: Source | None = None):
         # Its owner may change it in place: a prior, a fixed value, the data. Two of its matrices are N x N, a gradient's are more.
         self.model = copy.deepcopy(model)
         self.theta = draws.theta
@@ -88,6 +89,7 @@ class Posterior:
         self._further = draws.further_whitened
         self.stats = stats
         self.info = info
+        self._source = source
         chains, count, size = draws.theta.shape
         flat = model.layout.constrain(draws.theta.reshape(chains * count, size).to(model.train_x.device))
         self.samples = _Samples({name: value.reshape(chains, count, *value.shape[1:]).cpu() for name, value in flat.items()})
@@ -233,7 +235,8 @@ class Posterior:
         return Summary(rows.rows, self._verdict(rows))
 
     def _rows(self) -> Summary:
-        return summarise({**self.samples, "lp": self.stats["lp"]}, self.log_weights)
+        found = summarise({**self.samples, "lp": self.stats["lp"]}, self.log_weights)
+        return found if self._source is None else Summary(self._source.judged(found.rows, self.num_draws))
 
     def verdict(self) -> str:
         """One line: "Trustworthy: ...", with the worst effective size, or "Do not trust: ..." with the first complaint.
@@ -243,15 +246,22 @@ class Posterior:
         return self._verdict(self._rows())
 
     def _verdict(self, rows: Summary) -> str:
-        least = least_effective(rows, self.whitened, self.log_weights)
-        return verdict(rows, least, self._complaints(rows), self.info.get("biased"))
+        found = verdict(rows, self._least_effective(rows), self._complaints(rows), self.info.get("biased"))
+        return found if self._source is None else f"{found} Resampled: {self.info['resampled']}."
+
+    def _least_effective(self, rows: Summary) -> tuple[str, float]:
+        # Latents of weighted draws, and of draws chosen from them, have no size of their own.
+        latents = self.whitened if self._source is None else self.whitened[..., :0]
+        return least_effective(rows, latents, self.log_weights)
 
     def effective_size(self) -> float:
         """Effective draws of the quantity that has fewest: of hyperparameters, ``lp`` and, of chains, the worst latent."""
-        return least_effective(self._rows(), self.whitened, self.log_weights)[1]
+        return self._least_effective(self._rows())[1]
 
     def resampled(self, num_draws: int, *, seed: int = 0) -> Posterior:
         """Draws of equal weight ``(1, num_draws)``, chosen with replacement by weight: some repeat, as ``info["resampled"]`` says.
+
+        What spoke against the weighted draws speaks against these, whose effective sizes follow from the others' and ``num_draws``.
 
         Args:
             num_draws: how many.
@@ -270,13 +280,17 @@ class Posterior:
         draws = Draws(theta, whitened, None, further_whitened=further)
         stats = {name: value.flatten(0, 1)[rows][None] for name, value in self.stats.items()}
         label = f"{num_draws} draws by weight from {len(weights)}; {len(rows.unique())} of them differ"
-        return Posterior(self.model, draws, stats, {**self.info, "resampled": label})
+        summary = self._rows()
+        source = Source(summary.rows, self._complaints(summary))
+        return Posterior(self.model, draws, stats, {**self.info, "resampled": label}, source)
 
     def complaints(self) -> list[str]:
         """What speaks against trusting these draws, one sentence each; empty if nothing does."""
         return self._complaints(self._rows())
 
     def _complaints(self, rows: Summary) -> list[str]:
+        if self._source is not None:
+            return complaints_about_choice(rows, self._source)
         found = complaints(rows, self.stats, self.num_chains, self.log_weights)
         named = {**self.samples, "lp": self.stats["lp"]}
         if self.log_weights is not None:
@@ -321,6 +335,7 @@ class Posterior:
             "further_whitened": self._further,
             "stats": self.stats,
             "info": self.info,
+            "source": None if self._source is None else [[tuple(row) for row in self._source.rows], self._source.complaints],
         }
         write_atomically(Path(path), content)
 
@@ -341,4 +356,7 @@ class Posterior:
         further = content.get("further_whitened")
         draw = Draw(content["theta"], content["whitened"], content["log_weights"], further)
         check_draws(path, draw, content["stats"], model.layout.size, model.latent_size)
-        return Posterior(model, Draws(*draw[:3], further_whitened=further), content["stats"], content["info"])
+        draws, source = Draws(*draw[:3], further_whitened=further), content.get("source")
+        if source is not None:
+            source = Source([Row(*row) for row in source[0]], source[1])
+        return Posterior(model, draws, content["stats"], content["info"], source)

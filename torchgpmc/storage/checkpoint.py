@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from torchgpmc.checks import warn
+from torchgpmc.checks import check_count, warn
 from torchgpmc.storage.draws import DrawStore, check_draws, draws_of
 from torchgpmc.storage.files import read_tensors, write_atomically
 from torchgpmc.storage.fingerprint import Fingerprint, differences
@@ -43,9 +44,48 @@ class Checkpoint(NamedTuple):
     path: str | os.PathLike[str]
     every: int = 100
 
+    def exists(self) -> bool:
+        """Whether there is something to go on from."""
+        return Path(self.path).exists()
+
 
 class CheckpointError(ValueError):
     """A checkpoint file that is damaged, or belongs to another run."""
+
+
+def as_checkpoint(checkpoint: Any) -> Checkpoint | None:
+    """What was given as ``checkpoint=``, checked.
+
+    Raises:
+        TypeError: no path.
+        ValueError: a folder, or a number of steps that is none.
+    """
+    if checkpoint is None:
+        return None
+    found = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
+    if not isinstance(found.path, str | os.PathLike):
+        raise TypeError(f"checkpoint is {checkpoint!r}. Expected a path, for instance 'run.ckpt', or torchgpmc.Checkpoint(path).")
+    if Path(found.path).is_dir():
+        raise ValueError(f"checkpoint {found.path} is a folder. Expected the path of a file, for instance in it.")
+    check_count("checkpoint.every", found.every)
+    return found
+
+
+def saved_seed(checkpoint: Checkpoint | None) -> int | None:
+    """The seed of the call that a checkpoint is of, ``None`` where there is none yet.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    if checkpoint is None:
+        return None
+    path = Path(checkpoint.path)
+    # Of a call without a method an engine that failed at once has left no file, and the next one's ends with its number.
+    written = [path] * path.exists() or sorted(path.parent.glob(f"{glob.escape(path.name)}.[2-9]"))
+    try:
+        return int(read_tensors(written[0], _FORMAT, ["settings"])["settings"]["seed"]) if written else None
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
 
 
 class Saved(NamedTuple):
@@ -68,6 +108,7 @@ class CheckpointFile:
     """
 
     def __init__(self, checkpoint: Checkpoint, settings: Fingerprint, widths: tuple[int, int]):
+        self.checkpoint = checkpoint
         self.path = Path(checkpoint.path)
         self.every = checkpoint.every
         self.settings = settings

@@ -99,7 +99,10 @@ def read_tensors(path: Path, expected_format: str, names: Collection[str]) -> di
     except OSError:
         raise
     except Exception as error:  # a damaged file can fail in the unpickler in any way
-        raise ValueError(f"{path} is not a torchgpmc file, or is damaged: {error}") from error
+        # Torch's words go on to how its own checks could be switched off.
+        raise ValueError(
+            f"{path} is not a torchgpmc file, or is damaged. Expected one that torchgpmc wrote, or a new path."
+        ) from error
     found = content.get("format") if isinstance(content, dict) else None
     if found != expected_format:
         kind = expected_format.rpartition(" ")[0]

@@ -20,8 +20,9 @@ from torch.distributions import constraints
 
 from torchgpmc.adapter.covariance import covariance_function
 from torchgpmc.adapter.mean_function import MeanFunction
+from torchgpmc.arrays import as_tensor
 from torchgpmc.checks import described
-from torchgpmc.models.validation import as_tensor, check_devices, check_inputs
+from torchgpmc.models.validation import check_devices, check_inputs
 from torchgpmc.numerics.linalg import apply_factor, cholesky, factor_with_gradient, whiten
 from torchgpmc.numerics.random import make_generator
 from torchgpmc.parameters.bijections import Interval
