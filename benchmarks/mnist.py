@@ -13,6 +13,7 @@ import pathlib
 import resource
 import signal
 import time
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -76,7 +77,8 @@ def method_of(arguments):
     """HMC on all data, or minibatches, which are biased."""
     if arguments.biased:
         return tg.StochasticGradientHMC(batch_size=arguments.batch_size, step_size=arguments.step_size)
-    # A search for a step size begins with long steps, to lengthscales so short that a gradient takes minutes.
+    # A search for a step size begins with long steps, to lengthscales so short that a gradient takes minutes. The fit has a width
+    # for each hyperparameter, which a warm-up of less than twenty transitions keeps; a longer one learns 5785 from few positions.
     mass = tg.MassMatrix.DIAGONAL
     return tg.HMC(num_steps=arguments.steps, step_size=arguments.step_size, adapt_step_size=False, mass_matrix=mass)
 
@@ -94,10 +96,33 @@ def sample_for(minutes, *arguments, **options):
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def scores(prediction, y):
-    """Accuracy in per cent and mean log density."""
-    right = (prediction.probs.argmax(-1) == y).double().mean()
-    return f"{100 * float(right):.2f}, {float(prediction.log_prob(y).mean()):.4f}"
+class Scores(NamedTuple):
+    """Of a prediction of the test digits."""
+
+    right: torch.Tensor  # (T,), 1 or 0
+    log_density: torch.Tensor  # (T,)
+
+    @classmethod
+    def of(cls, prediction, y):
+        return cls((prediction.probs.argmax(-1) == y).double(), prediction.log_prob(y))
+
+    def __str__(self):
+        return f"{100 * float(self.right.mean()):.2f}, {float(self.log_density.mean()):.4f}"
+
+
+def above(one, other):
+    """The mean of a paired difference, and its standard error."""
+    difference = one - other
+    return f"{float(difference.mean()):.5f} ({float(difference.std() / len(difference) ** 0.5):.5f})"
+
+
+def mixing(posterior):
+    """How far chains have met, in lp and in the lengthscales."""
+    summary = posterior.summary()
+    scales = [row for row in summary.rows if "lengthscale" in row.name]
+    rhat, effective = (torch.tensor([getattr(row, name) for row in scales]) for name in ("rhat", "ess_bulk"))
+    shown = f"{summary['lp'].rhat:.2f}, {summary['lp'].ess_bulk:.0f} | {float(rhat.median()):.2f}, {float(rhat.max()):.2f} |"
+    return f"{shown} {float(effective.median()):.0f}, {float(effective.min()):.0f}"
 
 
 def main():
@@ -113,9 +138,10 @@ def main():
     parser.add_argument("--minutes", type=float, default=60.0, help="of sampling, in this call")
     parser.add_argument("--chains", type=int, default=2)
     parser.add_argument("--draws", type=int, default=DRAWS // 2, help="a chain")
-    parser.add_argument("--warmup", type=int, default=100)
-    parser.add_argument("--step-size", type=float, default=0.05)
-    parser.add_argument("--steps", type=int, default=30, help="leapfrog steps of a transition, at most; the paper's Lmax")
+    parser.add_argument("--warmup", type=int, default=15)
+    parser.add_argument("--predictive-draws", type=int, default=100, help="that predictions average over")
+    parser.add_argument("--step-size", type=float, default=0.15)
+    parser.add_argument("--steps", type=int, default=20, help="leapfrog steps of a transition, at most; the paper's Lmax is 30")
     parser.add_argument("--biased", action="store_true", help="stochastic gradients")
     arguments = parser.parse_args()
     quiet()
@@ -126,7 +152,7 @@ def main():
         return classifier(arguments.data, arguments.images, arguments.points)
 
     start, fitting, passes = fit(model, arguments.work / "fit.pt", arguments.passes, arguments.more_passes, arguments.batch_size)
-    fitted = scores(start.predict(test_x), test_y)
+    fitted = Scores.of(start.predict(test_x), test_y)
     print(f"fit of {passes} passes, {fitting:.0f} s, bound {start.elbo:.1f}, converged {start.converged}: {fitted}", flush=True)
     method = method_of(arguments)
     posterior = sample_for(
@@ -145,12 +171,17 @@ def main():
         print(f"peak memory {memory:.2f} GiB")
         return
     kept = posterior.num_chains * posterior.num_draws
-    row = posterior.summary()["lp"]
-    sampled = scores(posterior.predict(test_x, num_draws=100), test_y)
-    print("| images | M | passes | method | draws (of the paper's) | Gaussian: %, log density | MCMC: %, log density |", end="")
-    print(" R-hat, effective of lp | fit, s | sampling, s | memory, GiB |")
-    print(f"| {arguments.images} | {arguments.points} | {passes} | {type(method).__name__} | {kept} ({kept / DRAWS:.1%}) |", end="")
-    print(f" {fitted} | {sampled} | {row.rhat:.2f}, {row.ess_bulk:.0f} |", end="")
+    sampled = Scores.of(posterior.predict(test_x, num_draws=arguments.predictive_draws), test_y)
+    gradients = posterior.stats["n_steps"].mean() if "n_steps" in posterior.stats else float("nan")
+    print(f"{method}; {arguments.warmup} transitions of warm-up; {float(gradients):.1f} gradients a draw")
+    print(f"accepted: {float(posterior.stats['acceptance_rate'].mean()):.2f}")
+    print(f"MCMC above Gaussian, paired: accuracy {above(sampled.right, fitted.right)}, ", end="")
+    print(f"log density {above(sampled.log_density, fitted.log_density)}")
+    print("| images | M | passes | chains, draws (of the paper's) | Gaussian: %, log density | MCMC: %, log density |", end="")
+    print(" R-hat, effective of lp | R-hat of lengthscales: median, worst | effective: median, least | fit, s |", end="")
+    print(" sampling, s | memory, GiB |")
+    print(f"| {arguments.images} | {arguments.points} | {passes} | {posterior.num_chains}, {kept} ({kept / DRAWS:.1%}) |", end="")
+    print(f" {fitted} | {sampled} | {mixing(posterior)} |", end="")
     print(f" {fitting:.0f} | {posterior.info['seconds']:.0f} | {memory:.2f} |")
 
 

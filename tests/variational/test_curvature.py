@@ -34,6 +34,17 @@ def test_probes_err_by_no_more_than_the_rest_of_a_row(monkeypatch):
     assert bool((exact.diagonal() > 0).all()) and bool((others > 0).any())
 
 
+def test_noise_of_probes_makes_no_hyperparameter_wider_than_its_prior():
+    model = sparse_gp("softmax", num_data=40, num_columns=30)
+    model = model.with_buffers(train_x=model.train_x * torch.linspace(1.0, 0.1, 30).double())  # the last say next to nothing
+    theta = model.layout.present(model)[0].detach()
+    found = curvature.curvature_by_probes(model, theta, narrow(model))
+    leaf = theta.clone().requires_grad_(True)
+    (slope,) = torch.autograd.grad(model.layout.log_prior(leaf[None]).sum(), leaf, create_graph=True)
+    (of_prior,) = torch.autograd.grad(-slope.sum(), leaf)  # the diagonal, parameters being independent a priori
+    assert bool((found >= of_prior - 1e-3).all())
+
+
 def test_a_single_hyperparameter_has_its_curvature():
     model = sparse_gp("probit", num_data=40, num_columns=1)
     model.kernel.requires_grad_(False)

@@ -70,7 +70,9 @@ def curvature_by_probes(model: GPModel, theta: Tensor, latents: GaussianLatents)
     .. math:: h = \frac{1}{R} \sum_r z_r \circ H(v_r) z_r, \quad v_r \sim q, \; z_r \in \{-1, 1\}^P
 
     whose expectation is the diagonal; the rest of H is noise of size :math:`(\sum_{j \ne i} H_{ij}^2 / R)^{1/2}`. No curvature is
-    taken to be less than two standard errors, or than that of a deviation of 3.
+    taken to be less than two standard errors, than the prior's own, which is without noise where parameters are independent a
+    priori, or than that of a deviation of 3. Of hundreds of hyperparameters that data say nothing of, noise makes a few wider than
+    the prior has them, and a chain that starts so far out is refused every step of the size that all others take.
 
     Args:
         model: whose density has gradients.
@@ -87,17 +89,19 @@ def curvature_by_probes(model: GPModel, theta: Tensor, latents: GaussianLatents)
         return None
     generator = make_generator(0, theta.device)
     density, size = JointLogDensity(model), len(theta)
-    found = []
+    found, of_prior = [], []
     for _ in range(_NUM_PROBES):
         noise = torch.randn(latents.mean.shape, dtype=theta.dtype, device=theta.device, generator=generator)
         v = latents.mean + (latents.scale @ noise.unsqueeze(-1)).squeeze(-1)
         probe = torch.randn(size, dtype=theta.dtype, device=theta.device, generator=generator).sign()
         ends = theta + _PROBE * torch.stack([probe, -probe])
         gradient = density.value_and_grad(torch.cat([ends, v.flatten(1).expand(2, -1)], -1))[1][:, :size]
+        slope = model.layout.evaluate(ends).log_prior_slope
         found.append(probe * (gradient[1] - gradient[0]) / (2 * _PROBE))
+        of_prior.append(probe * (slope[1] - slope[0]) / (2 * _PROBE))
     curvatures = torch.stack(found)
     least = (_ERRORS * curvatures.std(0) / _NUM_PROBES**0.5).clamp_min(_WIDEST**-2)
-    curvature = torch.maximum(curvatures.mean(0), least)
+    curvature = torch.stack([curvatures.mean(0), torch.stack(of_prior).mean(0), least]).amax(0)
     return curvature if bool(torch.isfinite(curvature).all()) else None
 
 
