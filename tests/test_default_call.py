@@ -12,7 +12,8 @@ from tests.problems import fixed_kernel, gp, gp_regression, inputs, sparse_gp, t
 from tests.runs.resume import Stop, same
 from torchgpmc.calls import loop
 from torchgpmc.calls.default_call import Rule, sample_by_default
-from torchgpmc.calls.recommend import Candidate, as_typed, candidates
+from torchgpmc.calls.candidate import Candidate, as_typed
+from torchgpmc.calls.recommend import candidates
 from torchgpmc.numerics.random import derived_seed
 from torchgpmc.posterior import Posterior
 from torchgpmc.runs.chain import ChainRun

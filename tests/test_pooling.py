@@ -11,7 +11,7 @@ import torchgpmc as tg
 from tests.calibration import SHARE
 from tests.problems import gp
 from torchgpmc.calls import loop
-from torchgpmc.calls.recommend import Candidate
+from torchgpmc.calls.candidate import Candidate
 from torchgpmc.diagnostics import ENOUGH_ESS, MAX_RUN_ERRORS, MIN_ESS_PER_CHAIN
 from torchgpmc.diagnostics.weights import error_by_runs, evidence_error_by_runs, kish_effective_size
 from torchgpmc.importance import Adaptation, adapt, add_draws, draw_from, from_modes, log_weights, start

@@ -8,7 +8,8 @@ from gpytorch.priors import GammaPrior
 import torchgpmc as tg
 from tests.problems import fixed_kernel, gp, gp_regression, inputs, sparse_gp, targets
 from torchgpmc.calls import recommend
-from torchgpmc.calls.recommend import as_typed, candidates
+from torchgpmc.calls.candidate import as_typed
+from torchgpmc.calls.recommend import candidates
 
 
 def wide(num_columns, **sparse):

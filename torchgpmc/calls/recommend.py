@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from enum import Enum
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -16,6 +15,7 @@ from torchgpmc.approximations import EP, ApproximateMarginal, ClassEP, Conjugate
 from torchgpmc.approximations.class_ep import sees_differences
 from torchgpmc.approximations.gaussian_form import has_inducing_normal
 from torchgpmc.approximations.held_sites import can_hold_sites
+from torchgpmc.calls.candidate import Candidate, described
 from torchgpmc.checks import warn
 from torchgpmc.density import SharedDensity
 from torchgpmc.evidence import (
@@ -36,7 +36,7 @@ from torchgpmc.numerics.random import make_generator
 from torchgpmc.numerics.threads import one_torch_thread
 from torchgpmc.runs.chain_targets import estimator_for, suited_approximation
 from torchgpmc.samplers.preconditioner import MassMatrix
-from torchgpmc.variational import Start, initialize
+from torchgpmc.variational import initialize
 
 WANTED = 400  # effective draws (Vehtari et al. 2021, section 4)
 # Importance weights collapse as hyperparameters multiply; `docs/results/theta_engines.md` has the table behind this limit.
@@ -79,41 +79,6 @@ _MAY_TAKE_LONG = 2e8  # operations an estimate: below, a run is soon done, and n
 _CHAINS_MAY_TAKE_LONG = 1.3e7  # a gradient, of which chains take fifteen times as many
 _LONG = 1.0  # minutes
 _TIMED_OPERATIONS, _MOST_TIMED_THETAS = 3e8, 100  # of a batch of estimates; small ones are all overhead
-
-
-class Candidate(NamedTuple):
-    """An engine with what it may spend, for a default call.
-
-    Args:
-        method: the engine.
-        why: it is tried at this place, in words.
-        num_chains: ``None`` where it has none.
-        warmup_steps: ``None`` where it has none.
-        every: draws a chain between two looks at what they are worth.
-        most: draws a chain, at most.
-        budget: evaluations, at most.
-        evaluate: one evaluation for all chains, or of a batch of thetas, for timing.
-        typical: as many of those a run that goes well takes.
-        start: makes what the chains begin around.
-    """
-
-    method: Method
-    why: str
-    num_chains: int | None
-    warmup_steps: int | None
-    every: int
-    most: int
-    budget: float
-    evaluate: Callable[[], Any]
-    typical: float
-    start: Callable[[], Start | None] = lambda: None
-
-    def with_chains(self, num_chains: int | None, warmup_steps: int | None) -> Candidate:
-        """The same with the user's numbers, where there are any."""
-        return self._replace(
-            num_chains=self.num_chains if num_chains is None else num_chains,
-            warmup_steps=self.warmup_steps if warmup_steps is None else warmup_steps,
-        )
 
 
 def recommend(model: GPModel) -> Method:
@@ -167,31 +132,6 @@ def warn_of_time(model: GPModel, candidate: Candidate) -> None:
         )
 
 
-def described(candidate: Candidate) -> str:
-    """The method as one would type it, and its chains."""
-    chains = "" if candidate.num_chains is None else f" with {candidate.num_chains} chains"
-    return f"{as_typed(candidate.method)}{chains}"
-
-
-def as_typed(method: Any) -> str:
-    """``NUTS(whitening=Laplace())``: a frozen dataclass with the options that are not its defaults.
-
-    Example:
-        >>> as_typed(NUTS(whitening=Laplace(), max_tree_depth=10))
-        'NUTS(whitening=Laplace())'
-    """
-    fields: dict[str, Any] = getattr(method, "__dataclass_fields__", {})
-    given = {name: getattr(method, name) for name, field in fields.items() if getattr(method, name) != field.default}
-    options = (f"{name}={_value_as_typed(value)}" for name, value in given.items())
-    return f"{type(method).__name__}({', '.join(options)})"
-
-
-def _value_as_typed(value: Any) -> str:
-    if hasattr(value, "__dataclass_fields__"):
-        return as_typed(value)
-    return str(value) if isinstance(value, Enum) else repr(value)
-
-
 def candidates(model: GPModel, wanted: int = WANTED) -> list[Candidate]:
     """The engines to try for ``wanted`` effective draws, best first, by what the model can do."""
     size = model.layout.size
@@ -209,7 +149,9 @@ def candidates(model: GPModel, wanted: int = WANTED) -> list[Candidate]:
         return _of_other_latents(model, one_latent, few, wanted)
     found = _through_estimates(model, few, wanted)
     if is_probit(model) and size > MOST_HYPERPARAMETERS and can_hold_sites(model):
-        return [_on_normal_scale(model)]  # in white coordinates 34 of 300 labels spend all in warm-up
+        found = [_on_normal_scale(model)]
+        if model.operations > _CHAINS_MAY_TAKE_LONG:
+            return found  # in white coordinates 34 of 300 labels spend all in warm-up
     white = f"chains of {size} hyperparameters and the latents together, in white coordinates, need no evidence."
     found.append(_chains(model, NUTS(whitening=Laplace(), max_tree_depth=8), white, 150))
     return found
