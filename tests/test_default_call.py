@@ -11,8 +11,8 @@ import torchgpmc as tg
 from tests.problems import fixed_kernel, gp, gp_regression, inputs, sparse_gp, targets
 from tests.runs.resume import Stop, same
 from torchgpmc.calls import loop
-from torchgpmc.calls.default_call import Rule, sample_by_default
 from torchgpmc.calls.candidate import Candidate, as_typed
+from torchgpmc.calls.default_call import Rule, sample_by_default
 from torchgpmc.calls.recommend import candidates
 from torchgpmc.numerics.random import derived_seed
 from torchgpmc.posterior import Posterior

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from torchgpmc.calls.pooling import can_be_pooled, pooled
 from torchgpmc.calls.candidate import Candidate, as_typed, described
+from torchgpmc.calls.pooling import can_be_pooled, pooled
 from torchgpmc.checks import warn
 from torchgpmc.diagnostics import MAX_ESTIMATE_VARIANCE, estimate_noise
 from torchgpmc.diagnostics.weights import kish_effective_size

@@ -15,10 +15,10 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from torchgpmc.calls.beginning import at_draws, begun_at, draws_for_engines
+from torchgpmc.calls.candidate import Candidate
 from torchgpmc.calls.default_call import Rule, sample_by_default
 from torchgpmc.calls.interruption import before_draws, nothing_kept
 from torchgpmc.calls.isolation import warn_of_isolated_data
-from torchgpmc.calls.candidate import Candidate
 from torchgpmc.calls.recommend import WANTED, candidates, warn_of_time
 from torchgpmc.checks import check_count, check_object, warn
 from torchgpmc.methods import NUTS
