@@ -235,6 +235,15 @@ def test_ctrl_c_in_warm_up_has_nothing_to_keep(monkeypatch):
         tg.sample(gp("probit"), tg.HMC(num_steps=3), **OPTIONS)
 
 
+def test_ctrl_c_in_warm_up_says_where_its_checkpoint_is(monkeypatch, tmp_path):
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(KeyboardInterrupt, match=r"no draws are returned. The same call goes on from"),
+    ):
+        stop_after(patch, 10, KeyboardInterrupt())
+        tg.sample(gp("probit"), tg.HMC(num_steps=3), **OPTIONS, checkpoint=tmp_path / "run.ckpt")
+
+
 def interrupted(*_, **__):
     raise KeyboardInterrupt
 

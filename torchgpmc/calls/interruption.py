@@ -34,5 +34,5 @@ def _and_now(checkpoint: Checkpoint | None) -> str:
             "no draws exist yet. Once there are, Ctrl-C returns them; with checkpoint=path, a run goes on where it was interrupted."
         )
     if checkpoint.exists():
-        return f"the same call goes on from {checkpoint.path}."
+        return f"no draws are returned. The same call goes on from {checkpoint.path}."
     return "no draws exist yet, and no step that a checkpoint could hold. The same call begins anew."
