@@ -18,21 +18,21 @@ def before_draws(checkpoint: Checkpoint | None) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        raise KeyboardInterrupt(str(error) or f"interrupted before the first step: {_and_now(checkpoint)}") from None
+        raise KeyboardInterrupt(str(error) or f"interrupted before the first step: {_in_preparation(checkpoint)}") from None
+
+
+def _in_preparation(checkpoint: Checkpoint | None) -> str:
+    if checkpoint is not None and checkpoint.exists():
+        return f"no draws are returned. The same call goes on from {checkpoint.path}."
+    return "no draws exist yet, nor anything to go on from. Once there are draws, Ctrl-C returns them; the same call begins anew."
 
 
 def nothing_kept(done: int, total: int, checkpoint: Checkpoint | None) -> str:
     """Words on a run that was interrupted after ``done`` of ``total`` steps, none of which has left a draw."""
     # What has no warm-up has draws after its first step, which may be a batch of them.
     where = f"in warm-up after {done} of {total} steps" if done else f"in the first of {total} steps"
-    return f"interrupted {where}: {_and_now(checkpoint)}"
-
-
-def _and_now(checkpoint: Checkpoint | None) -> str:
     if checkpoint is None:
-        return (
-            "no draws exist yet. Once there are, Ctrl-C returns them; with checkpoint=path, a run goes on where it was interrupted."
-        )
+        return f"interrupted {where}: no draws exist yet. With checkpoint=path, a run goes on where it was interrupted."
     if checkpoint.exists():
-        return f"the same call goes on from {checkpoint.path}."
-    return "no draws exist yet, and no step that a checkpoint could hold. The same call begins anew."
+        return f"interrupted {where}: no draws exist yet. The same call goes on from {checkpoint.path}."
+    return f"interrupted {where}: no draws exist yet, nor a step for {checkpoint.path} to hold. The same call begins anew."
