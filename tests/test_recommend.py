@@ -83,7 +83,7 @@ def test_laplace_draws_no_latents_of_probits():
                 "NUTS(w",
             ],
         ),
-        (17, ["HMC(mass_matrix=MassMatrix.IDENTITY, marginal=EP(), importance_weights=SmoothProbit(app"]),
+        (17, ["HMC(mass_matrix=MassMatrix.IDENTITY, marginal=EP(), importance_weights=SmoothProbit(app", "NUTS(whitening"]),
     ],
 )
 def test_many_hyperparameters_are_for_weights_and_more_of_them_for_chains(columns, engines):

@@ -81,7 +81,7 @@ def _cell(places: Tensor, low: Tensor, high: Tensor, count: int) -> Tensor:
     """
     steps = torch.arange(1, count, dtype=torch.float64, device=places.device)
     edges = (low.double() + steps * (high.double() - low.double()) / count).to(places)
-    return torch.bucketize(places, edges, right=True)
+    return torch.bucketize(places.contiguous(), edges, right=True)
 
 
 def _ends(window: Tensor | ArrayLike, points: Tensor) -> tuple[Tensor, Tensor]:

@@ -67,6 +67,7 @@ _BUDGET = 100.0
 _SECONDS_A_BATCH, _OPERATIONS_A_SECOND = 3e-3, 2e9
 # Of one function of inducing values: N = 1000, M = 100, by chains that ran beside other work.
 _SPARSE_OPERATIONS_A_SECOND = 1e10
+_SEVERAL_OPERATIONS_A_SECOND = 4e9  # of several: N = 2000, M = 30, three classes
 # The exact evidence's gradient is products and one factorisation of large matrices; what is beside them costs as much as elsewhere.
 _EXACT_OPERATIONS_A_SECOND = 2e10
 _OPERATIONS_OF_SITES_A_SECOND = 4e9  # EP's gradients from held sites, with the weights of draws
@@ -274,8 +275,8 @@ def _together(model: GPModel, one_latent: bool) -> list[Candidate]:
         around = "chains begin around a variational fit, in coordinates white under it."
         fit = partial(initialize, model, optimize_inducing_points=False, progress=False)
         found.insert(0, _chains(model, NUTS(max_tree_depth=8, target_accept_prob=0.9), around, 100)._replace(start=fit))
-    if one_latent and not model.has_latents_at_data:
-        budget = _budget(model, _CHAINS, _SPARSE_OPERATIONS_A_SECOND)
+    if not model.has_latents_at_data:
+        budget = _budget(model, _CHAINS, _SPARSE_OPERATIONS_A_SECOND if one_latent else _SEVERAL_OPERATIONS_A_SECOND)
         found = [engine._replace(budget=budget) for engine in found]
     return found
 

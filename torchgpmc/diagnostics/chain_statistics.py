@@ -8,17 +8,23 @@ from typing import Any
 
 import numpy as np
 
+# Of chains that do not move a variance is zero: what comes out, NaN or infinite, says so without numpy's words.
+_in_silence = np.errstate(divide="ignore", invalid="ignore")
+
 if sys.version_info >= (3, 11):
     from arviz_stats.base import array_stats
 
+    @_in_silence
     def ess(chains: np.ndarray, method: str, prob: tuple[float, float] | None = None) -> float:
         """Effective size of ``(C, S)``."""
         return float(array_stats.ess(chains, method=method, prob=prob))
 
+    @_in_silence
     def rhat(chains: np.ndarray) -> float:
         """Rank R-hat of ``(C, S)``."""
         return float(array_stats.rhat(chains, method="rank"))
 
+    @_in_silence
     def rhat_nested(chains: np.ndarray, superchain_ids: Sequence[int]) -> float:
         """Nested R-hat of ``(C, S)``."""
         return float(array_stats.rhat_nested(chains, superchain_ids=np.asarray(superchain_ids), method="rank"))
@@ -32,10 +38,12 @@ if sys.version_info >= (3, 11):
 else:
     import arviz
 
+    @_in_silence
     def ess(chains: np.ndarray, method: str, prob: tuple[float, float] | None = None) -> float:
         """Effective size of ``(C, S)``."""
         return float(arviz.ess(chains, method=method, prob=prob))
 
+    @_in_silence
     def rhat(chains: np.ndarray) -> float:
         """Rank R-hat of ``(C, S)``."""
         return float(arviz.rhat(chains, method="rank"))
