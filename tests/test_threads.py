@@ -1,5 +1,6 @@
 """Parts of a batch side by side: same results, the thread count given back, modules not mixed up."""
 
+import importlib
 import threading
 import time
 
@@ -15,6 +16,7 @@ from torchgpmc.density import AutogradDensity, SharedDensity
 from torchgpmc.numerics.threads import even_slices, num_cores, one_torch_thread, side_by_side, torch_threads_back
 
 CPU = torch.device("cpu")
+initialize = importlib.import_module("torchgpmc.variational.initialize")  # whose name is the function's
 
 
 @pytest.fixture
@@ -185,4 +187,23 @@ def test_sampling_runs_on_one_torch_thread_and_gives_the_others_back(two_threads
         assert outcome == "returns"
         assert posterior.info["threads"] == 2
     assert set(seen) == {1}
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize(("worth", "threads"), [(1e9, 1), (1.0, 2)])
+def test_a_fit_of_little_work_runs_on_one_torch_thread(two_threads, monkeypatch, worth, threads):
+    monkeypatch.setattr(initialize, "_WORTH_TORCH_THREADS", worth)
+    seen = []
+
+    class Watching(gpytorch.kernels.RBFKernel):
+        def forward(self, *args, **kwargs):
+            seen.append(torch.get_num_threads())
+            return super().forward(*args, **kwargs)
+
+    x = torch.linspace(0, 1, 8)
+    kernel = Watching(lengthscale_prior=gpytorch.priors.GammaPrior(2.0, 2.0))
+    model = tg.SparseGP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli(), inducing_points=x[::4])
+    seen.clear()
+    tg.initialize(model, optimize_inducing_points=False, progress=False)
+    assert set(seen) == {threads}
     assert torch.get_num_threads() == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -16,11 +17,13 @@ from torchgpmc.checks import check_count, warn
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.numerics.ascent import ascend
 from torchgpmc.numerics.random import make_generator
+from torchgpmc.numerics.threads import one_torch_thread
 from torchgpmc.variational.bound import HeldSites, Positions, VariationalMarginal, inducing_positions
 from torchgpmc.variational.joint_mode import start_at_joint_mode
 from torchgpmc.variational.minibatches import ascend_by_minibatches
 from torchgpmc.variational.start import Start, fitted
 
+_WORTH_TORCH_THREADS = 1e9  # operations of a step, some tenths of a second: then the waiting of torch's threads is little beside it
 _BOUND = 12.0  # of theta, and of inducing points in deviations of the inputs
 _NUM_CANDIDATES = 8
 _SLOPE = 0.01  # of the bound, in nats for a unit of theta or a deviation of the inputs: where it is smaller all over, a search ends
@@ -99,13 +102,19 @@ def initialize(
         start.check(model)
     moves = optimize_inducing_points and not model.has_latents_at_data
     bar = tqdm(disable=not progress, desc="variational fit", unit="step", dynamic_ncols=True)
-    with bar, torch.inference_mode(False):
+    share = 1.0 if batch_size is None else min(1.0, batch_size / len(model.train_x))
+    with bar, _threads_for(share * model.operations), torch.inference_mode(False):
         model.refresh()
         if not model.factorises:
             return start_at_joint_mode(model, max_iterations, start, seed, bar)
         if batch_size is not None and batch_size < len(model.train_x):
             return _by_minibatches(model, moves, batch_size, max_iterations, start, seed, bar)
         return _by_searches(model, moves, max_iterations, start, seed, bar)
+
+
+def _threads_for(operations: float) -> AbstractContextManager[object]:
+    """One thread of torch for steps of so little work: beside one other busy process two took fifty times as long."""
+    return nullcontext() if operations > _WORTH_TORCH_THREADS else one_torch_thread()
 
 
 def _check(model: GPModel) -> None:
