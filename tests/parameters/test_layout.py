@@ -290,6 +290,18 @@ def test_the_priors_that_the_error_suggests_are_lines_that_run():
     assert len(build_layout({"kernel": kernel}, torch.float64, torch.device("cpu")).names) == 5
 
 
+def test_a_parameter_that_is_nan_is_named():
+    kernel = RBFKernel(lengthscale_prior=GammaPrior(2.0, 1.0))
+    kernel.raw_lengthscale.data.fill_(math.nan)
+    with pytest.raises(ValueError, match=r"'kernel.lengthscale' is NaN. Expected a number"):
+        build_layout({"kernel": kernel}, torch.float64, torch.device("cpu"))
+
+
+def test_suggestions_above_a_bound_have_their_mass_above_it():
+    with pytest.raises(ValueError, match=r"deg_free_prior=gpytorch.priors.GammaPrior\(2.0, 0.1\)"):
+        build_layout({"likelihood": gpytorch.likelihoods.StudentTLikelihood()}, torch.float64, torch.device("cpu"))
+
+
 def two_at_once():
     return MultivariateNormalPrior(torch.zeros(2), covariance_matrix=torch.eye(2))
 

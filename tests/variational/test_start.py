@@ -211,6 +211,11 @@ def test_a_search_cut_short_says_how_far_it_was_and_can_be_used():
     assert not start.converged and bool(torch.isfinite(start.predict(inputs(3, 1)).probs).all())
 
 
+def test_a_single_pass_says_nothing_of_the_next():
+    with pytest.warns(tg.SamplingWarning, match="still rose, as far as one pass tells, when"):
+        tg.initialize(wavy(60), batch_size=10, max_iterations=1, **QUIET)
+
+
 @pytest.mark.parametrize(
     ("make", "error", "match"),
     [
@@ -219,6 +224,7 @@ def test_a_search_cut_short_says_how_far_it_was_and_can_be_used():
         (lambda: tg.initialize(gp(), batch_size=3), ValueError, "a latent for every datum"),
         (lambda: tg.initialize(sparse_gp(), batch_size=0), ValueError, "batch_size is 0"),
         (lambda: tg.initialize(sparse_gp(), max_iterations=0), ValueError, "max_iterations is 0"),
+        (lambda: tg.initialize(sparse_gp(), start=3), TypeError, "start is int. Expected what initialize"),
         (lambda: tg.initialize(gp().with_targets(torch.zeros(2, 6))), ValueError, "several data sets"),
         (lambda: sparse_gp(num_data=3, num_inducing=4), ValueError, "inducing_points has 4 rows and train_x has 3"),
     ],

@@ -252,8 +252,8 @@ def build_layout(modules: dict[str, nn.Module], dtype: torch.dtype, device: torc
 
     Raises:
         ValueError: parameters have neither a prior nor ``requires_grad=False`` (all are listed); a prior matches no parameter; the
-            prior's support and the constraint do not meet; a prior is of vectors of another size, or of more numbers than the
-            parameter has.
+            prior's support and the constraint do not meet; a parameter is NaN; a prior is of vectors of another size, or of more
+            numbers than the parameter has.
     """
     entries: list[Entry] = []
     fixed: list[FixedEntry] = []
@@ -263,6 +263,8 @@ def build_layout(modules: dict[str, nn.Module], dtype: torch.dtype, device: torc
         for raw, owner, leaf in parameters_with_owners(module):
             raw_name, name = f"{prefix}.{raw}", public_name(f"{prefix}.{raw}")
             parameter = getattr(owner, leaf)
+            if bool(torch.isnan(parameter).any()):
+                raise ValueError(f"parameter '{name}' is NaN. Expected a number; set it, as after a fit that went wrong.")
             if not parameter.requires_grad:
                 fixed.append(FixedEntry(name, raw_name, owner, leaf))
                 continue

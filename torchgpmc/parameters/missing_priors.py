@@ -38,7 +38,10 @@ def suggested_prior(missing: Missing) -> str:
     lower, upper = float(constraint.lower_bound.min()), float(constraint.upper_bound.max())
     if math.isinf(lower):
         return "NormalPrior(0.0, 1.0)"
-    return "GammaPrior(2.0, 1.0)" if math.isinf(upper) else f"UniformPrior({lower:g}, {upper:g})"
+    if math.isfinite(upper):
+        return f"UniformPrior({lower:g}, {upper:g})"
+    # Above a bound that matters most of the prior has to lie: of degrees of freedom above 2, Gamma(2, 0.1).
+    return f"GammaPrior(2.0, {0.2 / lower:g})" if lower >= 1 else "GammaPrior(2.0, 1.0)"
 
 
 def suggested_ways(missing: Missing) -> str:

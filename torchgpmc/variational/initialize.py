@@ -99,6 +99,8 @@ def initialize(
                 f"batch_size is {batch_size} and {type(model).__name__} has a latent for every datum. Expected None, or a SparseGP."
             )
     if start is not None:
+        if not isinstance(start, Start):
+            raise TypeError(f"start is {type(start).__name__}. Expected what initialize or Start.from_gpytorch returned, or None.")
         start.check(model)
     moves = optimize_inducing_points and not model.has_latents_at_data
     bar = tqdm(disable=not progress, desc="variational fit", unit="step", dynamic_ncols=True)
@@ -232,8 +234,9 @@ def _by_minibatches(
     begin = None if start is None else start.latents()
     found = ascend_by_minibatches(model, inducing_positions(model, moves), batch_size, max_iterations, seed, bar, begin)
     if not found.converged:
+        rise = f"by {found.rise:.2g} nats a pass over the data" if math.isfinite(found.rise) else "as far as one pass tells"
         warn(
-            f"the variational fit did not converge: the bound still rose, by {found.rise:.2g} nats a pass over the data, when "
-            f"steps had to shrink. It can be used; raise max_iterations (now {max_iterations} passes) for a better one.",
+            f"the variational fit did not converge: the bound still rose, {rise}, when steps had to shrink. It can be used; raise "
+            f"max_iterations (now {max_iterations} passes) for a better one.",
         )
     return fitted(found.model, found.latents, converged=found.converged)
