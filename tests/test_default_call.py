@@ -216,6 +216,10 @@ def even():
     return tg.sample(gp("probit"), tg.AMIS(), num_samples=400, **QUIET).resampled(200)
 
 
+def test_engines_without_trajectories_count_an_estimate_a_draw():
+    assert tg.sample(gp("probit"), tg.AMIS(), num_samples=400, **QUIET).info["num_evaluations"] == 400
+
+
 def weighted(log_weight, noise=0.0):
     """Those, one of them of another weight, of which the evidence has the given relative variance."""
     posterior = even()
@@ -278,7 +282,8 @@ def test_weighted_draws_that_were_only_short_are_made_again_and_pooled(wanted, d
 
     def run(number, engine, rule):
         theta, whitened, lp = (part[:, : engine.most] for part in (known.theta, known.whitened, known.stats["lp"]))
-        return Posterior(known.model, Draws(theta, whitened, torch.zeros_like(lp)), {"lp": lp}, info)
+        made = {**info, "num_evaluations": float(lp.numel())}
+        return Posterior(known.model, Draws(theta, whitened, torch.zeros_like(lp)), {"lp": lp}, made)
 
     posterior = sample_by_default([engine(tg.AMIS(), 200), engine(tg.AMIS(), 100)], wanted, run)
     assert [trial["evaluations"] for trial in posterior.info["tried"]] == draws

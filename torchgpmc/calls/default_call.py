@@ -98,14 +98,10 @@ class Trial(NamedTuple):
 
     def described(self) -> dict[str, Any]:
         """Plain words and numbers, for ``posterior.info["tried"]``."""
-        evaluations = 0.0
-        if self.posterior is not None:
-            # Engines without trajectories make one estimate a draw.
-            evaluations = self.posterior.info["num_evaluations"] or float(self.posterior.stats["lp"].numel())
         return {
             "engine": described(self.candidate),
             "seconds": self.seconds,
-            "evaluations": evaluations,
+            "evaluations": 0.0 if self.posterior is None else self.posterior.info["num_evaluations"],
             "verdict": self.verdict,
         }
 
@@ -179,7 +175,7 @@ def _best(trials: Sequence[Trial]) -> Trial:
     """
     worth = [-1.0 if trial.offered is None else trial.offered.effective_size() for trial in trials]
     if max(worth) < 0:
-        raise ValueError(f"no draws could be had. {_list_of(trials)} Expected draws from one of them; {_how_to_go_on(trials[-1])}")
+        raise ValueError(f"no draws could be had. {_list_of(trials)} Expected some of one; {_how_to_go_on(trials[-1])}")
     return trials[worth.index(max(worth))]
 
 

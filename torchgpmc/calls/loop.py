@@ -265,7 +265,9 @@ class _Loop:
         draw, stats = self.store.joined()
         draws = self.run.finish(self.state, draw)
         stats = {name: value[:, : draws.theta.shape[1]] for name, value in stats.items()}
-        return draws, stats, {**self.info, **self.totals, **draws.info}
+        # Engines without trajectories make one estimate a draw.
+        evaluations = self.totals["num_evaluations"] or float(stats["lp"].numel())
+        return draws, stats, {**self.info, **self.totals, "num_evaluations": evaluations, **draws.info}
 
     def to_the_end(self, info: dict[str, Any], progress: bool, enough: Enough | None = None) -> None:
         """Runs to the end, or until ``enough`` says so.
