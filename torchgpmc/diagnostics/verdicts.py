@@ -125,7 +125,8 @@ def complaints_about_latents(whitened: Tensor) -> list[str]:
     return [
         f"R-hat of latent {index} is {rhat:.3f} (at most {MAX_LATENT_RHAT} is reliable for the worst of {whitened.shape[-1]}): the "
         f"chains are in different places, maybe one in each mode of f, whatever hyperparameters and lp look like, and how many are "
-        f"in each says nothing of how probable it is. Run longer, or use AMIS(), which searches for modes, and compare."
+        f"in each says nothing of how probable it is. Run longer; where latents can be integrated out, compare with AMIS(), which "
+        f"searches for modes."
     ]
 
 
