@@ -56,7 +56,6 @@ class StochasticGradientHMC:
     """
 
     takes_start: ClassVar[bool] = True
-    is_biased: ClassVar[bool] = True
 
     batch_size: int = 256
     step_size: float = 0.1
