@@ -8,7 +8,7 @@ import torchgpmc as tg
 from tests.problems import LIKELIHOODS, fixed_kernel, gp, inputs, targets
 from tests.speed import quick
 from tests.test_posterior import posterior_of
-from torchgpmc import plots
+from torchgpmc import plots, scores
 from torchgpmc.storage.draws import Draws
 
 
@@ -54,6 +54,15 @@ def test_calibration_curve_has_a_line_a_method():
     labels = (torch.rand(200, generator=torch.Generator().manual_seed(0)) < probabilities).int()
     axis = plots.plot_calibration({"a": probabilities.numpy(), "b": probabilities.square()}, labels.numpy()).axes[0]
     assert [text.get_text() for text in axis.get_legend().get_texts()] == ["a", "b"]
+
+
+def test_abstention_has_a_line_a_method_in_either_score():
+    curves = scores.abstention_curves(torch.tensor([0.9, 0.6, 0.2, 0.1]), torch.tensor([1, 0, 0, 1]))
+    figure = plots.plot_abstention({"a": curves, "b": curves})
+    assert [axis.get_ylabel() for axis in figure.axes] == ["accuracy", "auc"]
+    for axis, score in zip(figure.axes, (curves.accuracy, curves.auc), strict=True):
+        assert len(axis.lines) == 2
+        np.testing.assert_array_equal(axis.lines[1].get_ydata(), score.numpy())
 
 
 def test_calibration_counts_and_intervals():
