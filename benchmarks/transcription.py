@@ -65,15 +65,31 @@ def sweeps(latent, steps, thinning=THINNING):
     return method
 
 
-# Name: (method, warm-up, draws).
 CONTROLS = tg.ControlVariables(target_accept_prob=0.15)
 LATENTS = {"control variables": CONTROLS, "elliptical slice": tg.EllipticalSlice(), "aGrad": tg.AuxiliaryGradient()}
 SAMPLERS = {
-    "NUTS": (lambda *_: tg.NUTS(max_tree_depth=8), 300, 1500),
-    "NUTS again": (lambda *_: tg.NUTS(max_tree_depth=8), 100, 1500),
-    "control variables": (sweeps(CONTROLS, 4), 150, 1000),
-    "elliptical slice": (sweeps(LATENTS["elliptical slice"], 15), 150, 1200),
-    "aGrad": (sweeps(LATENTS["aGrad"], 10), 150, 1000),
+    "NUTS": lambda *_: tg.NUTS(max_tree_depth=8),
+    "NUTS again": lambda *_: tg.NUTS(max_tree_depth=8),
+    "control variables": sweeps(CONTROLS, 4),
+    "elliptical slice": sweeps(LATENTS["elliptical slice"], 15),
+    "aGrad": sweeps(LATENTS["aGrad"], 10),
+}
+# Warm-up and draws of each; what moves more slowly is longer.
+LENGTHS = {
+    "p53": {
+        "NUTS": (300, 1500),
+        "NUTS again": (100, 1500),
+        "control variables": (150, 1000),
+        "elliptical slice": (150, 1200),
+        "aGrad": (150, 1000),
+    },
+    "LexA": {
+        "NUTS": (300, 4000),
+        "NUTS again": (200, 3000),
+        "control variables": (250, 2500),
+        "elliptical slice": (250, 3000),
+        "aGrad": (250, 2500),
+    },
 }
 
 
@@ -284,8 +300,8 @@ def far_apart(positions, draws):
 
 def piece(experiment, name, data, pieces, scale):
     """Chain-sweeps a second and how the sampler fared; its draws go to a file beside."""
-    made, warm_up, draws = SAMPLERS[name]
-    warm_up, draws = int(warm_up * scale), int(draws * scale)
+    made = SAMPLERS[name]
+    warm_up, draws = (int(number * scale) for number in LENGTHS[experiment][name])
     path = pieces / f"{experiment}_{name.replace(' ', '_')}"
     before = json.loads(path.with_suffix(".json").read_text())["seconds"] if path.with_suffix(".json").exists() else 0.0
     began = time.process_time()
