@@ -242,7 +242,7 @@ def test_softmax_of_two_normals_is_the_logistic_function_of_one_whatever_its_wid
 
 def test_wide_normals_take_no_more_lattice_points_than_narrow_ones():
     """Predictions of separable classes took ten times as long as others, with lattices that grew with the normals."""
-    points = [len(_LATTICE.sums(torch.zeros(1, 3), torch.full((1, 3), s**2))[2]) for s in (0.3, 12.0)]
+    points = [len(_LATTICE.sums(torch.zeros(1, 3), torch.full((1, 3), s**2))[1].mass) for s in (0.3, 12.0)]
     assert points[1] <= points[0]
 
 

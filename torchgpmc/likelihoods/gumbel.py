@@ -13,13 +13,14 @@ from torchgpmc.numerics.quadrature import gauss_hermite
 from torchgpmc.numerics.threads import slices
 
 GUMBEL_LEAST = -4.0  # below which a Gumbel variable lies with probability exp(-e^4), 2e-24
-GUMBEL_MOST = 22.0  # above which, with probability e^-22, 3e-10
+GUMBEL_MOST = 15.0  # beyond which densities fall as e^-u, but for a share of e^-15, and sums of them are known
 EULER = 0.5772156649015329  # a Gumbel variable's mean
 WIDEST = 50.0  # standard deviation of f up to which lattices are used: they grow with it
 MAX_RATE = 600.0  # exponentials of less than this with a minus sign are denormal, which costs a hundredfold
 _NARROW = 0.22  # the standard deviation below which nodes of its own take less time than a lattice for f
-# Gauss-Hermite nodes for narrow normals: standard deviations up to which so many err by at most 2e-10.
-_FEW_NODES = (0.003, 2), (0.017, 3), (0.06, 5), (_NARROW, 9)
+# Gauss-Hermite nodes for narrow normals: standard deviations up to which so many err by at most 1e-11, so that nobody sees which of
+# them a batch gets.
+_FEW_NODES = (0.005, 3), (0.017, 4), (0.04, 5), (0.09, 6), (0.15, 8), (_NARROW, 11)
 _LONGEST_STEP = 0.63  # the step of f's lattice at most, in the narrowest standard deviations
 _BELOW = 24.0  # so far below u f + g is surely less, but for e^-24
 _LOWEST = -300.0  # of exponents: lower ones are denormal, which costs a hundredfold
@@ -82,6 +83,13 @@ def widest_step(variance: Tensor, finest: float) -> Tensor:
     return 2 * math.pi * (half + (half**2 + 2 * exponent / precision).sqrt()) / (2 * exponent)
 
 
+class Weights(NamedTuple):
+    """Of sums over u in place of integrals of densities, and of these times u; ``(n,)`` each."""
+
+    mass: Tensor
+    moment: Tensor
+
+
 class Lattice(NamedTuple):
     """What is asked of sums f_k + g_k, g_k standard Gumbel variables, on a lattice u that is the same but for where it begins.
 
@@ -96,7 +104,7 @@ class Lattice(NamedTuple):
     reach: float
     slopes: bool
 
-    def sums(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, float, Tensor, Iterator[tuple[slice, Tensor]]]:
+    def sums(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Weights, Iterator[tuple[slice, Tensor]]]:
         r"""On u, from where some f_k + g_k all but surely exceeds it up to where all are surely below.
 
         :math:`H_k(u) = E F(u - f_k)`, F being a Gumbel variable's distribution function, is a sum over a lattice x of f:
@@ -108,7 +116,7 @@ class Lattice(NamedTuple):
             variance: the same shape.
 
         Returns:
-            Where u begins ``(R, 1)``, its step, u from there ``(n,)``, and for some data after another which they are and their
+            Where u begins ``(R, 1)``, weights for u counted from there, and for some data after another which they are and their
             distribution functions, densities, and maybe slopes ``(r, K, 2 or 3, n)``.
 
         Source:
@@ -116,7 +124,7 @@ class Lattice(NamedTuple):
 
         Example:
             >>> zero = torch.zeros(4, 2).double()
-            >>> begins, step, u, parts = Lattice(0.5, 9.0, slopes=False).sums(zero, zero + 1)
+            >>> begins, weights, parts = Lattice(0.5, 9.0, slopes=False).sums(zero, zero + 1)
             >>> [(rows, functions.shape[:3]) for rows, functions in parts]
             [(slice(0, 4, None), torch.Size([4, 2, 2]))]
         """
@@ -138,7 +146,15 @@ class Lattice(NamedTuple):
         u = step * torch.arange(int((top + GUMBEL_MOST) / step) + 2, dtype=mean.dtype, device=mean.device)
         functions = _Functions(u, self, -_BELOW if self.slopes else bottom, top, widest, narrowest)
         rows = slices(len(mean), max(1, _BLOCK_ELEMENTS // (mean.shape[-1] * functions.width)))
-        return lowest, step, u, ((part, functions.at(centre[part], deviation[part])) for part in rows)
+        return lowest, _weights(u, step), ((part, functions.at(centre[part], deviation[part])) for part in rows)
+
+
+def _weights(u: Tensor, step: float) -> Weights:
+    """Densities beyond the last u are a geometric series, which the weight of the last one holds."""
+    mass, moment, beyond = torch.full_like(u, step), step * u, 1 / math.expm1(step)
+    mass[-1] += step * beyond
+    moment[-1] += step * beyond * step * (len(u) + beyond)
+    return Weights(mass, moment)
 
 
 class _Functions:

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from torchgpmc.likelihoods.gumbel import EULER, WIDEST, Lattice, Likeness, by_likeness
+from torchgpmc.likelihoods.gumbel import EULER, WIDEST, Lattice, Likeness, Weights, by_likeness
 from torchgpmc.likelihoods.narrow_normals import NARROW, are_narrow, narrow_log_sum_exp
 from torchgpmc.numerics.quadrature import expectation_of_several
 
-# Sums err by about a Gumbel variable's characteristic function at the frequency 2 pi / 0.333, which is 2e-12: values and slopes of
-# coarser lattices (1e-9 with 0.4) do not belong together closely enough for every search to end. Beyond seven deviations of f lies
-# 1e-12.
-_LATTICE = Lattice(step=0.333, reach=7.0, slopes=True)
+# Sums err by about a Gumbel variable's characteristic function at the frequency 2 pi / 0.3, which is 8e-14, and slopes in variances
+# by a hundred times as much, so that nobody sees which lattice a batch gets (3e-10 with 0.333). Values and slopes of coarser ones
+# (1e-9 with 0.4) do not belong together closely enough for every search to end. Beyond 7.5 deviations of f lies 6e-14.
+_LATTICE = Lattice(step=0.3, reach=7.5, slopes=True)
 _LIKENESS = Likeness((*NARROW, 2.0, 6.0, 18.0), _LATTICE.step, (0.8, 1.6, 4.0, 12.0))
 _LEAST = 1e-25  # of distribution functions, below which differences from one are rounding
 
@@ -57,8 +57,15 @@ def log_sum_exp_and_slopes(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tens
         >>> value.exp(), mean_slope, variance_slope
         (tensor(2.), tensor([0.5000, 0.5000]), tensor([0.1250, 0.1250]))
     """
-    value, softmax, slope = by_likeness(_of_like_normals, mean, variance, _LIKENESS)
-    return value, softmax, slope
+    shape = mean.shape
+    if not mean.numel():
+        return mean.new_zeros(shape[:-1]), mean, mean
+    # Normals that are none have no say in where lattices lie, and their answer is NaN.
+    centre, spread = (torch.nan_to_num(part.double()).reshape(-1, shape[-1]) for part in (mean, variance))
+    value, *columns = by_likeness(_of_like_normals, centre, spread, _LIKENESS)
+    unknown = torch.isnan(mean + variance).any(-1)
+    softmax, slope = (part.view(shape).to(mean.dtype).masked_fill_(unknown.unsqueeze(-1), torch.nan) for part in columns)
+    return value.view(shape[:-1]).to(mean.dtype).masked_fill_(unknown, torch.nan), softmax, slope
 
 
 class _ExpectedLogSumExp(torch.autograd.Function):
@@ -76,36 +83,25 @@ class _ExpectedLogSumExp(torch.autograd.Function):
 
 
 def _of_like_normals(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    shape = mean.shape
-    if not mean.numel():
-        return mean.new_zeros(shape[:-1]), mean, mean
-    # Normals that are none have no say in where lattices lie, and their answer is NaN.
-    centre, spread = (torch.nan_to_num(part.double()).reshape(-1, shape[-1]) for part in (mean, variance))
     # On a GPU the widest would have to be looked at from the host.
-    widest = float(spread.amax().sqrt()) if mean.device.type == "cpu" else torch.inf
-    narrow = are_narrow(shape[-1], widest)
-    value, softmax, slope = narrow_log_sum_exp(centre, spread, widest) if narrow else _by_greatest(centre, spread)
-    unknown = torch.isnan(mean + variance).any(-1)
-    found = value.view(shape[:-1]), softmax.view(shape), slope.view(shape)
-    value, softmax, slope = (
-        part.to(mean.dtype).masked_fill_(unknown if part.dim() < len(shape) else unknown.unsqueeze(-1), torch.nan) for part in found
-    )
-    return value, softmax, slope
+    widest = float(variance.amax().sqrt()) if mean.device.type == "cpu" else torch.inf
+    if are_narrow(mean.shape[-1], widest):
+        return narrow_log_sum_exp(mean, variance, widest)
+    return _by_greatest(mean, variance)
 
 
 def _by_greatest(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     r"""By the greatest of the sums f_k + g_k: the j-th is it at u with density :math:`H_j'(u) \prod_{k \ne j} H_k(u)`."""
-    lowest, step, u, sums = _LATTICE.sums(mean, variance)
-    mass, moment, slope = (torch.cat(parts) for parts in zip(*[_over_lattice(part, u) for _, part in sums], strict=True))
-    softmax = step * mass
+    lowest, weights, sums = _LATTICE.sums(mean, variance)
+    softmax, moment, slope = (torch.cat(parts) for parts in zip(*[_over_lattice(part, weights) for _, part in sums], strict=True))
     # The sum of softmax is one, but for the rule's error.
-    return lowest.squeeze(-1) + step * moment / softmax.sum(-1) - EULER, softmax, 0.5 * step * slope
+    return lowest.squeeze(-1) + moment / softmax.sum(-1) - EULER, softmax, 0.5 * slope
 
 
-def _over_lattice(functions: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _over_lattice(functions: Tensor, weights: Weights) -> tuple[Tensor, Tensor, Tensor]:
     """Of ``(R, K, 3, n)``: masses ``(R, K)``, first moments in u ``(R,)``, and masses of the densities' slopes ``(R, K)``."""
     cdf = functions[:, :, 0].clamp_min(_LEAST)
     others = cdf.prod(1, keepdim=True) / cdf
     parts = functions[:, :, 1:] * others.unsqueeze(2)
-    sums = parts.sum(-1)
-    return sums[:, :, 0], parts[:, :, 0].sum(1) @ u, sums[:, :, 1]
+    sums = parts @ weights.mass
+    return sums[:, :, 0], parts[:, :, 0].sum(1) @ weights.moment, sums[:, :, 1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -187,14 +186,15 @@ def _log_probabilities(mean: Tensor, variance: Tensor) -> tuple[Tensor]:
     if not mean.numel():
         return (mean,)
     known = (torch.nan_to_num(part.double()).reshape(-1, mean.shape[-1]) for part in (mean, variance))
-    _, step, _, sums = _LATTICE.sums(*known)
-    found = torch.cat([_log_masses(part) for _, part in sums]).view(mean.shape) + math.log(step)
+    _, weights, sums = _LATTICE.sums(*known)
+    log_weights = weights.mass.log()
+    found = torch.cat([_log_masses(part, log_weights) for _, part in sums]).view(mean.shape)
     unknown = torch.isnan(mean + variance).any(-1, keepdim=True)
     return (found.to(mean.dtype).masked_fill(unknown, torch.nan),)
 
 
-def _log_masses(functions: Tensor) -> Tensor:
+def _log_masses(functions: Tensor, log_weights: Tensor) -> Tensor:
     """Of ``(R, K, 2, n)``: logs of the sums over u of the densities with which each is the greatest, ``(R, K)``."""
     logs = functions.clamp_min(torch.finfo(functions.dtype).tiny).log()
     log_cdf = logs[:, :, 0]
-    return torch.logsumexp(logs[:, :, 1] + log_cdf.sum(1, keepdim=True) - log_cdf, -1)
+    return torch.logsumexp(logs[:, :, 1] + (log_cdf.sum(1, keepdim=True) + log_weights) - log_cdf, -1)

@@ -54,8 +54,9 @@ class SparseGP(InducingModel):
         jitter: variance added to the diagonal of K(Z, Z); by default as for :class:`GP`.
         dtype: floating type of all computation.
         data_chunk: data at once in the joint density and its gradient, whose memory is a few times C M ``data_chunk`` numbers; the
-            density is the same for any, to a relative 1e-10 (softmax of wide latents and robust-max to 1e-9: their rules span a
-            chunk). ``None`` takes as many as fit the processor's cache.
+            density is the same for any, to a relative 1e-10, or as far as rounding goes (to robust-max's gradient, where u all but
+            determines f at the data, the last digit of theta is worth 1e-8); of likelihoods without a rule of their own, to 1e-6.
+            ``None`` takes as many as fit the processor's cache.
         data_dtype: floating type of the products with the data; ``dtype`` by default. With torch.float32, factorisation and
             likelihood stay in ``dtype``, as do kernels without a closed form, and what is worked out of data that u all but
             determines (less than a hundredth of the prior variance is left). Measured beside double precision (the page of results
