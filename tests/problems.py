@@ -82,7 +82,7 @@ def conditioned_gp(likelihood="probit", num_data=6, num_columns=2, device="cpu",
         inputs(num_data, num_columns),
         targets(likelihood, num_data),
         kernel(num_columns),
-        LIKELIHOODS[likelihood](),
+        make(likelihood),
         **{**known, **options},
     )
     return made.to(device)
@@ -121,7 +121,7 @@ def _approximate_prior(kind, likelihood, num_data, num_inducing, num_columns, de
         inputs(num_data, num_columns),
         targets(likelihood, num_data),
         kernel(num_columns),
-        LIKELIHOODS[likelihood](),
+        make(likelihood),
         inducing_points=inputs(num_inducing, num_columns, seed=7),
         **options,
     )

@@ -33,6 +33,18 @@ def test_every_edge_is_in_its_own_cell(dtype):
         assert bool((tg.bin_events(edges, (low, high), 100).counts == 1).all())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("linspace", [torch.linspace, lambda *ends, dtype: torch.as_tensor(np.linspace(*ends)).to(dtype)])
+def test_edges_by_linspace_are_in_their_own_cells(linspace, dtype):
+    """Many are a unit in the last place below low + i (high - low) / cells, and were counted a cell down."""
+    for low, high, cells in ((-4.2, -2.6, 184), (0.0, 0.7, 37), (1851.2026, 1962.2, 111), (-1e-3, 3.0, 97), (-2.6, -1.5, 110)):
+        counts = tg.bin_events(linspace(low, high, cells + 1, dtype=dtype), (low, high), cells).counts
+        assert counts.tolist() == [1.0] * (cells - 1) + [2.0]
+    # What is farther from an edge than rounding is where it is.
+    below = torch.tensor([0.25 - 16 * torch.finfo(dtype).eps], dtype=dtype)
+    assert tg.bin_events(below, (0.0, 1.0), 4).counts.tolist() == [1.0, 0.0, 0.0, 0.0]
+
+
 def test_ends_keep_the_precision_of_the_points():
     dates = torch.tensor([1851.20260095825, 1900.0, 1962.2], dtype=torch.float64)
     binned = tg.bin_events(dates, (float(dates[0]), float(dates[-1])), 2)

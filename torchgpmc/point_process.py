@@ -12,6 +12,8 @@ from torch import Tensor
 from torchgpmc.arrays import as_tensor
 from torchgpmc.checks import is_count
 
+_ROUNDING = 4.0  # units in the last place within which events are on an edge
+
 
 class BinnedEvents(NamedTuple):
     """Counts in B cells of equal size."""
@@ -25,7 +27,8 @@ def bin_events(points: Tensor | ArrayLike, window: Tensor | ArrayLike, shape: in
     """Counts the events of a point pattern in the cells of a regular grid.
 
     With ``Poisson(exposure=area)`` on the counts at the centres, exp(f) is the intensity per unit area. A cell holds its lower
-    edges, and the last cell its upper edge too; the i-th edge is low + i (high - low) / cells, rounded to the points' precision.
+    edges, and the last cell its upper edge too; the i-th edge is low + i (high - low) / cells. Events within rounding of an edge,
+    four units in the last place of the window's larger end, are on it, as edges from ``linspace`` are.
 
     Args:
         points: where events happened, ``(N, d)``, or ``(N,)`` in one dimension.
@@ -77,11 +80,13 @@ def bin_events(points: Tensor | ArrayLike, window: Tensor | ArrayLike, shape: in
 def _cell(places: Tensor, low: Tensor, high: Tensor, count: int) -> Tensor:
     """Which of ``count`` cells from ``low`` to ``high`` each of some places ``(N,)`` lies in.
 
-    Places are compared with the edges, not divided by a width, whose rounding moves events at i / 100 a cell down.
+    Places are compared with the edges, not divided by a width, whose rounding moves events at i / 100 a cell down. Edges that were
+    worked out in another order of operations, and rounded, lie a little below these, or above.
     """
     steps = torch.arange(1, count, dtype=torch.float64, device=places.device)
     edges = (low.double() + steps * (high.double() - low.double()) / count).to(places)
-    return torch.bucketize(places.contiguous(), edges, right=True)
+    rounding = _ROUNDING * torch.finfo(places.dtype).eps * torch.maximum(low.abs(), high.abs())
+    return torch.bucketize(places.contiguous(), edges - rounding, right=True)
 
 
 def _ends(window: Tensor | ArrayLike, points: Tensor) -> tuple[Tensor, Tensor]:

@@ -58,7 +58,7 @@ def test_where_the_normal_density_is_unusable_the_prior_stands_in():
     [
         (lambda: sparse_gp("student_t"), "several modes"),
         (lambda: sparse_gp("softmax"), "several latent functions"),
-        (lambda: gp("probit"), "Laplace.. and EP.. are for models of f at the data"),
+        (lambda: gp("probit"), "Expected a SparseGP; use torchgpmc.Laplace"),
     ],
 )
 def test_what_it_cannot_serve_is_refused(model, words):

@@ -72,6 +72,41 @@ def test_far_tails_keep_their_digits(f):
     assert bool((found.second <= 0).all()) and bool((found.second >= -1.001).all())
 
 
+@pytest.mark.parametrize("far", [2e6, -3e8])
+def test_nothing_stands_for_infinity(far):
+    """1e6 did: of f or cuts beyond it the last level had no probability, the first all of it."""
+    zero, levels = torch.zeros(1, 4).double(), torch.arange(4.0).double()
+    here, there = ordinal().requires_grad_(False), ordinal(first=far - 0.7).requires_grad_(False)
+    f = zero + 0.3
+    rounding = 4 * abs(far) * torch.finfo(torch.float64).eps
+    torch.testing.assert_close(there.log_prob(f + far, levels), here.log_prob(f, levels), rtol=0, atol=8 * rounding)
+    for name in ("derivatives", "tilted_moments"):
+        arguments = (levels,) if name == "derivatives" else (zero + 1.5, levels)
+        found, expected = (getattr(made, name)(f + at, *arguments) for made, at in ((there, far), (here, 0.0)))
+        expected = expected._replace(mean=expected.mean + far) if name == "tilted_moments" else expected
+        torch.testing.assert_close(tuple(found), tuple(expected), rtol=rounding, atol=8 * rounding)
+    top = torch.tensor([3.0 if far > 0 else 0.0]).double()
+    assert float(here.log_prob(zero[:, :1] + far, top)) == 0.0
+    assert float(here.predictive_log_prob(zero[:, :1] + far, zero[:, :1] + 1, top)) == 0.0
+    torch.testing.assert_close(here.response_moments(zero[0, :1] + far, zero[0, :1] + 1).mean.squeeze(), (levels == top).double())
+
+
+def test_slopes_have_values_at_levels_without_an_end():
+    likelihood, size = ordinal(), (2, 4)
+    mean = torch.linspace(-40, 40, 8).double().view(size).requires_grad_(True)
+    variance = torch.full(size, 1.5).double().requires_grad_(True)
+    y = torch.tensor([0.0, 3.0, 0.0, 3.0]).double()
+    leaves = [mean, variance, likelihood.first_cut, likelihood.raw_gaps]
+    for value in (
+        likelihood.predictive_log_prob(mean, variance, y),
+        likelihood.expected_log_likelihood(mean, variance, y),
+        *likelihood.tilted_moments(mean, variance, y),
+        likelihood.response_moments(mean, variance).mean,
+    ):
+        slopes = torch.autograd.grad(value.sum(), leaves, retain_graph=True)
+        assert all(bool(torch.isfinite(slope).all()) for slope in slopes)
+
+
 @pytest.mark.parametrize("level", quick([1], range(4)))
 def test_expectations_and_predictions(level):
     likelihood, y = ordinal().requires_grad_(False), torch.full((5,), float(level), dtype=torch.float64)

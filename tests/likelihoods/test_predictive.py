@@ -176,6 +176,18 @@ def test_narrow_likelihoods_that_were_wrong_by_nats(module, mean, variance, y, e
     assert float(found) == pytest.approx(expected, abs=6e-3)
 
 
+@pytest.mark.parametrize("variance", [0.01, 0.1, 0.2, 1.0])
+def test_counts_far_from_their_mean(variance):
+    """A variance rounded to single precision moves the density at 0.1 by 1.1e-6, which the rule did not."""
+    target = torch.tensor(50.0, dtype=torch.float64)
+    likelihood = tg.likelihoods.Poisson()
+    mean, spread = (torch.tensor([[value]], dtype=torch.float64) for value in (-1.5, variance))
+    expected = dense_log_integral(
+        lambda f: likelihood.pointwise_log_prob(f[None], target)[0], -1.5, variance, math.log(50.5), 51**-0.5
+    )
+    assert float(likelihood.predictive_log_prob(mean, spread, target[None])) == pytest.approx(expected, rel=1e-12, abs=1e-9)
+
+
 def prediction_of(likelihood, mean, variance):
     """A prediction from one draw with these marginals of f, ``(K, T)``."""
     model = tg.GP(inputs(3), torch.tensor([0.0, 1.0, 1.0]), kernel(), likelihood)

@@ -138,6 +138,39 @@ def test_latents_come_from_their_normal_posterior_with_their_likelihood():
     torch.testing.assert_close(found.log_likelihood, model.log_likelihood(at, found.whitened))
 
 
+@pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")
+@pytest.mark.parametrize(
+    "method",
+    [
+        tg.PseudoMarginal(),
+        tg.PseudoMarginalSlice(),
+        tg.Gibbs(hyper=tg.PseudoMarginal()),
+        tg.NUTS(marginal=tg.EP(), normal_scale=True),
+    ],
+    ids=lambda method: type(method).__name__,
+)
+def test_methods_on_theta_take_the_exact_evidence(method):
+    """Each refused, or failed for want of f at the data."""
+    model = model_of()
+    posterior = tg.sample(model, method, num_samples=8, warmup_steps=8, num_chains=2, **QUIET)
+    position = torch.cat([posterior.theta, posterior.whitened], -1).flatten(0, 1)
+    torch.testing.assert_close(tg.joint_log_density(model)(position), posterior.stats["lp"].flatten())
+    if "log_evidence" in posterior.stats:
+        theta = posterior.theta.flatten(0, 1)
+        expected = CollapsedMarginal(model)(theta) - model.layout.log_prior(theta)
+        torch.testing.assert_close(posterior.stats["log_evidence"].flatten(), expected)
+
+
+def test_an_estimate_given_latents_holds_them():
+    model = model_of()
+    theta, v = thetas(model, 2), torch.linspace(-1, 1, 2 * model.latent_size, dtype=torch.float64).view(2, -1)
+    marginal = CollapsedMarginal(model)
+    found = CollapsedEstimator(marginal).given(theta, v, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(found.whitened, v)
+    torch.testing.assert_close(found.value + model.layout.log_prior(theta), marginal(theta))
+    torch.testing.assert_close(found.log_likelihood, model.log_likelihood(model.at(model.prior(theta)), v))
+
+
 def moments(posterior, x):
     """Means of theta, and of f at inputs, with the standard errors of the first."""
     weights = torch.softmax(posterior._log_weights(), 0)[:, None]

@@ -12,6 +12,7 @@ from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.checks import check_object
 from torchgpmc.likelihoods.likelihood import Derivatives, TiltedMoments
 from torchgpmc.models.gp_model import GPModel, LatentPrior, likelihood_values
+from torchgpmc.models.remedies import what_samples
 from torchgpmc.models.targets import Targets
 from torchgpmc.numerics.linalg import cholesky, cholesky_in_place, identity_matrix, solve_lower, times_blocks
 
@@ -103,34 +104,53 @@ def check_model(model: GPModel, method: str, approximation: Approximation | None
     Of an approximation of inducing values: unless p(v | y, theta) can be.
     """
     if getattr(approximation, "serves_inducing_values", False):
-        _check_expectations(model, method)
+        _check_expectations(model, method, approximation)
         return
-    check_latents_at_data(model, method)
+    check_latents_at_data(model, method, approximation)
     if not model.factorises:
         raise ValueError(
             f"{method} needs a likelihood that factorises over data, and {type(model.likelihood).__name__} has only log_prob. "
-            f"Expected a subclass of torchgpmc.likelihoods.Factorised; or sample with NUTS()."
+            f"Expected a subclass of torchgpmc.likelihoods.Factorised; {_instead(model)}."
         )
     if not model.is_smooth:
         raise ValueError(
             f"{method} follows slopes of log p(y | f) in f, and {type(model.likelihood).__name__} is a step in f. Expected a "
-            f"smooth likelihood such as Softmax; or a SparseGP with NUTS(), or this model with Slice() or AdaptiveMH()."
+            f"smooth likelihood such as Softmax, or a SparseGP, whose expectations are smooth; {_instead(model)}."
         )
     if model.num_latents != 1 and not getattr(approximation, "serves_several_latents", False):
-        remedy = "sample with NUTS()" if approximation is None else "use torchgpmc.Laplace(), or sample with NUTS()"
         raise ValueError(
             f"{method} handles one latent function and {type(model.likelihood).__name__} has {model.num_latents}. "
-            f"Expected num_latents=1; for several latents {remedy}."
+            f"Expected num_latents=1; {_instead(model, approximation)}."
         )
 
 
-def check_latents_at_data(model: GPModel, method: str) -> None:
+def check_latents_at_data(model: GPModel, method: str, approximation: Approximation | None = None) -> None:
     """Raises a ``ValueError`` unless f at the data is what the model's latents are."""
     if not model.has_latents_at_data:
         raise ValueError(
             f"{method} integrates out f at the data, which is not a latent of {type(model).__name__}. Expected a model of "
-            f"f at the data, such as torchgpmc.GP; sample this one with NUTS(), or of a SparseGP use approximations.Variational()."
+            f"f at the data, such as torchgpmc.GP; {_instead(model, approximation)}."
         )
+
+
+def what_approximates(model: GPModel) -> str | None:
+    """An approximation, in words, that :func:`check_model` lets through; ``None`` where there is none."""
+    if has_inducing_normal(model):
+        return "torchgpmc.approximations.Variational()"
+    serves = model.has_latents_at_data and model.factorises and model.is_smooth
+    return "torchgpmc.Laplace()" if serves else None
+
+
+def without_it(model: GPModel) -> str:
+    """What to do with this model in place of an evidence that is not for it."""
+    served = model.layout.size and what_approximates(model) is not None
+    return f"use AMIS() without it, or sample this model with {what_samples(model)}" if served else _instead(model)
+
+
+def _instead(model: GPModel, approximation: Approximation | None = None) -> str:
+    """What to do with this model: sample it otherwise or, in place of an approximation that was asked for, use another."""
+    found = None if approximation is None else what_approximates(model)
+    return f"{'' if found is None else f'use {found}, or '}sample this model with {what_samples(model)}"
 
 
 def has_inducing_normal(model: GPModel) -> bool:
@@ -140,18 +160,18 @@ def has_inducing_normal(model: GPModel) -> bool:
     )
 
 
-def _check_expectations(model: GPModel, method: str) -> None:
+def _check_expectations(model: GPModel, method: str, approximation: Approximation | None) -> None:
     if has_inducing_normal(model):
         return
     if not model.takes_expectations:
         raise ValueError(
             f"{method} integrates out inducing values, and {type(model).__name__} has none whose density is that of a SparseGP. "
-            f"Expected a SparseGP; Laplace() and EP() are for models of f at the data, and NUTS() samples any."
+            f"Expected a SparseGP; {_instead(model, approximation)}."
         )
     raise ValueError(
         f"{method} draws inducing values around one normal density, and {type(model.likelihood).__name__} may give them several "
         f"modes, or has several latent functions. Expected one latent function and a factorised log-concave likelihood, such as "
-        f"Bernoulli or Poisson; sample this model with NUTS()."
+        f"Bernoulli or Poisson; {_instead(model)}."
     )
 
 

@@ -81,5 +81,5 @@ class HeldSitesMarginal(NamedTuple):
 
 
 def can_hold_sites(model: GPModel) -> bool:
-    """Whether :class:`HeldSitesMarginal` serves: one data set, and a prior on f that is the kernel's own."""
-    return not model.targets.one_a_chain and keeps_methods(model, _WRITTEN_OUT)
+    """Whether :class:`HeldSitesMarginal` serves: one data set, and f at the data for latents, whose prior is the kernel's own."""
+    return model.has_latents_at_data and not model.targets.one_a_chain and keeps_methods(model, _WRITTEN_OUT)

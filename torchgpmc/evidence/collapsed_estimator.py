@@ -48,6 +48,13 @@ class CollapsedEstimator:
         work = torch.full_like(value, 2.0)
         return LatentEstimate(value, torch.zeros_like(value), v, more, log_likelihood, work, torch.ones_like(ok))
 
+    def given(self, theta: Tensor, whitened: Tensor, generator: torch.Generator) -> LatentEstimate:
+        """Values, with ``whitened`` ``(C, V)`` for the kept draw of each: exact, they do not depend on it."""
+        model, targets = self.marginal.model, self.marginal.targets
+        with torch.no_grad():
+            log_likelihood = model.log_likelihood(model.at(model.prior(theta)), whitened, targets)
+        return self.draw(theta, generator)._replace(whitened=whitened, log_likelihood=log_likelihood)
+
     def start_at(self, theta: Tensor) -> Tensor:
         """Nothing is iterated."""
         return theta.new_zeros(len(theta), 1)

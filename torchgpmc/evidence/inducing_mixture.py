@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.adapter.conversion import as_likelihood
+from torchgpmc.approximations.gaussian_form import without_it
 from torchgpmc.approximations.nearest_normal import nearest_normal
 from torchgpmc.approximations.normal_latents import LatentSites, joint_precision
 from torchgpmc.checks import check_count
@@ -57,8 +58,8 @@ class InducingMixture:
         if not serves_inducing_mixture(model):
             raise ValueError(
                 f"InducingMixture integrates out inducing values under a likelihood that factorises, and this model is "
-                f"{type(model).__name__} with {type(model.likelihood).__name__}. Expected a SparseGP or a ProjectedProcess; for "
-                f"others use AMIS() without it, or NUTS()."
+                f"{type(model).__name__} with {type(model.likelihood).__name__}. Expected a SparseGP or a ProjectedProcess; "
+                f"{without_it(model)}."
             )
         check_count("num_importance", self.num_importance, LEAST_DRAWS)
         return InducingMixtureEstimator(model, model.as_targets(targets), self.num_importance)

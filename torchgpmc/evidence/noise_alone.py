@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.approximations.gaussian_form import check_latents_at_data, iterate
+from torchgpmc.approximations.gaussian_form import check_latents_at_data, iterate, without_it
 from torchgpmc.checks import check_count
 from torchgpmc.evidence.defended import LEAST_DRAWS, chosen_draws, defended_draws, mean_weight
 from torchgpmc.evidence.latent_estimates import LatentEstimate, stacked_latents
@@ -104,7 +104,7 @@ class NoiseAlone:
         if not is_heteroskedastic(model):
             raise ValueError(
                 f"NoiseAlone is for regression with noise of a latent size, and this model has {type(model.likelihood).__name__}. "
-                f"Expected torchgpmc.likelihoods.HeteroskedasticGaussian(); for others use AMIS() without it."
+                f"Expected torchgpmc.likelihoods.HeteroskedasticGaussian(); {without_it(model)}."
             )
         check_count("num_importance", self.num_importance, LEAST_DRAWS)
         return NoiseAloneEstimator(model, model.as_targets(targets), self.num_importance)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.approximations.gaussian_form import check_model
+from torchgpmc.approximations.gaussian_form import check_model, without_it
 from torchgpmc.checks import check_count
 from torchgpmc.evidence.latent_estimates import LatentEstimate, spread_levels, stacked_latents
 from torchgpmc.likelihoods import Bernoulli
@@ -49,7 +49,7 @@ def check_probit(model: GPModel, method: str) -> None:
         raise ValueError(
             f"{method} is for probit classification, and this model has {type(model.likelihood).__name__}"
             f"{'(link=' + repr(model.likelihood.link) + ')' if isinstance(model.likelihood, Bernoulli) else ''}. "
-            f"Expected torchgpmc.likelihoods.Bernoulli(link='probit'); for others use PseudoMarginal() or AMIS() without it."
+            f"Expected torchgpmc.likelihoods.Bernoulli(link='probit'); {without_it(model)}."
         )
 
 

@@ -18,8 +18,6 @@ from torchgpmc.numerics.random import normal_like
 from torchgpmc.numerics.special import LOG_SQRT_2PI, log_ndtr_interval
 from torchgpmc.priors import register_prior_of
 
-_FAR = 1e6  # stands for infinity, whose products with zero have no value
-
 
 class Ordinal(Factorised, Likelihood):
     r"""Ordered levels 0..L-1: y is the number of cut points that f plus standard normal noise exceeds.
@@ -28,6 +26,7 @@ class Ordinal(Factorised, Likelihood):
 
     The first cut point and the positive gaps between cut points are sampled; the kernel's outputscale says how much of a level is
     f's doing. A constant mean would move f as the first cut point moves the cuts: leave it out, or fix ``first_cut``.
+    Derivatives lose their digits where f is millions of noise deviations away from the level seen.
 
     Args:
         num_levels: L, at least 3; of two levels :class:`Bernoulli` is the likelihood.
@@ -87,7 +86,7 @@ class Ordinal(Factorised, Likelihood):
     def _interval(self, targets: Tensor) -> tuple[Tensor, Tensor]:
         """The cut points below and above each target's level, of the shape of ``(C, N)``."""
         cuts = self.cut_points
-        far = torch.full_like(cuts[..., :1], _FAR)
+        far = torch.full_like(cuts[..., :1], math.inf)
         cuts, level = torch.cat([-far, cuts, far], -1).unsqueeze(-2), targets.long().unsqueeze(-1)
         level = level.view(*[1] * (cuts.dim() - level.dim()), *level.shape)
         return torch.take_along_dim(cuts, level, -1).squeeze(-1), torch.take_along_dim(cuts, level + 1, -1).squeeze(-1)
@@ -99,7 +98,7 @@ class Ordinal(Factorised, Likelihood):
         mean, scale = mean.unsqueeze(-1), scale.unsqueeze(-1)
         if lower.dim() > 1:  # (C, L), beside (C, N, 1)
             lower, upper = lower.unsqueeze(-2), upper.unsqueeze(-2)
-        return log_ndtr_interval(*torch.broadcast_tensors((lower - mean) / scale, (upper - mean) / scale))
+        return log_ndtr_interval(*_relative(lower, upper, mean, scale))
 
     def forward(self, function_samples: Tensor) -> Categorical:
         return Categorical(logits=self._log_probabilities(function_samples, torch.ones_like(function_samples)), validate_args=False)
@@ -110,30 +109,29 @@ class Ordinal(Factorised, Likelihood):
 
     def pointwise_log_prob(self, f: Tensor, targets: Tensor) -> Tensor:
         lower, upper = self._interval(targets)
-        return log_ndtr_interval(*torch.broadcast_tensors(lower - f, upper - f))
+        return log_ndtr_interval(*_relative(lower, upper, f))
 
     def derivatives(self, f: Tensor, targets: Tensor) -> Derivatives:
         lower, upper = self._interval(targets)
-        return _derivatives(*torch.broadcast_tensors(lower - f.detach(), upper - f.detach()))
+        return _derivatives(*_relative(lower, upper, f.detach()))
 
     def tilted_moments(self, mean: Tensor, variance: Tensor, targets: Tensor) -> TiltedMoments:
         """Closed form: noise and normal add up, and the moments are the normaliser's derivatives in the mean."""
         lower, upper = self._interval(targets)
         scale = (1 + variance).sqrt()
-        found = _derivatives(*torch.broadcast_tensors((lower - mean) / scale, (upper - mean) / scale))
+        found = _derivatives(*_relative(lower, upper, mean, scale))
         shift = variance / scale
         return TiltedMoments(found.value, mean + shift * found.first, variance + shift.square() * found.second)
 
     def expected_log_likelihood(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         lower, upper = self._interval(targets)
-        centre = torch.where(lower == -_FAR, upper, torch.where(upper == _FAR, lower, 0.5 * (lower + upper))).detach()
+        centre = torch.where(lower.isinf(), upper, torch.where(upper.isinf(), lower, 0.5 * (lower + upper))).detach()
         return quadrature.expectation_about(lambda f: self.pointwise_log_prob(f, targets), mean, variance, centre, 2.8, 100)
 
     def predictive_log_prob(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         """Closed form."""
         lower, upper = self._interval(targets)
-        scale = (1 + variance).sqrt()
-        return log_ndtr_interval(*torch.broadcast_tensors((lower - mean) / scale, (upper - mean) / scale))
+        return log_ndtr_interval(*_relative(lower, upper, mean, (1 + variance).sqrt()))
 
     def response_moments(self, mean: Tensor, variance: Tensor) -> Moments:
         """Probabilities of the levels ``(..., L)`` in closed form, and their Bernoulli variances."""
@@ -146,10 +144,25 @@ class Ordinal(Factorised, Likelihood):
         return (noisy > (cuts.unsqueeze(-2) if cuts.dim() > 1 else cuts)).sum(-1).to(f.dtype)
 
 
+def _relative(lower: Tensor, upper: Tensor, mean: Tensor, scale: float | Tensor = 1.0) -> list[Tensor]:
+    """Both ends from ``mean`` on in units of ``scale``; infinite ones are constants, since slopes through them have no value."""
+
+    def of(end: Tensor) -> Tensor:
+        finite = end.isfinite()
+        return torch.where(finite, (torch.where(finite, end, 0.0) - mean) / scale, end)
+
+    return list(torch.broadcast_tensors(of(lower), of(upper)))
+
+
 def _derivatives(lower: Tensor, upper: Tensor) -> Derivatives:
     """log(Phi(upper - f) - Phi(lower - f)) at f = 0 and three derivatives in f; differentiable in both ends."""
     value = log_ndtr_interval(lower, upper)
-    at_lower, at_upper = (torch.exp(-0.5 * end.square() - value - LOG_SQRT_2PI) for end in (lower, upper))
+    unlimited = lower.isinf(), upper.isinf()
+    lower, upper = lower.masked_fill(unlimited[0], 0.0), upper.masked_fill(unlimited[1], 0.0)
+    at_lower, at_upper = (
+        (-0.5 * end.square() - value - LOG_SQRT_2PI).masked_fill(none, -math.inf).exp()
+        for end, none in zip((lower, upper), unlimited, strict=True)
+    )
     first = at_lower - at_upper
     second = (lower * at_lower - upper * at_upper - first.square()).clamp_max(0.0)  # rounding, far out
     third = at_lower * (lower.square() - 1 - lower * first) - at_upper * (upper.square() - 1 - upper * first) - 2 * first * second

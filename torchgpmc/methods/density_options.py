@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 from torchgpmc.approximations import Approximation, Conjugate
-from torchgpmc.approximations.gaussian_form import check_approximation
+from torchgpmc.approximations.gaussian_form import check_approximation, what_approximates
 from torchgpmc.checks import check_count
 from torchgpmc.evidence import Evidence
 from torchgpmc.models.gp_model import GPModel
@@ -30,6 +30,12 @@ def refuse_in_a_sweep(method: Any, moved: str, defaults: dict[str, Any]) -> None
                 f"{option} is {value!r} in {type(method).__name__}(), which here moves {moved}. "
                 f"Expected {default}: that option belongs to a run of its own."
             )
+
+
+def _or_marginal(model: GPModel) -> str:
+    """The marginal that would do, in words, where there is one."""
+    found = what_approximates(model) if model.layout.size else None
+    return "" if found is None else f", or marginal={found}"
 
 
 class Scope(NamedTuple):
@@ -146,19 +152,19 @@ class DensityOptions:
         if self.importance_weights:
             raise ValueError(
                 f"importance_weights is {self.importance_weights!r} without a marginal: draws of [theta, v] are exact and need "
-                f"no weights. Expected 0, or marginal=torchgpmc.Laplace()."
+                f"no weights. Expected importance_weights=0{_or_marginal(model)}."
             )
         if model.is_conjugate:
             return marginal_target(model, settings, Conjugate(), 0, self.from_mode, self.normal_scale)
         if self.from_mode:
             raise ValueError(
-                "from_mode=True looks for the mode of theta, and this samples [theta, v], whose joint mode is far from where "
-                "the posterior lies. Expected from_mode=False, a GPRegression, or marginal=torchgpmc.Laplace()."
+                f"from_mode=True looks for the mode of theta, and this samples [theta, v], whose joint mode is far from where "
+                f"the posterior lies. Expected from_mode=False, or a GPRegression{_or_marginal(model)}."
             )
         if self.normal_scale:
             raise ValueError(
-                "normal_scale=True is for chains on theta alone, and this samples [theta, v]. Expected a GPRegression, or "
-                "marginal=torchgpmc.EP()."
+                f"normal_scale=True is for chains on theta alone, and this samples [theta, v]. Expected normal_scale=False, or a "
+                f"GPRegression{_or_marginal(model)}."
             )
         return self._joint_target(model, settings)
 

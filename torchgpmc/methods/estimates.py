@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from torchgpmc.approximations import ApproximateMarginal
+from torchgpmc.approximations import marginal_of
 from torchgpmc.approximations.gaussian_form import check_approximation
 from torchgpmc.checks import check_count
 from torchgpmc.models.gp_model import GPModel
@@ -56,11 +56,12 @@ def estimated_run(
     check_one_data_set(model, from_mode)
     warmup, chains = chain_settings(settings)
     estimator = estimator_for(model, approximation, method.num_importance, method.antithetic, method.evidence)
-    surrogate = in_chunks(ApproximateMarginal(model, approximation, loose=True), chains, settings.chain_chunk)
+    marginal = marginal_of(model, approximation)
+    surrogate = in_chunks(marginal.roughly(), chains, settings.chain_chunk)
     size = model.layout.size
     adaptation = walk_adaptation(size, int(_TUNING_SHARE * warmup), kernels.mass_matrix, kernels.target_acceptance)
     density = MarginalDensity(model.layout, estimator, no_anchors(model.train_x), model.targets.one_a_chain, latent_steps)
-    modes_of = ApproximateMarginal(model, approximation) if from_mode else None
+    modes_of = marginal if from_mode else None
 
     def kernel(tuning: AnchoredTuning) -> Sampler:
         step_size, preconditioner = tuning.adaptation.step_size, tuning.adaptation.preconditioner

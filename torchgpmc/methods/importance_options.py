@@ -116,11 +116,11 @@ class ImportanceOptions:
     def _prepared(self, model: GPModel, settings: Settings, *, modified: bool, switch_after: int | None) -> ImportanceRun:
         """A run that learns from all draws, or, ``modified``, from the last batch alone; the latter from a batch on."""
         name = type(self).__name__
+        check_has_hyperparameters(model, name)
         self._check_latents(model)
         refuse_chain_options(name, settings)
         if model.targets.one_a_chain:
             raise ValueError(f"the model has several data sets and {name} samples one posterior. Expected train_y of shape (N,).")
-        check_has_hyperparameters(model, name)
         self._check_search()
         check_positive("growth", self.growth, 0.999)
         degrees = math.inf

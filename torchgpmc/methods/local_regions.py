@@ -8,6 +8,7 @@ from typing import Any
 from torchgpmc.checks import check_count, check_positive
 from torchgpmc.methods.latent_options import LatentOptions
 from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.remedies import what_moves
 from torchgpmc.runs.latent_moves import Move
 from torchgpmc.runs.partition import Partition, Refinement
 from torchgpmc.samplers.regions import local_regions
@@ -53,8 +54,8 @@ class LocalRegions(LatentOptions):
         count = len(model.latent_inputs)
         if count == 1:
             raise ValueError(
-                "LocalRegions parts the latents into regions, and this model has one of them. Expected at least two; "
-                "use EllipticalSlice() or GibbsLike()."
+                f"LocalRegions parts the latents into regions, and this model has one of them. Expected at least two; "
+                f"use {what_moves(model, 'EllipticalSlice()')}."
             )
         if self.num_regions > count:
             raise ValueError(f"num_regions is {self.num_regions} and there are {count} latents. Expected at most {count}.")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torchgpmc.approximations import Approximation, Laplace
+from torchgpmc.approximations import Approximation, CollapsedMarginal, Laplace
 from torchgpmc.approximations.gaussian_form import check_approximation
 from torchgpmc.checks import check_positive, is_number
-from torchgpmc.evidence import Evidence, importance
+from torchgpmc.evidence import CollapsedEstimator, Evidence, importance
 from torchgpmc.methods.density_options import refuse_in_a_sweep
 from torchgpmc.methods.estimates import Kernels, estimated_run, walk_adaptation
 from torchgpmc.models.gp_model import GPModel
@@ -162,5 +162,7 @@ class PseudoMarginal:
             )
         check_approximation("approximation", self.approximation)
         approximation = suited_approximation(model, self.approximation)
+        if model.collapses:
+            return (ThroughEstimates(CollapsedEstimator(CollapsedMarginal(model))),)
         estimator = importance(model, approximation, num_importance=self.num_importance, antithetic=self.antithetic)
         return (ThroughEstimates(estimator),)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.methods.latent_options import LatentOptions
 from torchgpmc.models.gp_model import GPModel, LatentPrior, likelihood_values
+from torchgpmc.models.remedies import what_moves
 from torchgpmc.models.targets import Targets
 from torchgpmc.runs.blocks import sees_f_alone
 from torchgpmc.runs.latent_moves import Move
@@ -55,7 +56,8 @@ class GibbsLike(LatentOptions):
             raise ValueError(
                 f"GibbsLike draws each latent given the others and its own datum, and {type(model.likelihood).__name__} of "
                 f"{type(model).__name__} is not a product over its latents. Expected a model of f at the data, such as "
-                f"torchgpmc.GP, with a likelihood that factorises over data; use GibbsLike(exact=False) or EllipticalSlice()."
+                f"torchgpmc.GP, with a likelihood that factorises over data; use "
+                f"{what_moves(model, 'GibbsLike(exact=False)', 'EllipticalSlice()')}."
             )
 
     def move(self, model: GPModel, warmup_steps: int) -> Move:

@@ -9,6 +9,7 @@ import torch
 
 from torchgpmc.checks import check_count, check_positive
 from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.remedies import what_samples
 from torchgpmc.numerics.linalg import cholesky
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.chain_targets import check_smooth
@@ -78,7 +79,7 @@ class StochasticGradientHMC:
             raise ValueError(
                 f"StochasticGradientHMC takes some of the data a step, and {type(model).__name__} with "
                 f"{type(model.likelihood).__name__} has a latent for every datum, or a likelihood that does not factorise over "
-                f"data. Expected a SparseGP; sample this model with NUTS()."
+                f"data. Expected a SparseGP; sample this model with {what_samples(model)}."
             )
         check_smooth(model, "StochasticGradientHMC")
         start = settings.start

@@ -16,6 +16,7 @@ from torchgpmc.evidence import CollapsedEstimator, Evidence, LatentEstimate, Lat
 from torchgpmc.models.affine import AffineJointLogDensity, white_at_fixed_theta
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
+from torchgpmc.models.remedies import what_samples
 from torchgpmc.models.ridges import StraightDensity, ridges_of
 from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.numerics.linalg import identity_matrix
@@ -221,7 +222,11 @@ def _reader_of_theta(
 
 
 def estimated_target(
-    model: GPModel, settings: Settings, density: NoisyDensity, surrogate: LogDensity, modes_of: ApproximateMarginal | None
+    model: GPModel,
+    settings: Settings,
+    density: NoisyDensity,
+    surrogate: LogDensity,
+    modes_of: ApproximateMarginal | CollapsedMarginal | None,
 ) -> ChainTarget:
     """The exact posterior of theta through unbiased ``density`` estimates, each of which comes with a draw of v.
 
@@ -285,7 +290,7 @@ def check_has_hyperparameters(model: GPModel, method: str) -> None:
     if not model.layout.size:
         raise ValueError(
             f"{method} samples hyperparameters, and all of this model's are fixed. Expected at least one with a prior; "
-            f"sample the latents alone with EllipticalSlice() or AuxiliaryGradient()."
+            f"sample the latents alone with {what_samples(model)}."
         )
 
 
@@ -294,6 +299,5 @@ def check_smooth(model: GPModel, method: str) -> None:
     if not model.is_smooth:
         raise ValueError(
             f"{method} follows gradients, and {type(model.likelihood).__name__} is a step in f, which a {type(model).__name__} has "
-            f"among its latents. Expected a SparseGP, whose expectations are smooth; or sample with Slice() or AdaptiveMH(), with "
-            f"Gibbs(latent=EllipticalSlice()), or with EllipticalSlice() at fixed hyperparameters."
+            f"among its latents. Expected a SparseGP, whose expectations are smooth; sample this model with {what_samples(model)}."
         )

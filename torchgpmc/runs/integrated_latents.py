@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.evidence import ImportanceEstimator
+from torchgpmc.evidence import CollapsedEstimator, ImportanceEstimator
 from torchgpmc.runs.anchors import MarginalDensity, no_anchors
 from torchgpmc.runs.parameterizations import ThetaBlock
 from torchgpmc.samplers.sweep import Block, BlockStep, Conditional, SweepState
@@ -33,7 +33,7 @@ class ThroughEstimates(NamedTuple):
         estimator: of p(y | theta); approximations start from nothing, and so are functions of theta alone.
     """
 
-    estimator: ImportanceEstimator
+    estimator: ImportanceEstimator | CollapsedEstimator
 
     def warm_up(self, own: WarmUp) -> WarmUp:
         """The sampler's own."""
@@ -47,7 +47,7 @@ class ThroughEstimates(NamedTuple):
 class _EstimatedUpdate(NamedTuple):
     """The part of a sweep that moves theta, and leaves with other latents."""
 
-    estimator: ImportanceEstimator
+    estimator: ImportanceEstimator | CollapsedEstimator
     block: ThetaBlock
 
     def update(self, density: Any, state: SweepState, generator: torch.Generator) -> tuple[SweepState, BlockStep]:

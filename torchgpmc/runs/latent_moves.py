@@ -15,6 +15,7 @@ from torch import Tensor
 
 from torchgpmc.checks import check_count
 from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.remedies import what_samples
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.chain_targets import ChainTarget, latent_target
 from torchgpmc.runs.run import Settings, chain_settings
@@ -81,12 +82,12 @@ def latent_run(method: LatentMove, model: GPModel, settings: Settings, thinning:
     """
     check_count("thinning", thinning)
     name = type(method).__name__
+    method.check(model)
     if model.layout.size:
         raise ValueError(
             f"{name} samples latents alone, but {model.layout.names} have priors. Expected every hyperparameter fixed; fix them "
-            f"with .requires_grad_(False), or sample both with Gibbs(latent={name}()), or together with NUTS()."
+            f"with .requires_grad_(False), or sample both with Gibbs(latent={name}()), or together with {what_samples(model)}."
         )
-    method.check(model)
     warmup, _ = chain_settings(settings)
     move = method.move(model, warmup)
     target = latent_target(model, settings, with_prior=move.needs_prior_density)

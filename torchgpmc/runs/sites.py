@@ -57,15 +57,15 @@ def posterior_sites(model: GPModel, approximation: Approximation) -> GaussianSit
 
 
 def _check_sparse(model: GPModel, approximation: Approximation) -> None:
-    if not isinstance(approximation, Laplace):
-        raise ValueError(
-            f"whitening is {approximation!r}, whose sites need f at the data, which {type(model).__name__} does not have among its "
-            f"latents. Expected whitening=torchgpmc.Laplace()."
-        )
     if model.num_latents != 1 or not model.factorises:
         raise ValueError(
             f"whitening needs a likelihood with one latent function that factorises over data, and has "
             f"{type(model.likelihood).__name__}. Expected whitening=None."
+        )
+    if not isinstance(approximation, Laplace):
+        raise ValueError(
+            f"whitening is {approximation!r}, whose sites need f at the data, which {type(model).__name__} does not have among its "
+            f"latents. Expected whitening=torchgpmc.Laplace()."
         )
 
 
