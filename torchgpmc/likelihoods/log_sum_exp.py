@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from torchgpmc.likelihoods.gumbel import EULER, WIDEST, Lattice, Likeness, by_likeness
+from torchgpmc.likelihoods.gumbel import EULER, WIDEST, Lattice, RuleEdges, by_rule
 from torchgpmc.likelihoods.narrow_normals import NARROW, are_narrow, narrow_log_sum_exp
 from torchgpmc.numerics.quadrature import expectation_of_several
 
@@ -16,7 +16,7 @@ from torchgpmc.numerics.quadrature import expectation_of_several
 # coarser lattices (1e-9 with 0.4) do not belong together closely enough for every search to end. Beyond seven deviations of f lies
 # 1e-12.
 _LATTICE = Lattice(step=0.333, reach=7.0, slopes=True)
-_LIKENESS = Likeness((*NARROW, 2.0, 6.0, 18.0), _LATTICE.step, (0.8, 1.6, 4.0, 12.0))
+_EDGES = RuleEdges((*NARROW, 2.0, 6.0, 18.0), _LATTICE.step, (0.8, 1.6, 4.0, 12.0))
 _LEAST = 1e-25  # of distribution functions, below which differences from one are rounding
 
 
@@ -57,7 +57,7 @@ def log_sum_exp_and_slopes(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tens
         >>> value.exp(), mean_slope, variance_slope
         (tensor(2.), tensor([0.5000, 0.5000]), tensor([0.1250, 0.1250]))
     """
-    value, softmax, slope = by_likeness(_of_like_normals, mean, variance, _LIKENESS)
+    value, softmax, slope = by_rule(_of_like_normals, mean, variance, _EDGES)
     return value, softmax, slope
 
 
