@@ -67,9 +67,22 @@ class CollapsedMarginal(AutogradDensity):
 
 
 def marginal_of(model: GPModel, approximation: Approximation) -> ApproximateMarginal | CollapsedMarginal:
-    """The posterior density of theta, exact for a model that ``collapses``.
+    """The posterior density of theta, exact for a model that ``collapses``, up to no constant.
+
+    Args:
+        model: whose latents are integrated out.
+        approximation: by which, where the model does not collapse.
 
     Raises:
         ValueError: a model whose latents can be integrated out in neither way.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+        >>> marginal_of(model, tg.Laplace())(torch.zeros(3, 1, dtype=torch.float64)).shape
+        torch.Size([3])
     """
     return CollapsedMarginal(model) if model.collapses else ApproximateMarginal(model, approximation)

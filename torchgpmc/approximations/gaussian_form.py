@@ -259,6 +259,16 @@ def covariance_factor(prior: LatentPrior, approximation: GaussianApproximation) 
     """A square root S of the approximation's covariance ``(C, V, V)``: S S' = (K^-1 + W)^-1.
 
     Made from the prior's factor L as L (I + L' W L)^-T/2, so that rounding can never make it indefinite; not triangular.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+        >>> theta = torch.zeros(3, 1, dtype=torch.float64)
+        >>> covariance_factor(model.prior(theta), tg.approximations.laplace(model, theta)).shape
+        torch.Size([3, 8, 8])
     """
     if approximation.precision.dim() > 2:
         identity = identity_matrix(approximation.factor.shape[-1], prior.factor)

@@ -177,9 +177,10 @@ def begun_again(state: AdaptiveState, beginning: Proposal) -> AdaptiveState:
 
 
 def _divided(proposal: Proposal, size: int) -> Proposal:
-    """The same density by ``size`` components, as past proposals are one stack: equal parts of the first, then the others.
+    """The same density by ``size`` components: equal parts of the first, then the others.
 
-    Parts learn alike, and so stay together what the component is alone.
+    Past proposals are one stack, and what a checkpoint holds may grow between its saves but not shrink, so a run that goes on from
+    fewer components keeps as many. Parts learn alike, and so stay together what the component is alone.
     """
     extra = size - len(proposal.mean)
     index = torch.arange(-extra, size - extra, device=proposal.mean.device).clamp_min(0)

@@ -27,13 +27,13 @@ _LOWEST = -300.0  # of exponents: lower ones are denormal, which costs a hundred
 _BLOCK_ELEMENTS = 2**16  # of a temporary that stays in a core's cache
 
 
-class Likeness(NamedTuple):
-    """Which normals one rule serves at little more cost than their own.
+class RuleEdges(NamedTuple):
+    """Where a next rule begins: normals between the same edges share one, at little more cost than their own.
 
     Args:
-        widths: standard deviations, between which rules cost about the same.
+        widths: standard deviations, increasing, of the widest of K normals.
         step: of the finest lattice.
-        steps: of coarser ones, between which lattices cost about the same.
+        steps: of coarser ones, increasing, as :func:`widest_step` says them.
     """
 
     widths: tuple[float, ...]
@@ -41,20 +41,28 @@ class Likeness(NamedTuple):
     steps: tuple[float, ...]
 
 
-def by_likeness(
-    function: Callable[[Tensor, Tensor], tuple[Tensor, ...]], mean: Tensor, variance: Tensor, likeness: Likeness
+def by_rule(
+    function: Callable[[Tensor, Tensor], tuple[Tensor, ...]], mean: Tensor, variance: Tensor, edges: RuleEdges
 ) -> tuple[Tensor, ...]:
-    """``function`` of means and variances ``(..., K)``, those that want like rules together.
+    """``function`` of means and variances ``(..., K)``, those between the same edges together.
 
     What a rule costs is set by the widest normal, and by all K together, which say how coarse the lattice may be. On a GPU nothing
     is told apart: it would have to be looked at from the host.
+
+    Example:
+        >>> edges = RuleEdges((1.0,), 0.5, ())
+        >>> batches = []
+        >>> mean, variance = torch.zeros(3, 2), torch.tensor([[0.1, 0.1], [4.0, 0.1], [0.2, 0.3]])
+        >>> result = by_rule(lambda m, v: (batches.append(len(v)), (m + v).sum(-1))[1:], mean, variance, edges)
+        >>> result, batches
+        ((tensor([0.2000, 4.1000, 0.5000]),), [2, 1])
     """
     if variance.device.type != "cpu":
         return function(mean, variance)
     known = variance.detach()
-    widths, steps = (torch.tensor(edges, dtype=known.dtype) for edges in (likeness.widths, likeness.steps))
+    widths, steps = (torch.tensor(part, dtype=known.dtype) for part in (edges.widths, edges.steps))
     kinds = torch.bucketize(known.amax(-1), widths.square())
-    kinds = kinds * (len(steps) + 1) + torch.bucketize(widest_step(known, likeness.step), steps)
+    kinds = kinds * (len(steps) + 1) + torch.bucketize(widest_step(known, edges.step), steps)
     parts = [(kinds == kind).nonzero(as_tuple=True) for kind in kinds.unique().tolist()]
     if len(parts) < 2:
         return function(mean, variance)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from torchgpmc.likelihoods.gumbel import EULER, WIDEST, Lattice, Likeness, Weights, by_likeness
+from torchgpmc.likelihoods.gumbel import EULER, WIDEST, Lattice, RuleEdges, Weights, by_rule
 from torchgpmc.likelihoods.narrow_normals import NARROW, are_narrow, narrow_log_sum_exp
 from torchgpmc.numerics.quadrature import expectation_of_several
 
@@ -16,7 +16,7 @@ from torchgpmc.numerics.quadrature import expectation_of_several
 # by a hundred times as much, so that nobody sees which lattice a batch gets (3e-10 with 0.333). Values and slopes of coarser ones
 # (1e-9 with 0.4) do not belong together closely enough for every search to end. Beyond 7.5 deviations of f lies 6e-14.
 _LATTICE = Lattice(step=0.3, reach=7.5, slopes=True)
-_LIKENESS = Likeness((*NARROW, 2.0, 6.0, 18.0), _LATTICE.step, (0.8, 1.6, 4.0, 12.0))
+_EDGES = RuleEdges((*NARROW, 2.0, 6.0, 18.0), _LATTICE.step, (0.8, 1.6, 4.0, 12.0))
 _LEAST = 1e-25  # of distribution functions, below which differences from one are rounding
 
 
@@ -62,7 +62,7 @@ def log_sum_exp_and_slopes(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tens
         return mean.new_zeros(shape[:-1]), mean, mean
     # Normals that are none have no say in where lattices lie, and their answer is NaN.
     centre, spread = (torch.nan_to_num(part.double()).reshape(-1, shape[-1]) for part in (mean, variance))
-    value, *columns = by_likeness(_of_like_normals, centre, spread, _LIKENESS)
+    value, *columns = by_rule(_of_like_normals, centre, spread, _EDGES)
     unknown = torch.isnan(mean + variance).any(-1)
     softmax, slope = (part.view(shape).to(mean.dtype).masked_fill_(unknown.unsqueeze(-1), torch.nan) for part in columns)
     return value.view(shape[:-1]).to(mean.dtype).masked_fill_(unknown, torch.nan), softmax, slope

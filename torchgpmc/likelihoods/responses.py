@@ -10,6 +10,15 @@ class Response:
     """g, how fast a gene is transcribed at a log concentration; a subclass may be one's own.
 
     ``has_michaelis_constant``: whether g has a parameter gamma, one a gene, above zero.
+
+    Example:
+        >>> import torch
+        >>> class Cooperative(Response):  # two molecules bind together: c^2 / (gamma^2 + c^2)
+        ...     has_michaelis_constant = True
+        ...     def __call__(self, log_concentration, log_michaelis):
+        ...         return torch.sigmoid(2 * (log_concentration - log_michaelis))
+        >>> Cooperative()(torch.tensor([2.0]).log(), torch.zeros(1))
+        tensor([0.8000])
     """
 
     has_michaelis_constant = False

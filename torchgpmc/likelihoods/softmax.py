@@ -10,7 +10,7 @@ from gpytorch.priors import Prior
 from torch import Tensor
 from torch.distributions import Categorical
 
-from torchgpmc.likelihoods.gumbel import WIDEST, Lattice, Likeness, by_likeness
+from torchgpmc.likelihoods.gumbel import WIDEST, Lattice, RuleEdges, by_rule
 from torchgpmc.likelihoods.likelihood import Curvature, Factorised, Moments, require_classes
 from torchgpmc.likelihoods.log_sum_exp import expected_log_sum_exp, log_sum_exp_and_slopes
 from torchgpmc.likelihoods.slopes import ExpectedSlopes
@@ -22,7 +22,7 @@ from torchgpmc.numerics.random import log_uniform
 _LATTICE = Lattice(step=0.5, reach=9.0, slopes=False)
 _OPERATIONS_A_FUNCTION = 6e3
 _MOST_QUICK = 3  # functions whose expectations are short rules, but where f is wide
-_LIKENESS = Likeness((0.06, 0.22, 0.63, 1.5, 4.0, 12.0), _LATTICE.step, (0.8, 1.2, 2.0, 4.0, 8.0, 16.0))
+_EDGES = RuleEdges((0.06, 0.22, 0.63, 1.5, 4.0, 12.0), _LATTICE.step, (0.8, 1.2, 2.0, 4.0, 8.0, 16.0))
 
 
 class Softmax(Factorised, SoftmaxLikelihood):
@@ -175,7 +175,7 @@ def log_probabilities_of_normals(mean: Tensor, variance: Tensor) -> Tensor:
         >>> log_probabilities_of_normals(torch.zeros(2).double(), torch.ones(2).double()).exp()
         tensor([0.5000, 0.5000], dtype=torch.float64)
     """
-    (found,) = by_likeness(_log_probabilities, mean, variance.clamp_max(WIDEST**2), _LIKENESS)
+    (found,) = by_rule(_log_probabilities, mean, variance.clamp_max(WIDEST**2), _EDGES)
     too_wide = (variance > WIDEST**2).any(-1, keepdim=True)
     if not bool(too_wide.any()):
         return found

@@ -105,7 +105,7 @@ class GPModel(RefreshedModule):
 
     derived = ("layout", "covariance", "mean_function", "_pure_likelihood", "_num_latents", "_bindings")
 
-    has_latents_at_data = True  # whether f at the data is u, a function of v
+    has_latents_at_data = settles_f_at_data = True  # whether f at the data is u; whether it is a function of v at all
     takes_expectations = False  # whether the likelihood of v is exp E log p(y | f), f being normal given theta and v
     is_conjugate = False  # whether u given y and theta is normal, so that every method integrates it out
     data_dtype: torch.dtype | None = None  # of products with the data; the dtype of the rest if none

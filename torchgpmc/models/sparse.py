@@ -80,7 +80,7 @@ class SparseGP(InducingModel):
         ValueError: the targets hold [...]. Expected counts 0, 1, 2, .... Poisson models whole numbers; for real data use ...
     """
 
-    has_latents_at_data = False
+    has_latents_at_data = settles_f_at_data = False
 
     def __init__(
         self,

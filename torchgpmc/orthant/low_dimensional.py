@@ -40,6 +40,13 @@ class Quadrature:
     ends of pieces, which meet at the mode and at the points a nat below it. In logarithms throughout, so that tails keep their
     relative accuracy; correlations within 1e-7 of one cost digits. Two variables take milliseconds, three a tenth of a second a
     problem. ``num_points`` and ``generator`` do not matter.
+
+    Example:
+        >>> import torch
+        >>> from torchgpmc.orthant import log_probability
+        >>> covariance = torch.tensor([[1.0, 0.5], [0.5, 1.0]], dtype=torch.float64)
+        >>> round(float(log_probability(covariance, lower=0.0, method=Quadrature()).value.exp()), 10)  # 1/4 + asin(1/2) / (2 pi)
+        0.3333333333
     """
 
     def estimate(self, problem: Problem, num_points: int, generator: torch.Generator) -> OrthantEstimate:

@@ -101,6 +101,12 @@ def truncated_normal_draws(
 
     Returns:
         :class:`TruncatedDraws`; where acceptance is rarer, weighted proposals with ``exact`` false.
+
+    Example:
+        >>> import torch
+        >>> found = truncated_normal_draws(torch.eye(2).double(), lower=3.0, num_samples=4)
+        >>> found.samples.shape, bool((found.samples > 3).all()), bool(found.exact)
+        (torch.Size([4, 2]), True, True)
     """
     check_count("num_samples", num_samples)
     with torch.no_grad():

@@ -52,6 +52,15 @@ class KnownSplit:
     Args:
         noise: variances on the diagonal, a number, ``(N,)`` or ``(B, N)``.
         num_replicates: independent randomisations of the Sobol points; their spread is the error.
+
+    Example:
+        >>> import torch
+        >>> from torchgpmc.orthant import log_probability
+        >>> covariance = torch.full((20, 20), 0.5, dtype=torch.float64) + 0.5 * torch.eye(20)
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> found = log_probability(covariance, lower=0.0, method=KnownSplit(noise=0.5), generator=generator)
+        >>> abs(float(found.value.exp()) * 21 - 1) < 0.1  # it is 1 / 21
+        True
     """
 
     noise: Tensor | float

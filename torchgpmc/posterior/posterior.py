@@ -201,20 +201,23 @@ class Posterior:
         """The expected response at the data under each draw, noise left out: ``mean``, ``quantile(q)`` and ``draws``.
 
         Raises:
-            ValueError: f at the data is not a latent of the model.
+            ValueError: the model's latents leave f at the data open, as those of a SparseGP do.
             NotImplementedError: a likelihood of one's own that does not factorise has no ``expected_response(f)``.
         """
         model = self.model
-        if not model.has_latents_at_data:
+        if not model.settles_f_at_data:
             raise ValueError(
-                f"fitted() is of f at the data, which is not a latent of {type(model).__name__}. Expected a model with a latent a "
-                f"datum; use predict(train_x).mean."
+                f"fitted() is of f at the data, which the latents of {type(model).__name__} leave open. Expected a model with a "
+                f"latent a datum, or a ProjectedProcess; use predict(train_x).mean."
             )
-        theta, _ = self._flat(None)
-        latents = self.latents.flatten(0, 1).to(theta)
+        theta, v = self._flat(None)
+        latents = self.latents.flatten(0, 1).to(theta) if model.has_latents_at_data else v
         parts = []
         with torch.no_grad():
             for t, f in zip(*(part.split(draws_at_once(model)) for part in (theta, latents)), strict=True):
+                if not model.has_latents_at_data:
+                    mean = model.marginals(model.at(model.prior(t)), f).mean
+                    f = mean.squeeze(1) if model.num_latents == 1 else mean.mT
                 values = likelihood_parameters(model.layout.raw_values(t).by_module["likelihood"])
                 parts.append(model.likelihood_function(values, lambda likelihood, f=f: likelihood.expected_response(f)).cpu())
         joined = torch.cat(parts)
