@@ -74,7 +74,7 @@ def _fitted(model: GPModel, theta: Tensor, num_sweeps: int, start: ClassSites | 
             weight = torch.lerp(sites.weight.log(), new.weight.log(), _DAMPING).exp()
             shift = torch.lerp(sites.shift, new.shift, _DAMPING)
             sites = ClassSites(torch.where(sound, weight, sites.weight), torch.where(sound, shift, sites.shift))
-    return FittedSites(sites, torch.nan_to_num(bound, nan=-torch.inf, posinf=-torch.inf))
+    return FittedSites(sites, torch.nan_to_num(bound, -torch.inf, -torch.inf, -torch.inf))
 
 
 def _at_the_mean(problem: LatentProblem, num_latents: int) -> ClassSites:

@@ -319,7 +319,7 @@ def _on_normal_scale(model: GPModel) -> Candidate:
 def _in_turn(model: GPModel, wanted: int) -> Candidate:
     """Of many classes, whose latents' density is so far from normal that estimates of few draws vary too much.
 
-    Of 183 labels of six classes at an outputscale of 13 sixty-four draws leave a variance of 0.6; a sweep takes half an estimate's time.
+    Of 183 labels of six classes, at an outputscale of 13, estimates of 64 draws have a variance of 0.6; a sweep takes half as long.
     """
     why = "theta and the latents of many classes in turn, in coordinates in which they are nearly independent: no estimates."
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torchgpmc.approximations.class_ep import sees_differences
 from torchgpmc.checks import check_count, check_positive
 from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.chain_targets import EXACT, ChainTarget, check_has_hyperparameters
 from torchgpmc.runs.class_chains import ClassChains, ClassTuning, ClassWarmUp
@@ -22,9 +23,9 @@ from torchgpmc.storage.draws import Draw
 class ClassGibbs:
     """Theta and the latents of several classes in turn, nearly independent of one another: for few hyperparameters.
 
-    The latents move by Hamiltonian trajectories in coordinates that are white under Gaussian sites at every theta, the sites following
-    theta too (:mod:`torchgpmc.models.class_coordinates`, :mod:`torchgpmc.runs.class_chains`). Theta, given these, is proposed from a
-    quadratic fitted to the density at 1 + 2 P^2 thetas that stay, whose matrices are kept: with K functions of N data that takes
+    The latents move by Hamiltonian trajectories in coordinates that are white under Gaussian sites at every theta, the sites
+    following theta too (:mod:`torchgpmc.models.class_coordinates`, :mod:`torchgpmc.runs.class_chains`). Theta, given these, is
+    proposed from a quadratic fitted to the density at 1 + 2 P^2 thetas that stay, whose matrices are kept: of K functions of N data
     8 (1 + 2 P^2) (2 K + 5) N^2 bytes. A sweep takes K + 2 factorisations of N x N matrices. The posterior is the exact one.
 
     For :class:`Softmax` without mixing weights, and other log-concave likelihoods of differences between functions.
@@ -61,7 +62,7 @@ class ClassGibbs:
         check_positive("target_accept_prob", self.target_accept_prob, 0.0, 1.0)
         _check(model)
         warmup, num_chains = chain_settings(settings)
-        chains = ClassChains(model, self.num_steps, settings.chain_chunk)
+        chains = ClassChains(JointLogDensity(model), self.num_steps, settings.chain_chunk)
         found: list[ClassTuning] = []
 
         def first() -> ClassTuning:

@@ -1,17 +1,18 @@
 r"""Latents of several classes in coordinates that are white under the posterior which Gaussian sites give, at every theta.
 
-Sites of a datum have the precision :math:`W_n = \mathrm{diag}(d_n) - d_n d_n^T / \sum_k d_{nk}` in the K functions. With f - m = L v in
-each, all with one L, v given theta and the sites is normal with precision
+Sites of a datum have the precision :math:`W_n = \mathrm{diag}(d_n) - d_n d_n^T / \sum_k d_{nk}` in the K functions. With
+f - m = L v in each, all with one L, v given theta and the sites is normal with precision
 
 .. math:: P = A - B S^{-1} B^T, \quad A = \mathrm{blockdiag}_k(I + L^T D_k L), \quad B_k = L^T D_k, \quad S = \sum_k D_k
 
-so that K + 1 factorisations of N x N matrices do. With :math:`A = R R^T`, :math:`C = R^{-1} B S^{-1/2}` and :math:`I - C^T C = M M^T`,
+so that K + 1 factorisations of N x N matrices do. With :math:`A = R R^T`, :math:`C = R^{-1} B S^{-1/2}` and
+:math:`I - C^T C = M M^T`,
 
 .. math:: P = (R Q) (R Q)^T, \quad Q = I - C (I + M)^{-1} C^T, \quad v = (R Q)^{-T} ((R Q)^{-1} b + w)
 
 since :math:`X + X^T - X C^T C X^T = I` for :math:`X = (I + M)^{-1}`. Here b holds the sites' shifts, in v. As in
-:mod:`torchgpmc.models.whitening`, w is standard normal where the sites are the likelihood, and [theta, w] has exactly the density of
-[theta, v] times the volume, whatever the sites: they may change with theta too.
+:mod:`torchgpmc.models.whitening`, w is standard normal where the sites are the likelihood, and [theta, w] has exactly the
+density of [theta, v] times the volume, whatever the sites: they may change with theta too.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class ClassMap(NamedTuple):
 
     def white(self, v: Tensor) -> Tensor:
         """w ``(C, V)`` from v ``(C, V)``."""
-        count, functions, size, _ = self.inverse.shape
+        _, functions, size, _ = self.inverse.shape
         column = v.view(len(v), functions, size, 1)
         turned = torch.linalg.solve_triangular(self.inverse.mT, column, upper=True).view(v.shape)
         unit = identity_matrix(size, v)
@@ -111,4 +112,3 @@ def class_map(factor: Tensor, weight: Tensor, shift: Tensor) -> ClassMap:
     found = ClassMap(inverse, shared, inner, bridge, torch.zeros_like(shift).flatten(1), log_volume)
     linear = times_blocks(shift.flatten(1), factor)
     return found._replace(explained=found._turned(_times(linear, inverse.mT), bridge))
-

@@ -29,7 +29,7 @@ from torchgpmc.samplers.adaptation import PositionMoments, start_moments, update
 from torchgpmc.samplers.fitted_proposals import design, fitted_proposal
 from torchgpmc.samplers.hmc import HMCState, transition
 from torchgpmc.samplers.preconditioner import identity_preconditioner
-from torchgpmc.trees import concatenate, where
+from torchgpmc.trees import concatenate, take, where
 from torchgpmc.types import Sampler
 
 _SEED = 0  # of the search for where theta lies, which a run that is resumed makes again
@@ -101,31 +101,35 @@ class _OfWhite(NamedTuple):
     joint: JointLogDensity
     at: AtTheta
 
-    def value_and_grad(self, white: Tensor) -> tuple[Tensor, Tensor]:
+    def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """With its gradient."""
         coordinates = self.at.coordinates
-        value, gradient = LatentsGivenTheta(self.joint, self.at.kept).value_and_grad(coordinates.latents(white))
+        value, gradient = LatentsGivenTheta(self.joint, self.at.kept).value_and_grad(coordinates.latents(position))
         return mask_failures(value + coordinates.log_volume, coordinates.pulled_back(gradient))
 
-    def __call__(self, white: Tensor) -> Tensor:
+    def __call__(self, position: Tensor) -> Tensor:
         coordinates = self.at.coordinates
         with torch.no_grad():
-            value = LatentsGivenTheta(self.joint, self.at.kept)(coordinates.latents(white)) + coordinates.log_volume
-        return torch.nan_to_num(value, nan=-torch.inf, posinf=-torch.inf)
+            value = LatentsGivenTheta(self.joint, self.at.kept)(coordinates.latents(position)) + coordinates.log_volume
+        return torch.nan_to_num(value, -torch.inf, -torch.inf, -torch.inf)
+
+    def select(self, rows: Tensor) -> _OfWhite:
+        """Of some chains."""
+        return _OfWhite(self.joint.select(rows), take(self.at, rows))
 
 
 class ClassChains:
     """The kernel at a tuning, and how that is found.
 
     Args:
-        model: of several classes.
+        joint: of a model of several classes.
         num_steps: leapfrog steps a trajectory at most; at least half of them.
         chain_chunk: thetas whose matrices are worked out at once, at most.
     """
 
-    def __init__(self, model: GPModel, num_steps: int, chain_chunk: int | None):
-        self.joint = JointLogDensity(model)
-        self.model = model
+    def __init__(self, joint: JointLogDensity, num_steps: int, chain_chunk: int | None):
+        self.joint = joint
+        self.model = model = joint.model
         self.num_steps = num_steps
         self.chain_chunk = chain_chunk
         self.points = design(model.layout.size, model.train_x)
@@ -276,4 +280,3 @@ def _rough_theta(model: GPModel) -> tuple[Tensor, Tensor]:
     deviation = _FIRST_DEVIATION * covariance.diagonal().sqrt()
     ends = [scale.theta(best + sign * deviation)[0] for sign in (1, -1)]
     return scale.theta(best)[0][0], (0.5 * (ends[0] - ends[1])[0]).diag()
-
