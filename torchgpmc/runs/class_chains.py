@@ -34,6 +34,7 @@ from torchgpmc.types import Sampler
 
 _SEED = 0  # of the search for where theta lies, which a run that is resumed makes again
 _ROUNDS, _DRAWS_A_ROUND, _ROUGH_SWEEPS = 5, 12, 8
+_ROUGH_DATA = 200  # that the search looks at, of more: warm-up moves on from where they have it
 _FIRST_DEVIATION = 0.3  # of theta, in the prior's
 _SITES_REACH, _FARTHEST = 0.8, 4.0  # of the thetas that sites are fitted at, in deviations; of the line, in those
 _SWEEPS, _MORE_SWEEPS = 25, 12
@@ -263,9 +264,12 @@ class ClassWarmUp(NamedTuple):
 def _rough_theta(model: GPModel) -> tuple[Tensor, Tensor]:
     """Where a lower bound of the posterior is highest ``(P,)``, nearly, and deviations there ``(P, P)``, a diagonal matrix."""
     scale, generator = normal_scale(model.layout), make_generator(_SEED, model.train_x.device)
+    size = len(model.train_x)
+    rows = torch.arange(size, device=model.train_x.device)[:: -(-size // _ROUGH_DATA)]
+    few = model if len(rows) == size else model.with_buffers(train_x=model.train_x[rows], train_y=model.train_y[rows])
 
     def bound(z: Tensor) -> Tensor:
-        return fitted_class_sites(model, scale.theta(z)[0], _ROUGH_SWEEPS).bound - 0.5 * z.square().sum(-1)
+        return fitted_class_sites(few, scale.theta(z)[0], _ROUGH_SWEEPS).bound - 0.5 * z.square().sum(-1)
 
     best = model.train_x.new_zeros(1, model.layout.size)
     highest = bound(best)
