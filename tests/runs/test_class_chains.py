@@ -92,7 +92,9 @@ def test_options_out_of_range_are_named(option, value):
 def test_the_search_looks_at_some_of_many_data(monkeypatch):
     seen = []
     fitted = class_chains.fitted_class_sites
-    monkeypatch.setattr(class_chains, "fitted_class_sites", lambda model, *rest: seen.append(len(model.train_x)) or fitted(model, *rest))
+    monkeypatch.setattr(
+        class_chains, "fitted_class_sites", lambda model, *rest: seen.append(len(model.train_x)) or fitted(model, *rest)
+    )
     monkeypatch.setattr(class_chains, "_ROUGH_DATA", 10)
     class_chains.ClassChains(JointLogDensity(four_classes(num_data=25)), 8, None).first_tuning()
     assert set(seen[:-1]) == {9} and seen[-1] == 25

@@ -31,7 +31,8 @@ class ClassGibbs:
     For :class:`Softmax` without mixing weights, and other log-concave likelihoods of differences between functions.
 
     Args:
-        num_steps: leapfrog steps a trajectory, at most; as many as half of them or more are drawn at each.
+        num_steps: leapfrog steps a trajectory, at most: it takes as many as make a quarter of the period in those coordinates, give
+            or take a third.
         target_accept_prob: acceptance of trajectories that warm-up steers the step size to.
         thinning: keep one draw in this many.
 
@@ -42,12 +43,12 @@ class ClassGibbs:
         >>> x, kernel = torch.linspace(0, 1, 9), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
         >>> likelihood = tg.likelihoods.Softmax(num_classes=3, mixing_weights=False)
         >>> model = tg.GP(x, torch.arange(9) // 3, kernel, likelihood)
-        >>> posterior = tg.sample(model, tg.ClassGibbs(), num_samples=200, warmup_steps=40, num_chains=8, progress=False)
+        >>> posterior = tg.sample(model, tg.ClassGibbs(), num_samples=600, warmup_steps=60, num_chains=8, progress=False)
         >>> posterior.latents.shape
-        torch.Size([8, 200, 9, 3])
+        torch.Size([8, 600, 9, 3])
     """
 
-    num_steps: int = 8
+    num_steps: int = 16
     target_accept_prob: float = 0.8
     thinning: int = 1
 

@@ -42,6 +42,8 @@ _KNOWN = 40.0  # positions that the covariance before a window counts for
 _OVERDISPERSION = 2.0
 _LARGEST_STEP = 1.5  # times V^-1/4
 _ADAPTATION, _SETTLING = 0.3, 5.0
+# Of trajectories, at least, and twice that at most: a quarter of the period in w on average. After a half |w| is as before.
+_LENGTH = math.pi / 3
 
 
 class ClassTuning(NamedTuple):
@@ -124,7 +126,7 @@ class ClassChains:
 
     Args:
         joint: of a model of several classes.
-        num_steps: leapfrog steps a trajectory at most; at least half of them.
+        num_steps: leapfrog steps a trajectory at most.
         chain_chunk: thetas whose matrices are worked out at once, at most.
     """
 
@@ -170,9 +172,9 @@ class ClassChains:
 
         def step(state: ClassState, generator: torch.Generator) -> tuple[ClassState, ClassInfo]:
             theta, at = state.position[:, :size], state.at
-            least = (self.num_steps + 1) // 2
-            length = int(torch.randint(least, self.num_steps + 1, (), generator=generator, device=generator.device))
-            white, info, _, _ = transition(_OfWhite(self.joint, at), unit, tuning.step_size, length, state.white, generator)
+            length = _LENGTH * (1 + float(torch.rand((), generator=generator, device=generator.device)))
+            steps = min(max(round(length / float(tuning.step_size)), 1), self.num_steps)
+            white, info, _, _ = transition(_OfWhite(self.joint, at), unit, tuning.step_size, steps, state.white, generator)
             values = [_OfWhite(self.joint, there)(white.position) for there in self.designed(tuning)]
             proposal = fitted_proposal(self.points, torch.stack(values, -1))
             here, there = tuning.standardised(theta), proposal.draw(generator)
