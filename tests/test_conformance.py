@@ -48,6 +48,7 @@ METHODS = {
     "LocalRegions": tg.LocalRegions(),
     "ControlVariables": tg.ControlVariables(),
     "Gibbs": tg.Gibbs(latent_steps=2),
+    "ClassGibbs": tg.ClassGibbs(num_steps=3),
     "PseudoMarginal": tg.PseudoMarginal(num_importance=4),
     "PseudoMarginalSlice": tg.PseudoMarginalSlice(num_importance=4),
     "AMIS": tg.AMIS(num_importance=4),
@@ -58,6 +59,7 @@ INTEGRATE_LATENTS = ("PseudoMarginal", "PseudoMarginalSlice", "AMIS", "MAMIS")  
 NEED_LATENTS_AT_DATA = ("GibbsLike", "OrthantGPC")  # which some have not
 # Alone at fixed hyperparameters.
 OF_LATENTS = ("EllipticalSlice", "PCN", "AuxiliaryGradient", "GibbsLike", "LocalRegions", "ControlVariables")
+OF_CLASSES = ("ClassGibbs",)  # at the data
 NEED_START = ("StochasticGradientHMC",)  # and data that are no latents
 BIASED = ("StochasticGradientHMC",)
 WEIGHTED = ("AMIS", "MAMIS", "OrthantGPC")
@@ -80,6 +82,7 @@ def quiet_sample(*args, **options):
 
 
 def model_for(method, model="GP", likelihood="probit", device="cpu"):
+    likelihood = "softmax" if method in OF_CLASSES else likelihood
     made = MODELS[model]("gaussian" if model == "GPRegression" else likelihood, device=device)
     if method in OF_LATENTS:
         for part in (made.kernel, made.likelihood):
@@ -116,13 +119,20 @@ def test_methods_are_frozen_option_sets(name):
 DEAR = ("NUTS", "ChEES", "Slice", "PseudoMarginalSlice", "AMIS", "MAMIS")
 PAIRS = list(itertools.product(METHODS, MODELS))
 QUICK = [("HMC", model) for model in MODELS] + [(method, "GP") for method in METHODS if method not in DEAR]
-REFUSED = [(method, "SparseGP") for method in NEED_LATENTS_AT_DATA] + [(method, "ProjectedProcess") for method in INTEGRATE_LATENTS]
+REFUSED = [(method, "SparseGP") for method in NEED_LATENTS_AT_DATA + OF_CLASSES] + [
+    (method, "ProjectedProcess") for method in INTEGRATE_LATENTS
+]
 
 
 @pytest.mark.parametrize(("method", "model"), quick(QUICK + REFUSED, PAIRS))
 def test_methods_give_an_ordinary_posterior(method, model, device):
-    if (method, model) in REFUSED or (model == "ProjectedProcess" and method in NEED_LATENTS_AT_DATA):
+    refuses = NEED_LATENTS_AT_DATA + OF_CLASSES
+    if (method, model) in REFUSED or (model == "ProjectedProcess" and method in refuses):
         with pytest.raises(ValueError, match=model):
+            quiet_sample(model_for(method, model, device=device), METHODS[method])
+        return
+    if model == "GPRegression" and method in OF_CLASSES:
+        with pytest.raises(ValueError, match="Expected a GP with Softmax"):
             quiet_sample(model_for(method, model, device=device), METHODS[method])
         return
     if model == "GPRegression" and method == "OrthantGPC":
@@ -148,7 +158,7 @@ def test_methods_give_an_ordinary_posterior(method, model, device):
     for entry in made.layout.entries:
         assert posterior.samples[entry.name].shape == (*shape, *entry.shape)
     prediction = posterior.predict(inputs(3, seed=5).to(device))
-    assert prediction.mean.shape == (3,)
+    assert prediction.mean.shape == ((3, 3) if method in OF_CLASSES else (3,))
     assert len(torch.unique(posterior.whitened.flatten(0, 1), dim=0)) > 2, "the chains did not move"
     joint = tg.joint_log_density(made)
     position = torch.cat([posterior.theta, posterior.whitened], -1)[:, -1].to(device)

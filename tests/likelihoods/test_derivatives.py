@@ -107,3 +107,14 @@ def test_probit_derivatives_hold_far_in_the_tail():
     found = Bernoulli().derivatives(f, torch.ones(2, dtype=torch.float64))
     torch.testing.assert_close(found.first, -f + 1 / -f, rtol=1e-3, atol=0)
     assert bool((found.second < 0).all()) and bool((found.second > -1.0).all())
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_the_slope_of_softmax_is_autograds(mixed):
+    generator = torch.Generator().manual_seed(3)
+    likelihood = Softmax(num_classes=4, num_features=2, mixing_weights=mixed).double()
+    f = torch.randn(3, 5, 2 if mixed else 4, generator=generator, dtype=torch.float64, requires_grad=True)
+    y = torch.tensor([0.0, 3.0, 1.0, 2.0, 1.0], dtype=torch.float64)
+    value = likelihood.log_prob(f, y)
+    (slope,) = torch.autograd.grad(value.sum(), f)
+    torch.testing.assert_close(likelihood.log_prob_and_slope(f, y), (value, slope))

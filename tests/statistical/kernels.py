@@ -19,6 +19,7 @@ from torchgpmc.models.following import following_map
 from torchgpmc.models.gp_model import likelihood_values
 from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.runs.blocks import JointWithPrior, LatentsGivenTheta
+from torchgpmc.runs.class_chains import ClassChains, ClassTuning
 from torchgpmc.runs.control_inputs import prior_of_controls
 from torchgpmc.runs.integrated_latents import ThroughEstimates
 from torchgpmc.runs.parameterizations import ThetaBlock
@@ -42,6 +43,7 @@ from torchgpmc.samplers import (
     stochastic_gradient_hmc,
     sweep,
 )
+from torchgpmc.samplers.adaptation import start_moments
 from torchgpmc.samplers.auxiliary_gradient import axes_of
 from torchgpmc.samplers.gibbs_like import by_slices
 from torchgpmc.types import Sampler
@@ -227,6 +229,17 @@ def white_at_every_theta(model, density, like):
         return _WhiteState(torch.cat([moved.position[:, :size], joint.whitened(moved.position)[0]], -1), moved), info
 
     return Sampler(init, step)
+
+
+def classes_in_turn(model, density, like):
+    """Theta and the latents of several classes in turn, white under sites that follow theta and which no data made."""
+    size, generator = model.layout.size, torch.Generator().manual_seed(6)
+    shape = (size + 1, *model.latent_shape)
+    log_weight, shift = (0.4 * torch.randn(shape, generator=generator).to(like) for _ in range(2))
+    root = (0.7 * torch.eye(size) + 0.2 * torch.ones(size, size).tril(-1)).to(like)
+    moments = start_moments(size, size, like)
+    tuning = ClassTuning(torch.tensor(0.6).to(like), like.new_full((size,), -0.3), root, log_weight, shift, moments)
+    return ClassChains(density, 3, None).kernel(tuning)
 
 
 def _sweep(model, density, like):

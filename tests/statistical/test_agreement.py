@@ -158,6 +158,7 @@ SEVERAL = {
     "pseudo-marginal": (tg.PseudoMarginal(), 100),
     "NUTS on Laplace's marginal, weighted": (tg.NUTS(marginal=tg.Laplace(), importance_weights=16), 64),
     "AMIS": (tg.AMIS(), 3000),
+    "classes in turn": (tg.ClassGibbs(), 100),
 }
 
 

@@ -29,6 +29,7 @@ from tests.statistical.kernels import (
     NoLikelihood,
     NoVolume,
     Row,
+    classes_in_turn,
     gibbs,
     latents_out,
     position_of,
@@ -37,13 +38,15 @@ from tests.statistical.kernels import (
 )
 from torchgpmc.evidence import ImportanceEstimator
 from torchgpmc.models import JointLogDensity
+from torchgpmc.models.class_coordinates import class_map
 from torchgpmc.models.following import FollowingMap
 from torchgpmc.models.gp_model import likelihood_values
 from torchgpmc.models.whitening import GaussianSites, whiten_under_sites
-from torchgpmc.runs import white_moves
+from torchgpmc.runs import class_chains, white_moves
 from torchgpmc.runs.integrated_latents import ThroughEstimates
 from torchgpmc.runs.parameterizations import _single_site_precision, _WhiteUnderSites
 from torchgpmc.samplers import hmc
+from torchgpmc.samplers.fitted_proposals import FittedProposal
 from torchgpmc.samplers.metropolis import accept
 
 CHAINS, FURTHER, ROUNDS = 20_000, 4, 7
@@ -210,6 +213,32 @@ def test_a_missing_volume_at_every_theta_is_caught(monkeypatch):
     mapped = FollowingMap.mapped
     monkeypatch.setattr(FollowingMap, "mapped", lambda *of: mapped(*of)._replace(log_volume=of[1].new_zeros(len(of[1]))))
     assert geweke_at_every_theta(monkeypatch, chains=PLANTED) > 1
+
+
+def geweke_of_classes(monkeypatch, **options):
+    monkeypatch.setitem(SAMPLERS, "classes", Row("hmc", classes_in_turn))
+    return geweke(gp("softmax", num_data=2), "classes", seed=25, rounds=5, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+def test_classes_in_turn_are_exact(monkeypatch):
+    assert geweke_of_classes(monkeypatch, chains=15_000) < 1
+
+
+def no_volume(monkeypatch):
+    monkeypatch.setattr(class_chains, "class_map", lambda *of: class_map(*of)._replace(log_volume=of[0].new_zeros(len(of[0]))))
+
+
+def no_proposal_density(monkeypatch):
+    monkeypatch.setattr(FittedProposal, "log_density", lambda self, position: torch.zeros_like(position[:, 0]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plant", [no_volume, no_proposal_density])
+def test_what_is_left_out_of_classes_in_turn_is_caught(plant, monkeypatch):
+    plant(monkeypatch)
+    assert geweke_of_classes(monkeypatch, chains=PLANTED) > 1
 
 
 @pytest.mark.slow

@@ -93,6 +93,14 @@ class Softmax(Factorised, SoftmaxLikelihood):
         index = targets.long().expand(logs.shape[:-1]).unsqueeze(-1)
         return logs.gather(-1, index).squeeze(-1)
 
+    def log_prob_and_slope(self, f: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        logs = self._log_probabilities(f)
+        index = targets.long().expand(logs.shape[:-1]).unsqueeze(-1)
+        slope = logs.exp().neg_().scatter_add_(-1, index, torch.ones_like(logs[..., :1]))
+        if self.mixing_weights is not None:
+            slope = slope @ self.mixing_weights
+        return logs.gather(-1, index).sum((-2, -1)), slope
+
     def curvature(self, f: Tensor, targets: Tensor) -> Curvature:
         """In closed form (Rasmussen & Williams 2006, eqs 3.33-3.38)."""
         logs = self._log_probabilities(f)

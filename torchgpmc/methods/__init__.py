@@ -2,6 +2,7 @@
 
 from torchgpmc.methods.adaptive_metropolis import AdaptiveMH
 from torchgpmc.methods.amis import AMIS
+from torchgpmc.methods.class_gibbs import ClassGibbs
 from torchgpmc.methods.control_values import ControlVariables
 from torchgpmc.methods.coordinate_slice import Slice
 from torchgpmc.methods.crank_nicolson import PCN
@@ -29,6 +30,7 @@ __all__ = [
     "AdaptiveMH",
     "AuxiliaryGradient",
     "ChEES",
+    "ClassGibbs",
     "ControlVariables",
     "EllipticalSlice",
     "Gibbs",

@@ -29,7 +29,7 @@ from torchgpmc.runs.starts import check_one_data_set, positions_around, start_at
 from torchgpmc.storage.draws import Draw
 from torchgpmc.types import LogDensity, NoisyDensity
 
-_EXACT = "the exact posterior"
+EXACT = "the exact posterior"
 
 
 class ChainTarget(NamedTuple):
@@ -98,7 +98,7 @@ def joint_target(
         covariance = torch.block_diag(covariance, identity_matrix(model.latent_size, centre))
         return positions_around(centre, covariance, size, density, chains, generator), covariance
 
-    return ChainTarget(density, size, size + model.latent_size, start, read, _EXACT, is_guess=fit is not None)
+    return ChainTarget(density, size, size + model.latent_size, start, read, EXACT, is_guess=fit is not None)
 
 
 def original_target(model: GPModel, settings: Settings) -> ChainTarget:
@@ -145,7 +145,7 @@ def latent_target(model: GPModel, settings: Settings, *, with_prior: bool) -> Ch
         log_prior = 0.0 if with_prior else log_standard_normal(v)
         return Draw(v.new_zeros(chains, 1, 0), v[:, None]), {"lp": log_density + log_prior}
 
-    return ChainTarget(in_chunks(given, chains, settings.chain_chunk), 0, model.latent_size, start, read, _EXACT)
+    return ChainTarget(in_chunks(given, chains, settings.chain_chunk), 0, model.latent_size, start, read, EXACT)
 
 
 def marginal_target(
@@ -188,7 +188,7 @@ def marginal_target(
         found = start_at_mode(marginal_of(model, approximation), chains, generator) if from_mode else None
         return found or (starting_thetas(model, density, chains, generator), None)
 
-    label = _EXACT
+    label = EXACT
     if not (model.collapses or isinstance(approximation, Conjugate)):
         kind = "weighted to the exact posterior" if num_importance else "an approximation, not the exact posterior"
         label = f"{type(approximation).__name__}'s approximate marginal posterior: {kind}"
@@ -253,7 +253,7 @@ def estimated_target(
         }
         return Draw(state.position[:, None], estimate.whitened[:, None]), stats
 
-    return ChainTarget(density, model.layout.size, model.layout.size, start, read, _EXACT)
+    return ChainTarget(density, model.layout.size, model.layout.size, start, read, EXACT)
 
 
 def density_target(density: LogDensity, start: Tensor) -> ChainTarget:

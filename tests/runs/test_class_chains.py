@@ -1,0 +1,100 @@
+"""Theta and the latents of several classes in turn: what is tuned, what is kept, what is refused."""
+
+import math
+import warnings
+
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel
+from gpytorch.priors import GammaPrior
+
+import torchgpmc as tg
+from tests.problems import fixed_kernel, gp, gp_regression, inputs, sparse_gp, targets
+from tests.runs.resume import dies_and_resumes
+from torchgpmc.models import JointLogDensity
+from torchgpmc.runs import class_chains
+from torchgpmc.runs.run import Settings
+
+OPTIONS = {"num_samples": 8, "warmup_steps": 10, "num_chains": 3, "seed": 4, "progress": False}
+
+
+def four_classes(_=None, num_data=12):
+    x = inputs(num_data, 2)
+    likelihood = tg.likelihoods.Softmax(num_classes=4, mixing_weights=False)
+    kernel = RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+    return tg.GP(x, (2 * x[:, 0]).floor() + 2 * (2 * x[:, 1]).floor(), kernel, likelihood)
+
+
+def quiet(model, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", tg.SamplingWarning)
+        return tg.sample(model, tg.ClassGibbs(), **{**OPTIONS, **options})
+
+
+@pytest.mark.parametrize("advances", [6, 14])
+def test_a_run_that_died_resumes_to_the_same_bits(advances, tmp_path, monkeypatch):
+    with pytest.warns(tg.SamplingWarning):  # draws so few
+        assert dies_and_resumes(four_classes, tg.ClassGibbs(), OPTIONS, advances, tmp_path / "run", monkeypatch)
+
+
+def test_chains_in_chunks_have_the_same_draws():
+    # Not to the last bit: products of other batches round differently.
+    torch.testing.assert_close(quiet(four_classes(), chain_chunk=2).theta, quiet(four_classes()).theta, rtol=1e-6, atol=1e-6)
+
+
+def test_nothing_is_tuned_after_warm_up():
+    run = tg.ClassGibbs().prepare(four_classes(), Settings(4, 10, 2, None))
+    generator = torch.Generator().manual_seed(0)
+    state, tunings = run.init(generator), []
+    for _ in range(14):
+        state, _, _ = run.advance(state, generator)
+        tunings.append(state.tuning)
+    assert float(tunings[3].centre.sub(tunings[6].centre).abs().max()) > 0 and tunings[9] is tunings[13]
+
+
+def test_coordinates_follow_theta_so_that_four_of_five_are_accepted():
+    """Where theta is tried with v held, under a lengthscale that data know of, it is one of five or fewer."""
+    posterior = quiet(four_classes(num_data=40), num_samples=60, warmup_steps=60)
+    assert float(posterior.stats["hyper_acceptance"].mean()) > 0.6
+    assert 0.65 < float(posterior.stats["acceptance_rate"].mean()) < 0.95
+
+
+def test_chains_start_where_the_posterior_is():
+    model = four_classes(num_data=40)
+    chains = class_chains.ClassChains(JointLogDensity(model), 8, None)
+    theta, v = chains.starts(chains.first_tuning(), 16, torch.Generator().manual_seed(1)).split([1, model.latent_size], -1)
+    by_chance = 40 * math.log(0.25)
+    assert float(model.log_likelihood(model.at(model.prior(theta)), v, model.targets).min()) > 0.7 * by_chance
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (lambda: gp("probit"), "GP with Bernoulli.*Expected a GP with Softmax"),
+        (lambda: gp("robust_max"), "RobustMax"),
+        (lambda: sparse_gp("softmax"), "SparseGP with Softmax"),
+        (gp_regression, "GPRegression"),
+        (lambda: tg.GP(inputs(6), targets("softmax", 6), fixed_kernel(), gp("softmax").likelihood), "hyperparameters.*are fixed"),
+        (lambda: gp("softmax").with_targets(torch.stack([targets("softmax", 6, seed) for seed in range(4)])), "one a chain"),
+    ],
+)
+def test_models_of_other_kinds_are_refused(model, expected):
+    with pytest.raises(ValueError, match=expected):
+        tg.sample(model(), tg.ClassGibbs(), **{**OPTIONS, "num_chains": 4})
+
+
+@pytest.mark.parametrize(("option", "value"), [("num_steps", 0), ("thinning", 0), ("target_accept_prob", 1.5)])
+def test_options_out_of_range_are_named(option, value):
+    with pytest.raises(ValueError, match=option):
+        tg.sample(four_classes(), tg.ClassGibbs(**{option: value}), **OPTIONS)
+
+
+def test_the_search_looks_at_some_of_many_data(monkeypatch):
+    seen = []
+    fitted = class_chains.fitted_class_sites
+    monkeypatch.setattr(
+        class_chains, "fitted_class_sites", lambda model, *rest: seen.append(len(model.train_x)) or fitted(model, *rest)
+    )
+    monkeypatch.setattr(class_chains, "_ROUGH_DATA", 10)
+    class_chains.ClassChains(JointLogDensity(four_classes(num_data=25)), 8, None).first_tuning()
+    assert set(seen[:-1]) == {9} and seen[-1] == 25

@@ -1,0 +1,288 @@
+"""Chains of [theta, v] for several classes: theta and the latents in turn, in coordinates that are white at every theta.
+
+Given theta the latents move by Hamiltonian trajectories in w, which factorise nothing. Given w theta is proposed from a quadratic
+fitted to the density at some thetas that stay, whose factors are worked out once: so each theta that is tried takes one set of
+factorisations, and four of five are accepted. Sites are a linear function of theta (of d, in logarithms), fitted to those of
+:mod:`torchgpmc.approximations.class_variational` at some thetas, and frozen with all else before the first kept draw.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgpmc.approximations.class_sites import ClassSites
+from torchgpmc.approximations.class_variational import fitted_class_sites
+from torchgpmc.density import mask_failures
+from torchgpmc.models.class_coordinates import ClassMap, class_map
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.joint_density import JointLogDensity
+from torchgpmc.numerics.linalg import cholesky, identity_matrix, solve_lower
+from torchgpmc.numerics.random import log_uniform, make_generator, normal_like
+from torchgpmc.parameters.normal_scale import normal_scale
+from torchgpmc.runs.blocks import KeptPrior, LatentsGivenTheta, kept_prior
+from torchgpmc.samplers.adaptation import PositionMoments, start_moments, update_moments
+from torchgpmc.samplers.fitted_proposals import design, fitted_proposal
+from torchgpmc.samplers.hmc import HMCState, transition
+from torchgpmc.samplers.preconditioner import identity_preconditioner
+from torchgpmc.trees import concatenate, take, where
+from torchgpmc.types import Sampler
+
+_SEED = 0  # of the search for where theta lies, which a run that is resumed makes again
+_ROUNDS, _DRAWS_A_ROUND, _ROUGH_SWEEPS = 5, 12, 8
+_ROUGH_DATA = 200  # that the search looks at, of more: warm-up moves on from where they have it
+_FIRST_DEVIATION = 0.3  # of theta, in the prior's
+_SITES_REACH, _FARTHEST = 0.8, 4.0  # of the thetas that sites are fitted at, in deviations; of the line, in those
+_SWEEPS, _MORE_SWEEPS = 25, 12
+_KNOWN = 40.0  # positions that the covariance before a window counts for
+_OVERDISPERSION = 2.0
+_LARGEST_STEP = 1.5  # times V^-1/4
+_ADAPTATION, _SETTLING = 0.3, 5.0
+# Of trajectories, at least, and twice that at most: a quarter of the period in w on average. After a half |w| is as before.
+_LENGTH = math.pi / 3
+
+
+class ClassTuning(NamedTuple):
+    """The step size of the latents, where theta lies, and sites."""
+
+    step_size: Tensor  # ()
+    centre: Tensor  # (P,)
+    root: Tensor  # (P, P), lower triangular, of theta's covariance
+    log_weight: Tensor  # (P + 1, K, N), of d: at the centre, and slopes
+    shift: Tensor  # the same of the shifts
+    moments: PositionMoments  # of theta since the last window
+
+    def standardised(self, theta: Tensor) -> Tensor:
+        """theta ``(C, P)`` in deviations."""
+        return solve_lower(self.root, (theta - self.centre).mT).mT
+
+    def theta(self, standardised: Tensor) -> Tensor:
+        """Back again."""
+        return self.centre + standardised @ self.root.mT
+
+    def sites(self, theta: Tensor) -> ClassSites:
+        """At ``theta`` ``(C, P)``."""
+        along = (self.standardised(theta) / _SITES_REACH).clamp(-_FARTHEST, _FARTHEST)
+        terms = torch.cat([torch.ones_like(along[:, :1]), along], -1)
+        weight, shift = (torch.tensordot(terms, part, 1) for part in (self.log_weight, self.shift))
+        return ClassSites(weight.exp(), shift)
+
+
+class AtTheta(NamedTuple):
+    """What depends on theta and the tuning alone."""
+
+    kept: KeptPrior
+    coordinates: ClassMap
+
+
+class ClassState(NamedTuple):
+    """Position [theta, v] and its log density; the latents as they move."""
+
+    position: Tensor  # (C, P + V)
+    log_density: Tensor  # (C,)
+    at: AtTheta
+    white: HMCState  # of w
+
+
+class ClassInfo(NamedTuple):
+    """What is known about one sweep of each chain, each ``(C,)``."""
+
+    acceptance_rate: Tensor  # of the latents
+    hyper_acceptance: Tensor
+    diverging: Tensor
+    n_steps: Tensor  # evaluations
+    n_failures: Tensor
+
+
+class _OfWhite(NamedTuple):
+    """log p(theta, v(w), y) + log |dv / dw| of w ``(C, V)``."""
+
+    joint: JointLogDensity
+    at: AtTheta
+
+    def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        """With its gradient."""
+        coordinates = self.at.coordinates
+        value, gradient = LatentsGivenTheta(self.joint, self.at.kept).value_and_grad(coordinates.latents(position))
+        return mask_failures(value + coordinates.log_volume, coordinates.pulled_back(gradient))
+
+    def __call__(self, position: Tensor) -> Tensor:
+        coordinates = self.at.coordinates
+        with torch.no_grad():
+            value = LatentsGivenTheta(self.joint, self.at.kept)(coordinates.latents(position)) + coordinates.log_volume
+        return torch.nan_to_num(value, -torch.inf, -torch.inf, -torch.inf)
+
+    def select(self, rows: Tensor) -> _OfWhite:
+        """Of some chains."""
+        return _OfWhite(self.joint.select(rows), take(self.at, rows))
+
+
+class ClassChains:
+    """The kernel at a tuning, and how that is found.
+
+    Args:
+        joint: of a model of several classes.
+        num_steps: leapfrog steps a trajectory at most.
+        chain_chunk: thetas whose matrices are worked out at once, at most.
+    """
+
+    def __init__(self, joint: JointLogDensity, num_steps: int, chain_chunk: int | None):
+        self.joint = joint
+        self.model = model = joint.model
+        self.num_steps = num_steps
+        self.chain_chunk = chain_chunk
+        self.points = design(model.layout.size, model.train_x)
+        self._designed: tuple[Tensor, list[AtTheta]] | None = None
+
+    def at(self, theta: Tensor, tuning: ClassTuning) -> AtTheta:
+        """At ``theta`` ``(C, P)``."""
+        return concatenate([self._at(part, tuning) for part in theta.split(self.chain_chunk or len(theta))])
+
+    def _at(self, theta: Tensor, tuning: ClassTuning) -> AtTheta:
+        with torch.no_grad():
+            hyperparameters, log_prior = self.model.layout.raw_values_and_log_prior(theta)
+            kept = kept_prior(self.model, self.model.at_data(hyperparameters), log_prior)
+            return AtTheta(kept, class_map(kept.at.prior.factor, *tuning.sites(theta)))
+
+    def designed(self, tuning: ClassTuning) -> list[AtTheta]:
+        """At each of the thetas that stay: no part of a chain's state, since it would be found again."""
+        if self._designed is None or self._designed[0] is not tuning.centre:
+            thetas = tuning.theta(self.points)
+            self._designed = tuning.centre, [self._at(theta[None], tuning) for theta in thetas]
+        return self._designed[1]
+
+    def kernel(self, tuning: ClassTuning) -> Sampler:
+        """Sweeps: a trajectory of the latents, and a theta."""
+        size = self.model.layout.size
+        unit = identity_preconditioner(0, self.model.latent_size, self.model.train_x)
+
+        def seen(theta: Tensor, at: AtTheta, white: HMCState) -> ClassState:
+            position = torch.cat([theta, at.coordinates.latents(white.position)], -1)
+            return ClassState(position, white.log_density - at.coordinates.log_volume, at, white)
+
+        def init(position: Tensor, generator: torch.Generator) -> ClassState:
+            theta, v = position.tensor_split([size], -1)
+            at = self.at(theta, tuning)
+            white = at.coordinates.white(v)
+            return seen(theta, at, HMCState(white, *_OfWhite(self.joint, at).value_and_grad(white)))
+
+        def step(state: ClassState, generator: torch.Generator) -> tuple[ClassState, ClassInfo]:
+            theta, at = state.position[:, :size], state.at
+            length = _LENGTH * (1 + float(torch.rand((), generator=generator, device=generator.device)))
+            steps = min(max(round(length / float(tuning.step_size)), 1), self.num_steps)
+            white, info, _, _ = transition(_OfWhite(self.joint, at), unit, tuning.step_size, steps, state.white, generator)
+            values = [_OfWhite(self.joint, there)(white.position) for there in self.designed(tuning)]
+            proposal = fitted_proposal(self.points, torch.stack(values, -1))
+            here, there = tuning.standardised(theta), proposal.draw(generator)
+            log_u = log_uniform(white.log_density.shape, white.log_density, generator)
+            other_theta = tuning.theta(there)
+            other_at = self.at(other_theta, tuning)
+            other = HMCState(white.position, *_OfWhite(self.joint, other_at).value_and_grad(white.position))
+            log_ratio = other.log_density - white.log_density + proposal.log_density(here) - proposal.log_density(there)
+            log_ratio = torch.nan_to_num(log_ratio, nan=-torch.inf)
+            accepted = log_u < log_ratio
+            new = where(accepted, (other_theta, other_at, other), (theta, at, white))
+            work = info.n_steps + len(self.points) + 1
+            failures = info.n_failures + torch.isinf(other.log_density)
+            acceptance = log_ratio.clamp_max(0.0).exp()
+            return seen(*new), ClassInfo(info.acceptance_rate, acceptance, info.diverging, work, failures)
+
+        return Sampler(init, step)
+
+    def starts(self, tuning: ClassTuning, num_chains: int, generator: torch.Generator) -> Tensor:
+        """Positions [theta, v] around the centre, theta twice as wide; there itself where that is impossible."""
+        spread = _OVERDISPERSION * normal_like(tuning.centre.expand(num_chains, -1), generator)
+        white = normal_like(tuning.centre.new_empty(num_chains, self.model.latent_size), generator)
+        theta = tuning.theta(spread)
+        possible = torch.isfinite(_OfWhite(self.joint, self.at(theta, tuning))(white)).unsqueeze(-1)
+        theta = torch.where(possible, theta, tuning.centre)
+        return torch.cat([theta, self.at(theta, tuning).coordinates.latents(white)], -1)
+
+    def first_tuning(self) -> ClassTuning:
+        """From a search by the lower bound of p(y | theta)."""
+        centre, deviation = _rough_theta(self.model)
+        step_size = centre.new_tensor(_LARGEST_STEP / self.model.latent_size**0.25)
+        root = cholesky(deviation @ deviation.mT).factor
+        return self.renewed(centre, root, step_size, None)
+
+    def renewed(self, centre: Tensor, root: Tensor, step_size: Tensor, before: ClassTuning | None) -> ClassTuning:
+        """With sites fitted around ``centre``, beginning from those of ``before``."""
+        unit = identity_matrix(len(centre), centre)
+        along = torch.cat([torch.zeros_like(unit[:1]), unit, -unit])
+        theta = centre + _SITES_REACH * along @ root.mT
+        start = None if before is None else before.sites(theta)
+        sites = fitted_class_sites(self.model, theta, _SWEEPS if before is None else _MORE_SWEEPS, start).sites
+        terms = torch.linalg.pinv(torch.cat([torch.ones_like(along[:, :1]), along], -1))
+        log_weight, shift = (torch.tensordot(terms, part, 1) for part in (sites.weight.log(), sites.shift))
+        moments = start_moments(len(centre), len(centre), centre)
+        return ClassTuning(step_size, centre, root, log_weight, shift, moments)
+
+
+class ClassWarmUp(NamedTuple):
+    """The step size at every iteration; where theta lies, and sites, at the ends of three windows.
+
+    Args:
+        steps: iterations.
+        target_acceptance: of the latents.
+        chains: what is tuned.
+        first: the tuning to begin with.
+    """
+
+    steps: int
+    target_acceptance: float
+    chains: ClassChains
+    first: Callable[[], ClassTuning]
+
+    def start(self, position: Tensor, covariance: Tensor | None, generator: torch.Generator) -> ClassTuning:
+        """The first tuning."""
+        return self.first()
+
+    def update(self, tuning: ClassTuning, iteration: int, state: Any, info: Any, generator: torch.Generator) -> ClassTuning:
+        """From the positions and the acceptance rates ``(C,)``."""
+        gain = _ADAPTATION / math.sqrt(1 + iteration / _SETTLING)
+        step_size = tuning.step_size * (gain * (info.acceptance_rate.mean() - self.target_acceptance)).exp()
+        size = len(tuning.centre)
+        tuning = tuning._replace(step_size=step_size, moments=update_moments(tuning.moments, state.position[:, :size]))
+        if not self.restarts(iteration):
+            return tuning
+        moments = tuning.moments
+        scatter = moments.dense + _KNOWN * tuning.root @ tuning.root.mT
+        root, ok = cholesky(scatter / (moments.num_seen + _KNOWN))
+        return self.chains.renewed(moments.mean, torch.where(ok, root, tuning.root), step_size, tuning)
+
+    def restarts(self, iteration: int) -> bool:
+        """At the ends of windows, since coordinates change."""
+        return iteration in (self.steps // 5, self.steps // 2, 4 * self.steps // 5)
+
+    def statistics(self, tuning: ClassTuning) -> dict[str, Tensor]:
+        """The step size."""
+        return {"step_size": tuning.step_size}
+
+
+def _rough_theta(model: GPModel) -> tuple[Tensor, Tensor]:
+    """Where a lower bound of the posterior is highest ``(P,)``, nearly, and deviations there ``(P, P)``, a diagonal matrix."""
+    scale, generator = normal_scale(model.layout), make_generator(_SEED, model.train_x.device)
+    size = len(model.train_x)
+    rows = torch.arange(size, device=model.train_x.device)[:: -(-size // _ROUGH_DATA)]
+    few = model if len(rows) == size else model.with_buffers(train_x=model.train_x[rows], train_y=model.train_y[rows])
+
+    def bound(z: Tensor) -> Tensor:
+        return fitted_class_sites(few, scale.theta(z)[0], _ROUGH_SWEEPS).bound - 0.5 * z.square().sum(-1)
+
+    best = model.train_x.new_zeros(1, model.layout.size)
+    highest = bound(best)
+    for round_ in range(_ROUNDS):
+        z = best + 0.5**round_ * normal_like(best.expand(_DRAWS_A_ROUND, -1), generator)
+        value = bound(z)
+        if float(value.max()) > float(highest):
+            best, highest = z[value.argmax()][None], value.max()[None]
+    points = design(model.layout.size, best)
+    proposal = fitted_proposal(points, bound(best + _FIRST_DEVIATION * points)[None])
+    covariance = (proposal.axes[0] / proposal.precision[0]) @ proposal.axes[0].mT
+    deviation = _FIRST_DEVIATION * covariance.diagonal().sqrt()
+    ends = [scale.theta(best + sign * deviation)[0] for sign in (1, -1)]
+    return scale.theta(best)[0][0], (0.5 * (ends[0] - ends[1])[0]).diag()
