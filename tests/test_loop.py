@@ -349,12 +349,29 @@ def test_other_settings_are_refused(tmp_path):
     for other, method, options in (
         (model, tg.HMC(num_steps=3), OPTIONS),
         (model, tg.HMC(num_steps=2), {**OPTIONS, "seed": 9}),
-        (model, tg.HMC(num_steps=2), {**OPTIONS, "num_samples": 13}),
+        (model, tg.HMC(num_steps=2), {**OPTIONS, "num_samples": 11}),
         (gp("probit", num_data=7), tg.HMC(num_steps=2), OPTIONS),
         (gp("logit"), tg.HMC(num_steps=2), OPTIONS),
     ):
         with pytest.raises(ValueError, match=r"belongs to another run: .* was .*, is "):
             tg.sample(other, method, **options, checkpoint=path)
+
+
+@pytest.mark.parametrize("method", [tg.HMC(num_steps=2), tg.Gibbs(), tg.PseudoMarginal()])
+def test_chains_go_on_to_more_draws_than_a_finished_checkpoint_has(method, tmp_path):
+    model, path, more = gp("probit"), tmp_path / "run.ckpt", {**OPTIONS, "num_samples": 17}
+    few = tg.sample(model, method, **OPTIONS, checkpoint=path)
+    many = tg.sample(model, method, **more, checkpoint=path)
+    assert same(many, tg.sample(model, method, **more))
+    assert torch.equal(many.theta[:, : few.num_draws], few.theta) and many.info["num_samples"] == 17
+
+
+def test_weighted_draws_and_a_warm_up_as_long_as_the_run_do_not(tmp_path):
+    options = {"num_samples": 400, "seed": 1, "progress": False}
+    for method, name in ((tg.AMIS(), "weighted"), (tg.HMC(num_steps=2), "chains")):
+        tg.sample(gp("probit"), method, **options, checkpoint=tmp_path / name)
+        with pytest.raises(ValueError, match="num_samples was '400', is '500'"):
+            tg.sample(gp("probit"), method, **{**options, "num_samples": 500}, checkpoint=tmp_path / name)
 
 
 def test_a_damaged_checkpoint_is_an_error_not_a_fresh_start(tmp_path):

@@ -70,7 +70,8 @@ def sample(
         seed: of all randomness; ``None`` takes that of the checkpoint, or draws one; ``posterior.info["seed"]`` records it.
         progress: whether to show a bar with acceptance, step size, tree depth, gradients a second and divergences.
         checkpoint: a path (or :class:`Checkpoint`): a run killed half-way resumes from it to the same bits; a finished one is
-            returned; one with other settings is an error. Without a method, the second engine's file has ".2" after it, and so on.
+            returned, or, of chains with ``warmup_steps``, goes on to a larger ``num_samples``; other settings are an error.
+            Without a method, the second engine's file has ".2" after it, and so on.
         chain_chunk: evaluate at most this many chains at once, to bound memory. The random numbers stay the same; other batches
             round differently, which warm-up amplifies, so that after many steps draws may differ.
         start: a fit from :func:`torchgpmc.initialize` of this very model (``start.model``): chains of ``NUTS()``, the default then,
@@ -228,7 +229,7 @@ class Order(NamedTuple):
             enough: whether the run may end before its full length.
         """
         seed = derived_seed(self.seed, self.number) if self.number else self.seed
-        loop = _Loop(run, self.device, make_generator(seed, self.device), self._file(widths, identity))
+        loop = _Loop(run, self.device, make_generator(seed, self.device), self._file(run, widths, identity))
         loop.to_the_end({**self._description(), "target": run.label, "threads": num_cores()}, self.progress, enough)
         return loop.found()
 
@@ -238,13 +239,15 @@ class Order(NamedTuple):
         start = self.settings.start or self.settings.draws
         return described if start is None else {**described, "start": repr(start)}
 
-    def _file(self, widths: tuple[int, int], identity: Callable[[], Fingerprint]) -> CheckpointFile | None:
+    def _file(self, run: Run, widths: tuple[int, int], identity: Callable[[], Fingerprint]) -> CheckpointFile | None:
         if self.checkpoint is None:
             return None
         settings: Fingerprint = {key: str(value) for key, value in self._description().items()}
         settings |= {key: str(value) for key, value in self.settings._asdict().items() if key not in ("start", "draws")}
         settings["effective draws wanted"] = str(self.wanted)
-        return CheckpointFile(self.checkpoint, settings | {"device": str(self.device)} | identity(), widths)
+        # By default warm-up is as long as the run; the draws of a call without a method are not those that it asks for.
+        longer = run.may_be_longer and self.settings.warmup_steps is not None and self.wanted is None
+        return CheckpointFile(self.checkpoint, settings | {"device": str(self.device)} | identity(), widths, longer)
 
 
 class _Loop:

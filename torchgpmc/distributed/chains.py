@@ -234,6 +234,11 @@ class RankRun:
         """What the draws are draws of."""
         return self.run.label
 
+    @property
+    def may_be_longer(self) -> bool:
+        """As the chains are."""
+        return self.run.may_be_longer
+
     def init(self, generator: torch.Generator) -> ChainState:
         state = self.run.init(generator)
         # A number in a state belongs to all chains alike, so to all ranks': ChEES counts its jittered lengths with one.

@@ -45,6 +45,11 @@ class ChainRun(NamedTuple):
         """What the draws are draws of."""
         return self.target.label
 
+    @property
+    def may_be_longer(self) -> bool:
+        """Nothing before the last draw depends on their number."""
+        return True
+
     def init(self, generator: torch.Generator) -> ChainState:
         position, covariance = self.target.start(generator)
         tuning = self.warm_up.start(position, covariance, generator)

@@ -34,6 +34,11 @@ class IndependentRun(NamedTuple):
         """What the draws are draws of."""
         return "the exact posterior"
 
+    @property
+    def may_be_longer(self) -> bool:
+        """All are drawn at once."""
+        return False
+
     def init(self, generator: torch.Generator) -> IndependentState:
         return IndependentState(0, True, 1.0)
 

@@ -34,6 +34,11 @@ class Run(Protocol):
         """What the draws are draws of, in words: "the exact posterior", or what is approximate about it."""
         ...
 
+    @property
+    def may_be_longer(self) -> bool:
+        """Whether a run of more draws begins with these, so that a checkpoint may go on to more."""
+        ...
+
     def init(self, generator: torch.Generator) -> Any:
         """The first state: a NamedTuple of tensors, numbers and NamedTuples, which is what a checkpoint saves."""
         ...

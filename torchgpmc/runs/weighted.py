@@ -83,6 +83,11 @@ class ImportanceRun(NamedTuple):
         """What the draws are draws of."""
         return "the exact posterior, through weights"
 
+    @property
+    def may_be_longer(self) -> bool:
+        """Batches, and what is learned from them, are planned from the number of all draws."""
+        return False
+
     def init(self, generator: torch.Generator) -> ImportanceState:
         first = self._first_proposal(generator)
         mode = first.mean[:1]

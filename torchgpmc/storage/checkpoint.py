@@ -105,14 +105,16 @@ class CheckpointFile:
         checkpoint: where, and how often.
         settings: everything that determines the draws; a file made with other settings is refused.
         widths: numbers of hyperparameters and of latents in a draw.
+        longer: whether a run of fewer draws may go on to this one's ``num_samples``, since all it drew are this one's first.
     """
 
-    def __init__(self, checkpoint: Checkpoint, settings: Fingerprint, widths: tuple[int, int]):
+    def __init__(self, checkpoint: Checkpoint, settings: Fingerprint, widths: tuple[int, int], longer: bool = False):
         self.checkpoint = checkpoint
         self.path = Path(checkpoint.path)
         self.every = checkpoint.every
         self.settings = settings
         self._widths = widths
+        self._longer = longer
         self._segments = 0
         self._draws_saved = 0
 
@@ -133,7 +135,10 @@ class CheckpointFile:
 
     def _read(self) -> Saved:
         content = read_tensors(self.path, _FORMAT, ["settings", "state", "generator", "num_done", "segments", "info"])
-        different = differences(content["settings"], self.settings)
+        before, now = content["settings"], self.settings
+        if self._longer and int(before["num_samples"]) < int(now["num_samples"]):
+            before = {**before, "num_samples": now["num_samples"]}
+        different = differences(before, now)
         if different:
             raise ValueError(
                 f"checkpoint {self.path} belongs to another run: {different}. "
