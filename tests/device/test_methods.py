@@ -11,7 +11,7 @@ import torchgpmc as tg
 from tests.device.pretended import DEVICE
 from tests.problems import LIKELIHOODS, NOT_SMOOTH, gp, gp_regression, inputs, sparse_gp, targets
 from tests.speed import quick
-from tests.test_conformance import METHODS, MODELS, NEED_START, OF_LATENTS, WEIGHTED, quiet_sample
+from tests.test_conformance import METHODS, MODELS, NEED_START, OF_CLASSES, OF_LATENTS, WEIGHTED, quiet_sample
 
 WEIGHTED_RUN = {"num_samples": 16, "num_chains": None, "warmup_steps": None}
 CHAINS = {"num_samples": 2, "warmup_steps": 3}
@@ -65,7 +65,7 @@ def test_methods(name):
         return
 
     def make(device):
-        made = gp(num_data=4, device=device)
+        made = gp("softmax" if name in OF_CLASSES else "probit", num_data=4, device=device)
         return of_latents(made) if name in OF_LATENTS else made
 
     agree(make, METHODS[name], name == "OrthantGPC", **(WEIGHTED_RUN if name in WEIGHTED else {}))

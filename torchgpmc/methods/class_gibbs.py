@@ -12,6 +12,7 @@ from torchgpmc.approximations.class_ep import sees_differences
 from torchgpmc.checks import check_count, check_positive
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
+from torchgpmc.models.remedies import what_samples
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.chain_targets import EXACT, ChainTarget, check_has_hyperparameters
 from torchgpmc.runs.class_chains import ClassChains, ClassTuning, ClassWarmUp
@@ -88,10 +89,19 @@ class ClassGibbs:
 def _check(model: GPModel) -> None:
     check_has_hyperparameters(model, "ClassGibbs")
     name = type(model.likelihood).__name__
-    if not (sees_differences(model) and model.factorises and model.has_latents_at_data):
+    if not model.factorises:
+        raise ValueError(
+            f"ClassGibbs() needs a likelihood that factorises over data, and {name} has only log_prob. Expected Softmax without "
+            f"mixing weights; sample this model with {what_samples(model)}."
+        )
+    if not (sees_differences(model) and model.has_latents_at_data):
         raise ValueError(
             f"ClassGibbs() is for log-concave likelihoods of differences between functions at the data, and has a "
-            f"{type(model).__name__} with {name}. Expected a GP with Softmax without mixing weights; or use NUTS()."
+            f"{type(model).__name__} with {name}. Expected a GP with Softmax without mixing weights; sample this model with "
+            f"{what_samples(model)}."
         )
     if model.targets.one_a_chain:
-        raise ValueError("ClassGibbs() finds sites of one data set, and the model has one a chain. Expected NUTS().")
+        raise ValueError(
+            f"ClassGibbs() finds sites of one data set, and the model has one a chain. Expected train_y of shape (N,); sample this "
+            f"model with {what_samples(model)}."
+        )
