@@ -112,7 +112,7 @@ def test_where_none_serves_the_best_is_returned_with_one_warning_that_says_how_t
 def test_an_engine_that_cannot_begin_is_one_that_was_tried(monkeypatch):
     posterior, _ = default_call(monkeypatch, CANNOT, CHAINS, num_samples=100)
     assert "samples hyperparameters" in posterior.info["tried"][0]["verdict"] and posterior.num_chains == 8
-    with pytest.raises(ValueError, match=r"no draws could be had. Tried: AMIS\(\)"):
+    with pytest.raises(ValueError, match=r"no draws could be had. Tried: AMIS\(\).* to go on, .* more than [0-9]+ seconds here"):
         default_call(monkeypatch, CANNOT)
 
 

@@ -203,10 +203,11 @@ def _what_was_tried(trials: Sequence[Trial], best: Trial, wanted: int) -> str:
 
 
 def _how_to_go_on(trial: Trial) -> str:
-    """The call that runs an engine four times as long, and about how long that takes."""
+    """The call that runs an engine four times as long, and about how long that takes; longer, where its warm-up was not done."""
     engine = trial.candidate
     draws = engine.most if trial.posterior is None else trial.posterior.num_draws
     options = f"num_samples={4 * draws}"
     if engine.num_chains is not None:
         options += f", warmup_steps={4 * (engine.warmup_steps or 0)}, num_chains={engine.num_chains}"
-    return f"to go on, call sample(model, {as_typed(engine.method)}, {options}), some {4 * trial.seconds:.0f} seconds here."
+    about = "some" if trial.posterior is not None else "more than"
+    return f"to go on, call sample(model, {as_typed(engine.method)}, {options}), {about} {4 * trial.seconds:.0f} seconds here."
