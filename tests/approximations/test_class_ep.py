@@ -21,6 +21,7 @@ from torchgpmc.approximations.class_sites import (
 )
 from torchgpmc.approximations.gaussian_form import problem_of, without_graph
 from torchgpmc.evidence.gaussian_draws import draws_around
+from torchgpmc.runs.run import Settings
 
 
 def normals(*shape, seed=0):
@@ -182,3 +183,10 @@ def test_methods_that_need_its_evidence_say_so(method):
 def test_annealing_cannot_begin_at_it():
     with pytest.raises(ValueError, match="annealed"):
         tg.evidence.annealed(softmax(4), tg.approximations.ClassEP())
+
+
+@pytest.mark.parametrize("method", [tg.AMIS, tg.PseudoMarginal])
+def test_one_latent_function_is_refused_before_a_run_begins(method):
+    settings = Settings(10, None, None, None)
+    with pytest.raises(ValueError, match=r"ClassEP\(\) is for .* Expected Softmax"):
+        method(approximation=tg.approximations.ClassEP()).prepare(gp("probit"), settings)

@@ -157,6 +157,15 @@ class ClassEP:
     serves_several_latents: ClassVar[bool] = True
     has_no_root: ClassVar[bool] = True  # of its covariance, K N x K N: draws come by Matheron's rule
 
+    def check(self, model: GPModel) -> None:
+        """Raises a ``ValueError`` for a likelihood that sees more of f than differences, or is not log-concave."""
+        if not sees_differences(model):
+            raise ValueError(
+                f"ClassEP() is for log-concave likelihoods of differences between latent functions, and "
+                f"{type(model.likelihood).__name__} is not known to be one. Expected Softmax without mixing weights; or use "
+                f"{'torchgpmc.EP()' if model.num_latents == 1 else 'torchgpmc.Laplace()'}."
+            )
+
     def importance_density(
         self, model: GPModel, prior: LatentPrior, targets: Targets | None = None, start: Tensor | None = None
     ) -> ClassApproximation:
@@ -165,7 +174,7 @@ class ClassEP:
         Raises:
             ValueError: a likelihood that sees more of f than differences, or is not log-concave.
         """
-        _check(model)
+        self.check(model)
         problem, rule = without_graph(problem_of(model, prior, targets)), _rule(model.num_latents, prior.mean)
         with torch.no_grad():
             sites = _near_mode(problem, rule) if start is None else ClassSites(*start.chunk(2, 1))
@@ -197,15 +206,6 @@ def sees_differences(model: GPModel) -> bool:
     """Whether this is a log-concave likelihood of differences between latent functions."""
     likelihood = as_likelihood(model.likelihood)
     return model.num_latents > 1 and likelihood.sees_differences and likelihood.is_log_concave
-
-
-def _check(model: GPModel) -> None:
-    if not sees_differences(model):
-        raise ValueError(
-            f"ClassEP() is for log-concave likelihoods of differences between latent functions, and "
-            f"{type(model.likelihood).__name__} is not known to be one. Expected Softmax without mixing weights; or use "
-            f"torchgpmc.Laplace(), or EP() for one latent function."
-        )
 
 
 def _rule(num_latents: int, like: Tensor) -> _Rule:

@@ -122,6 +122,9 @@ def check_model(model: GPModel, method: str, approximation: Approximation | None
             f"{method} handles one latent function and {type(model.likelihood).__name__} has {model.num_latents}. "
             f"Expected num_latents=1; {_instead(model, approximation)}."
         )
+    check_of_its_own = getattr(approximation, "check", None)
+    if check_of_its_own is not None:
+        check_of_its_own(model)
 
 
 def check_latents_at_data(model: GPModel, method: str, approximation: Approximation | None = None) -> None:
