@@ -29,6 +29,8 @@ class ClassGibbs:
     proposed from a quadratic fitted to the density at 1 + 2 P^2 thetas that stay, whose matrices are kept: of K functions of N data
     8 (1 + 2 P^2) (2 K + 5) N^2 bytes. A sweep takes K + 2 factorisations of N x N matrices. The posterior is the exact one.
 
+    Sites after Opper & Archambeau (2009), proposals that do not depend on the present theta after Tierney (1994).
+
     For :class:`Softmax` without mixing weights, and other log-concave likelihoods of differences between functions.
 
     Args:
