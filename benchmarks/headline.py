@@ -40,7 +40,7 @@ def truth_of(model, columns, draws):
     if columns == 2:
         return moments(tg.sample(model, tg.AMIS(approximation=tg.EP()), num_samples=draws, seed=999, progress=False))
     evidence, half = tg.evidence.SmoothProbit(tg.EP(), num_importance=64), draws // 2
-    method = tg.AMIS(evidence=evidence, degrees_of_freedom=30, num_starts=0, prior_arms=True)
+    method = tg.AMIS(evidence=evidence, degrees_of_freedom=30, begin=tg.AtPrior(arms=True))
     seeds = range(999, 999 + max(2, half // 4000))
     learned = tg.pool([tg.sample(model, method, num_samples=min(4000, half), seed=seed, progress=False) for seed in seeds])
     fixed = tg.AMIS(evidence=evidence, degrees_of_freedom=30, batch_sizes=(half,))

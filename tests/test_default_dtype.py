@@ -22,12 +22,12 @@ ENGINES = {
     "delayed": (tg.PseudoMarginal(delayed_acceptance=True), CHAINS),
     "correlated": (tg.PseudoMarginal(correlation=0.9), CHAINS),
     "PseudoMarginalSlice": (tg.PseudoMarginalSlice(), CHAINS),
-    "AMIS": (tg.AMIS(num_starts=1), {}),
-    "MAMIS": (tg.MAMIS(num_starts=1, smooth=True), {}),
-    "on logarithms": (tg.AMIS(num_starts=1, normal_scale=False, approximation=tg.EP()), {}),
-    "OrthantGPC": (tg.OrthantGPC(num_points=8, proposals=tg.AMIS(num_starts=1)), {}),
+    "AMIS": (tg.AMIS(begin=tg.AtModes(1)), {}),
+    "MAMIS": (tg.MAMIS(begin=tg.AtModes(1), smooth=True), {}),
+    "on logarithms": (tg.AMIS(begin=tg.AtModes(1), normal_scale=False, approximation=tg.EP()), {}),
+    "OrthantGPC": (tg.OrthantGPC(num_points=8, proposals=tg.AMIS(begin=tg.AtModes(1))), {}),
     "Orthant": (tg.PseudoMarginal(evidence=Orthant(num_points=8)), CHAINS),
-    "SmoothProbit": (tg.AMIS(num_starts=1, evidence=SmoothProbit()), {}),
+    "SmoothProbit": (tg.AMIS(begin=tg.AtModes(1), evidence=SmoothProbit()), {}),
 }
 
 

@@ -42,7 +42,10 @@ METHODS += [
 ]
 
 
-WEIGHTED = [tg.AMIS(num_importance=4, num_starts=1), tg.MAMIS(num_importance=2, degrees_of_freedom=None, num_starts=1)]
+WEIGHTED = [
+    tg.AMIS(num_importance=4, begin=tg.AtModes(1)),
+    tg.MAMIS(num_importance=2, degrees_of_freedom=None, begin=tg.AtModes(1)),
+]
 
 
 def each(methods):

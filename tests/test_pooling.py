@@ -60,7 +60,7 @@ def test_a_pool_is_saved_and_resampled(tmp_path):
 @pytest.mark.slow
 def test_weights_of_every_kind_have_the_evidence_for_their_mean():
     """On one scale, whatever is proposed, estimated or smoothed; without that a pool would prefer a kind."""
-    kinds = [{"normal_scale": False}, {"smooth": True}, {"evidence": tg.evidence.SmoothProbit(), "num_starts": 0}]
+    kinds = [{"normal_scale": False}, {"smooth": True}, {"evidence": tg.evidence.SmoothProbit(), "begin": tg.AtPrior()}]
     truth = log_mean_weight(tg.pool([run(0), run(1)]))
     for kind in kinds:
         assert log_mean_weight(run(5, **kind)) == pytest.approx(truth, abs=5 / math.sqrt(200)), kind
@@ -199,7 +199,7 @@ def engine(method, most):
 
 @pytest.mark.slow
 def test_a_default_call_pools_engines_that_have_too_few_draws_each(monkeypatch):
-    engines = [engine(tg.AMIS(), 250), engine(tg.AMIS(num_starts=0), 250)]
+    engines = [engine(tg.AMIS(), 250), engine(tg.AMIS(begin=tg.AtPrior()), 250)]
     monkeypatch.setattr(loop, "candidates", lambda model, wanted: engines)
     posterior = tg.sample(gp("probit"), num_samples=250, seed=0, progress=False)
     assert posterior.info["num_runs"] == 2 and posterior.effective_size() >= 250 and posterior.complaints() == []

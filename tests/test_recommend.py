@@ -78,8 +78,8 @@ def test_laplace_draws_no_latents_of_probits():
         (
             9,
             [
-                "AMIS(degrees_of_freedom=30, leave_modes=True, prior_arms=True, evidence=S",
-                *["AMIS(degrees_of_freedom=30, num_starts=0, prior_arms=True, evidence=S"] * 4,
+                "AMIS(degrees_of_freedom=30, begin=AtModes(leave_for=AtPrior(arms=True)), evidence=S",
+                *["AMIS(degrees_of_freedom=30, begin=AtPrior(arms=True), evidence=S"] * 4,
                 "NUTS(w",
             ],
         ),
@@ -96,7 +96,7 @@ def test_the_tails_of_more_than_eight_hyperparameters_are_searched(columns, sear
     # Of housing's fifteen AMIS() looks even, k-hat 0.3, with a tenth of the mass of an arm of two lengthscales.
     *weighted, chains = [candidate.method for candidate in candidates(gp_regression(num_columns=columns))]
     # Twice: 4000 draws of sixteen hyperparameters of noise were worth 9.3 %, and two runs that agree are to be trusted.
-    assert weighted == ([tg.AMIS(degrees_of_freedom=30, search_tails=True)] * 2 if searched else [tg.AMIS()])
+    assert weighted == ([tg.AMIS(degrees_of_freedom=30, begin=tg.AtModes(search_tails=True))] * 2 if searched else [tg.AMIS()])
     assert isinstance(chains, tg.NUTS)
 
 
@@ -154,13 +154,13 @@ def test_six_classes_say_how_long_they_take_and_look_for_no_modes(monkeypatch, r
     # coordinates that follow theta have 450 in 40.
     model = classes(183, 6)
     first, second = candidates(model)[:2]
-    assert first.method == tg.ClassGibbs() and second.method.num_starts == 0
+    assert first.method == tg.ClassGibbs() and second.method.begin == tg.AtPrior()
     assert candidates(classes(183, 3))[0].method.approximation == tg.approximations.ClassEP()
     monkeypatch.setattr(recommend, "_seconds", lambda evaluate: 100.0)
     recommend.warn_of_time(model, first)
     assert any("minutes here" in str(warning.message) for warning in recwarn)
     monkeypatch.setattr(recommend, "_FEW_HYPERPARAMETERS", 0)
-    assert candidates(model)[0].method.num_starts > 0
+    assert candidates(model)[0].method.begin == tg.AtModes()
 
 
 def test_few_labels_have_more_draws_an_estimate():

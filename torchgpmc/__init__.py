@@ -58,6 +58,7 @@ from torchgpmc.models import (
 from torchgpmc.point_process import bin_events
 from torchgpmc.posterior import Posterior
 from torchgpmc.prediction import Prediction
+from torchgpmc.runs.beginnings import AtModes, AtPrior
 from torchgpmc.runs.parameterizations import Ancillary, Interwoven, Sufficient, Surrogate
 from torchgpmc.runs.regressed import Regressed
 from torchgpmc.samplers import MassMatrix
@@ -78,6 +79,8 @@ __all__ = [
     "PCN",
     "AdaptiveMH",
     "Ancillary",
+    "AtModes",
+    "AtPrior",
     "AuxiliaryGradient",
     "ChEES",
     "Checkpoint",

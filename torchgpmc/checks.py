@@ -56,6 +56,19 @@ def check_count(name: str, value: Any, least: int = 1, example: str = "") -> Non
         raise ValueError(f"{name} is {value!r}. Expected a whole number of at least {least}{example}.")
 
 
+def check_flag(name: str, value: Any) -> None:
+    """Raises a ``ValueError`` unless ``value`` is ``True`` or ``False``.
+
+    Example:
+        >>> check_flag("diagonal", 1)
+        Traceback (most recent call last):
+            ...
+        ValueError: diagonal is 1. Expected True or False.
+    """
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} is {value!r}. Expected True or False.")
+
+
 def check_object(name: str, value: Any, method: str, expected: str) -> None:
     """Raises a ``TypeError`` unless ``value`` has the ``method`` that makes it fit, and is an object: a class lacks its brackets.
 

@@ -91,7 +91,7 @@ def truth_over_theta():
 @pytest.mark.parametrize("approximation", APPROXIMATIONS)
 def test_amis_finds_the_evidence(approximation, seed, truth_over_theta):
     truth, error, shift = truth_over_theta
-    method = tg.AMIS(approximation=APPROXIMATIONS[approximation], batch_sizes=(400,), num_starts=1)
+    method = tg.AMIS(approximation=APPROXIMATIONS[approximation], batch_sizes=(400,), begin=tg.AtModes(1))
     posterior = tg.sample(two_modes(fixed=False), method, num_samples=400, seed=seed, progress=False)
     gap = posterior.info["log_evidence"] - float(truth.log() + shift)
     assert abs(gap) < z_limit(1) * (posterior.info["log_evidence_error"] ** 2 + float(error / truth) ** 2) ** 0.5

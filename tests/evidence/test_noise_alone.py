@@ -77,7 +77,7 @@ def test_a_theta_does_not_see_its_neighbours_and_a_start_saves_work():
 def test_the_default_call_begins_with_it():
     # NUTS on [theta, v] had no answer within 40 CPU seconds; this takes half a second of six data.
     first = candidates(gp("heteroskedastic"))[0]
-    assert isinstance(first.method.evidence, tg.evidence.NoiseAlone) and first.method.num_starts == 0
+    assert isinstance(first.method.evidence, tg.evidence.NoiseAlone) and first.method.begin == tg.AtPrior()
 
 
 def test_mistakes_are_named():

@@ -10,11 +10,11 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import torchgpmc as tg
 
-QUICK = tg.AMIS(num_importance=2, num_starts=1)  # what is looked at is the interface
+QUICK = tg.AMIS(num_importance=2, begin=tg.AtModes(1))  # what is looked at is the interface
 pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")  # so few draws are doubtful
 
 
-FROM_THE_PRIOR = tg.AMIS(num_importance=2, num_starts=0)  # a search for a mode is most of so short a run
+FROM_THE_PRIOR = tg.AMIS(num_importance=2, begin=tg.AtPrior())  # a search for a mode is most of so short a run
 
 
 @pytest.mark.slow
@@ -59,7 +59,7 @@ def test_searches_and_pipelines(iris):
     binary, x = y[y > 0], x[y > 0]
     pipeline = make_pipeline(MinMaxScaler(), tg.GPClassifier(num_samples=50, method=QUICK, random_state=0))
     assert cross_val_score(pipeline, x, binary, cv=2).shape == (2,)
-    methods = [QUICK, tg.AMIS(approximation=tg.EP(), num_importance=2, num_starts=1)]
+    methods = [QUICK, tg.AMIS(approximation=tg.EP(), num_importance=2, begin=tg.AtModes(1))]
     search = GridSearchCV(tg.GPClassifier(num_samples=50, random_state=0), {"method": methods}, cv=2).fit(x, binary)
     assert search.best_params_["method"] in methods
 

@@ -70,9 +70,9 @@ METHODS = {
     "EP": tg.AMIS(approximation=tg.EP(), num_importance=4),
     "MAMIS": tg.MAMIS(),
     "diagonal": tg.AMIS(diagonal=True),
-    "tails": tg.AMIS(search_tails=True, degrees_of_freedom=30),
-    "modes may be left": tg.AMIS(leave_modes=True),
-    "arms": tg.AMIS(num_starts=0, prior_arms=True),
+    "tails": tg.AMIS(begin=tg.AtModes(search_tails=True), degrees_of_freedom=30),
+    "modes may be left": tg.AMIS(begin=tg.AtModes(leave_for=tg.AtPrior())),
+    "arms": tg.AMIS(begin=tg.AtPrior(arms=True)),
     "AMIS, then MAMIS": tg.AMIS(switch_to_modified_after=3),
 }
 
@@ -190,7 +190,7 @@ def test_mistakes_are_named(method):
     fixed = tg.GP(inputs(6), targets("probit", 6), fixed_kernel(), tg.likelihoods.Bernoulli())
     with pytest.raises(ValueError, match="EllipticalSlice"):
         tg.sample(fixed, method, num_samples=20, **QUIET)
-    for option in ("num_importance", "num_starts", "batch_size", "effective_size", "prior_strength"):
+    for option in ("num_importance", "batch_size", "effective_size", "prior_strength"):
         with pytest.raises(ValueError, match=option):
             tg.sample(gp("probit"), type(method)(**{option: -1}), num_samples=20, **QUIET)
     for sizes in ((), (10, 0)):
@@ -202,15 +202,16 @@ def test_mistakes_are_named(method):
     with pytest.raises(ValueError, match="normal_scale"):
         tg.sample(gp("probit"), type(method)(normal_scale="log"), num_samples=20, **QUIET)
     for options, problem in (
-        ({"search_tails": 1}, "search_tails is 1"),
-        ({"search_tails": True, "num_starts": 0}, "num_starts=0"),
-        ({"leave_modes": None}, "leave_modes is None"),
-        ({"leave_modes": True, "num_starts": 0}, "num_starts=0"),
-        ({"leave_modes": True, "defensive_share": 0.0}, "defensive_share=0"),
-        ({"prior_arms": "x"}, "prior_arms is 'x'"),
-        ({"prior_arms": True}, "begins at modes"),
+        ({"begin": "prior"}, "begin is 'prior'"),
+        ({"begin": tg.AtModes}, "begin is <class"),
+        ({"begin": tg.AtModes(count=0)}, "count is 0"),
+        ({"begin": tg.AtModes(search_tails=1)}, "search_tails is 1"),
+        ({"begin": tg.AtModes(leave_for=True)}, "leave_for is True"),
+        ({"begin": tg.AtModes(leave_for=tg.AtPrior(arms=None))}, "arms is None"),
+        ({"begin": tg.AtModes(leave_for=tg.AtPrior()), "defensive_share": 0.0}, "defensive_share=0"),
+        ({"begin": tg.AtPrior(arms="x")}, "arms is 'x'"),
     ):
-        with pytest.raises(ValueError, match=problem):
+        with pytest.raises((TypeError, ValueError), match=problem):
             tg.sample(gp("probit"), type(method)(**options), num_samples=20, **QUIET)
     with pytest.raises(ValueError, match="degrees_of_freedom"):
         tg.sample(gp("probit"), type(method)(degrees_of_freedom=2), num_samples=20, **QUIET)
@@ -243,7 +244,8 @@ def test_a_posterior_without_a_mode_begins_from_the_prior_and_says_so(monkeypatc
 def test_a_search_of_tails_adds_components_to_the_first_proposal(diagonal):
     settings = Settings(400, None, None, None)
     plain, searched = (
-        tg.AMIS(search_tails=search, diagonal=diagonal, num_starts=1).prepare(regression(), settings) for search in (False, True)
+        tg.AMIS(begin=tg.AtModes(1, search_tails=search), diagonal=diagonal).prepare(regression(), settings)
+        for search in (False, True)
     )
     few, more = (run.init(torch.Generator().manual_seed(0)).draws.first for run in (plain, searched))
     added = len(more.mean) - len(few.mean)
@@ -262,8 +264,7 @@ def test_arms_of_the_prior_are_begun_with_along_each_hyperparameter():
     model = small("probit")
     settings = Settings(400, None, None, None)
     plain, more = (
-        tg.AMIS(num_starts=0, prior_arms=arms).prepare(model, settings).init(torch.Generator()).draws.first
-        for arms in (False, True)
+        tg.AMIS(begin=tg.AtPrior(arms=arms)).prepare(model, settings).init(torch.Generator()).draws.first for arms in (False, True)
     )
     assert len(plain.mean) == 2 and len(more.mean) == 2 + 2 * model.layout.size
     arms = more.mean[1:-1]
@@ -275,7 +276,8 @@ def test_arms_of_the_prior_are_begun_with_along_each_hyperparameter():
 @pytest.mark.parametrize("hold", [True, False])
 def test_modes_are_left_where_the_first_draws_say_that_little_mass_is_there(hold, arms, monkeypatch):
     monkeypatch.setattr("torchgpmc.runs.weighted.hold_their_part", lambda draws, modes: hold)
-    run = tg.AMIS(leave_modes=True, prior_arms=arms).prepare(regression(), Settings(400, None, None, None))
+    method = tg.AMIS(begin=tg.AtModes(leave_for=tg.AtPrior(arms=arms)))
+    run = method.prepare(regression(), Settings(400, None, None, None))
     state = run.init(torch.Generator().manual_seed(0))
     modes = len(state.draws.first.mean) - 2
     second = run.advance(state, torch.Generator().manual_seed(1))[0]
@@ -292,7 +294,7 @@ def test_modes_are_left_where_the_first_draws_say_that_little_mass_is_there(hold
 
 def test_no_mode_is_looked_for_where_none_is_wanted(monkeypatch, recwarn):
     monkeypatch.setattr("torchgpmc.runs.weighted.posterior_modes", None)
-    tg.sample(small("probit"), tg.AMIS(num_starts=0), num_samples=200, **QUIET)
+    tg.sample(small("probit"), tg.AMIS(begin=tg.AtPrior()), num_samples=200, **QUIET)
     assert not any("begins from the prior" in str(found.message) for found in recwarn)
 
 

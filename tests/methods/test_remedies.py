@@ -31,9 +31,10 @@ CASES = {
         for kind in (tg.EP(), tg.approximations.ClassEP(), tg.approximations.Variational())
     },
     **{
-        f"{type(evidence).__name__}, {starts} starts": tg.AMIS(evidence=evidence, num_starts=starts)
-        for evidence, starts in itertools.product(
-            (tg.evidence.SmoothProbit(), tg.evidence.Orthant(), tg.evidence.NoiseAlone(), tg.evidence.InducingMixture()), (0, 4)
+        f"{type(evidence).__name__}, {type(begin).__name__}": tg.AMIS(evidence=evidence, begin=begin)
+        for evidence, begin in itertools.product(
+            (tg.evidence.SmoothProbit(), tg.evidence.Orthant(), tg.evidence.NoiseAlone(), tg.evidence.InducingMixture()),
+            (tg.AtPrior(), tg.AtModes()),
         )
     },
     "chains, InducingMixture": tg.PseudoMarginal(evidence=tg.evidence.InducingMixture()),

@@ -35,6 +35,7 @@ from torchgpmc.models.class_coordinates import class_map
 from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.numerics.random import make_generator
 from torchgpmc.numerics.threads import one_torch_thread
+from torchgpmc.runs.beginnings import AtModes, AtPrior
 from torchgpmc.runs.chain_targets import estimator_for, suited_approximation
 from torchgpmc.samplers.preconditioner import MassMatrix
 from torchgpmc.variational import initialize
@@ -177,7 +178,7 @@ def _through_exact_evidence(model: GPModel, wanted: int) -> list[Candidate]:
     # Weights of more look even where they miss an arm, a hundredth of the mass along one lengthscale.
     far = "the evidence is exact: weighted draws, no warm-up, some from far along each hyperparameter that has mass there."
     again = "the same from other random numbers: runs that agree are worth their draws together."
-    method = AMIS(degrees_of_freedom=_SHORT_TAILS, search_tails=True)
+    method = AMIS(degrees_of_freedom=_SHORT_TAILS, begin=AtModes(search_tails=True))
     return [*(_weighted(model, method, why, wanted) for why in (far, again)), chains]
 
 
@@ -213,9 +214,9 @@ def _through_estimates(model: GPModel, few: str, wanted: int) -> list[Candidate]
         if model.layout.size > MANY_HYPERPARAMETERS:
             apart = "what labels leave open has lobes apart from the modes: weighted draws that begin with the prior."
             again = "the same from other random numbers: runs that agree are worth their draws together."
-            first = replace(first, degrees_of_freedom=_SHORT_TAILS, prior_arms=True)
-            prior = replace(first, num_starts=0)
-            first = replace(first, leave_modes=True)
+            extremes = AtPrior(arms=True)
+            prior = replace(first, degrees_of_freedom=_SHORT_TAILS, begin=extremes)
+            first = replace(prior, begin=AtModes(leave_for=extremes))
             turns = [(first, few), (prior, apart), *[(prior, again)] * _MORE_RUNS]
             found = [(MOST_HYPERPARAMETERS, method, why) for method, why in turns]
     elif as_likelihood(model.likelihood).is_log_concave:
@@ -239,7 +240,7 @@ def _through_classes(model: GPModel, few: str, wanted: int) -> list[Candidate]:
     if model.layout.size <= _FEW_HYPERPARAMETERS and model.num_latents > _FEW_FUNCTIONS:
         # A gradient of Laplace's evidence, of one K N x K N matrix, takes as long as ten estimates (six classes, 183 data: 0.94 s).
         # Estimates start from those of the first batch, which do not: so that is small.
-        first = replace(first, num_starts=0, batch_size=_FIRST_BATCH)
+        first = replace(first, begin=AtPrior(), batch_size=_FIRST_BATCH)
     turns = (first, few), (replace(first, num_importance=_MOST_DRAWS), more)
     return [_weighted(model, method, why, wanted) for method, why in turns]
 
@@ -266,7 +267,7 @@ def _through_inducing_values(model: GPModel, wanted: int) -> list[Candidate]:
 def _from_the_prior(model: GPModel, evidence: Callable[[int], Evidence], few: str, more: str, wanted: int) -> list[Candidate]:
     """Weighted draws without a search for modes, and again with four times as many draws an estimate."""
     turns = (_MANY_DRAWS, few), (4 * _MANY_DRAWS, more)
-    return [_weighted(model, AMIS(evidence=evidence(draws), num_starts=0), why, wanted) for draws, why in turns]
+    return [_weighted(model, AMIS(evidence=evidence(draws), begin=AtPrior()), why, wanted) for draws, why in turns]
 
 
 def _together(model: GPModel, one_latent: bool) -> list[Candidate]:

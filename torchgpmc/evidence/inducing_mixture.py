@@ -46,7 +46,7 @@ class InducingMixture:
         >>> x, kernel = torch.linspace(0, 1, 9), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
         >>> likelihood = tg.likelihoods.RobustMax(num_classes=3)
         >>> model = tg.SparseGP(x, torch.arange(9) // 3, kernel, likelihood, inducing_points=x[::3])
-        >>> method = tg.AMIS(evidence=tg.evidence.InducingMixture(), num_starts=0)
+        >>> method = tg.AMIS(evidence=tg.evidence.InducingMixture(), begin=tg.AtPrior())
         >>> tg.sample(model, method, num_samples=500, progress=False).whitened.shape
         torch.Size([1, 500, 9])
     """

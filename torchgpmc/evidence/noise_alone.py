@@ -91,7 +91,8 @@ class NoiseAlone:
         >>> from gpytorch.priors import GammaPrior
         >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
         >>> model = tg.GP(x, (5 * x).sin(), kernel, tg.likelihoods.HeteroskedasticGaussian(scale=0.1))
-        >>> posterior = tg.sample(model, tg.AMIS(evidence=tg.evidence.NoiseAlone(), num_starts=0), num_samples=500, progress=False)
+        >>> method = tg.AMIS(evidence=tg.evidence.NoiseAlone(), begin=tg.AtPrior())
+        >>> posterior = tg.sample(model, method, num_samples=500, progress=False)
         >>> posterior.whitened.shape
         torch.Size([1, 500, 16])
     """

@@ -31,22 +31,13 @@ class AMIS(ImportanceOptions):
         growth: of batches.
         batch_sizes: all of them, in place of the two above, the last repeated as often as it takes.
         prior_strength: draws that the first proposal counts for when the next is learned; by default two a
-            hyperparameter, ten with ``prior_arms``.
+            hyperparameter, ten with ``AtPrior(arms=True)``.
         defensive_share: of the draws, from a component with the prior's moments that is kept throughout, so that no region of the
             prior is left to the tails of what was learned (on the normal scale it is the prior itself, all but its heavier tails,
             and bounds the weights). As large a share of the rest begins there too, and follows draws that the modes' components
             do not reach. 0 for neither, as in paper E.
-        num_starts: of the search for modes, the best of eight times as many draws from the prior; 0: begin with the prior.
-        search_tails: look along each hyperparameter too, 4, 8 and 16 of its deviations up and down from the best mode, for mass
-            that the curvature there does not tell of (a long arm, another lobe), and begin with components on it as well, which
-            keep a share of the draws: weights look even where they miss such a part. About 20 gradients a hyperparameter, and for
-            each part found as many as hyperparameters. Where a run starts from draws nothing is looked for.
-        leave_modes: begin again with the prior, as ``num_starts=0`` does, where the first batch says that the modes hold little
-            of the mass: less than their components made of the draws. Those draws keep their weights. Where data leave a dozen
-            hyperparameters open, the posterior lies elsewhere, and a learning proposal hardly gets away from modes.
-        prior_arms: where a run begins with the prior, begin also with a component to either side along each hyperparameter, the
-            prior but that this one is in its outer percentiles. Of a dozen that data leave open, the posterior's lobes are where
-            one or two are extreme, which few draws from the prior are. So many components learn slowly, a round a batch.
+        begin: :class:`AtModes`, at those of Laplace's approximate posterior, or :class:`AtPrior`. Of no use to a run that starts
+            from draws.
         effective_size: stop once Kish's effective size reaches this; ``num_samples`` is then a limit.
         smooth: Pareto-smooth the weights (Vehtari et al. 2024): less variance, a little bias.
         evidence: another unbiased estimate in place of importance sampling: ``torchgpmc.evidence.SmoothProbit()`` or ``Orthant()``.

@@ -9,11 +9,12 @@ from typing import ClassVar
 
 from torchgpmc.approximations import Approximation, Laplace, marginal_of
 from torchgpmc.approximations.gaussian_form import check_approximation, check_model
-from torchgpmc.checks import check_count, check_positive, is_number
+from torchgpmc.checks import check_count, check_flag, check_positive, is_number
 from torchgpmc.evidence import Evidence
 from torchgpmc.importance import Adaptation
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.parameters.normal_scale import linear_scale, normal_scale
+from torchgpmc.runs.beginnings import AtModes, AtPrior
 from torchgpmc.runs.chain_targets import check_has_hyperparameters, estimator_for, suited_approximation
 from torchgpmc.runs.run import Settings, refuse_chain_options
 from torchgpmc.runs.weighted import ImportanceRun
@@ -71,10 +72,7 @@ class ImportanceOptions:
     batch_sizes: tuple[int, ...] | None = None
     prior_strength: float | None = None
     defensive_share: float = 0.2
-    num_starts: int = 4
-    search_tails: bool = False
-    leave_modes: bool = False
-    prior_arms: bool = False
+    begin: AtModes | AtPrior = AtModes()  # noqa: RUF009
     effective_size: float | None = None
     smooth: bool = False
     evidence: Evidence | None = None
@@ -83,35 +81,24 @@ class ImportanceOptions:
         """Raises unless the latents can be integrated out."""
         check_approximation("approximation", self.approximation)
         # Another evidence checks for itself what it serves; a search for modes needs Laplace's, or what suits inducing values.
-        if not (model.collapses or (self.evidence is not None and self.num_starts == 0)):
+        if not (model.collapses or (self.evidence is not None and isinstance(self.begin, AtPrior))):
             check_model(model, type(self).__name__, suited_approximation(model, self.approximation))
 
-    def _check_search(self) -> None:
-        check_count("num_starts", self.num_starts, 0)
-        for option in ("search_tails", "leave_modes", "prior_arms"):
-            value = getattr(self, option)
-            if not isinstance(value, bool):
-                raise ValueError(f"{option} is {value!r}. Expected True or False.")
-            if value and option != "prior_arms" and not self.num_starts:
-                raise ValueError(
-                    f"{option}=True begins at modes, and num_starts=0 looks for none. Expected num_starts of at least 1, or "
-                    f"{option}=False."
-                )
-        if self.leave_modes and not self.defensive_share:
+    def _check_begin(self) -> None:
+        if not isinstance(self.begin, AtModes | AtPrior):
+            raise TypeError(f"begin is {self.begin!r}. Expected torchgpmc.AtModes() or torchgpmc.AtPrior().")
+        self.begin.check()
+        if isinstance(self.begin, AtModes) and self.begin.leave_for is not None and not self.defensive_share:
             raise ValueError(
-                "leave_modes=True compares modes with the prior, which defensive_share=0 leaves out. Expected a defensive_share "
-                "above 0, or leave_modes=False."
-            )
-        if self.prior_arms and self.num_starts and not self.leave_modes:
-            raise ValueError(
-                "prior_arms=True is for runs that begin with the prior, and this one begins at modes. Expected num_starts=0 or "
-                "leave_modes=True; or prior_arms=False."
+                "leave_for compares modes with the prior, which defensive_share=0 leaves out. Expected a defensive_share above 0, "
+                "or leave_for=None."
             )
 
     def _plan(self, strength: float, modified: bool) -> Adaptation:
-        plan = Adaptation(modified, self.diagonal, strength, float(self.defensive_share), _KEPT_SHARE * self.search_tails)
+        kept_share = _KEPT_SHARE if isinstance(self.begin, AtModes) and self.begin.search_tails else 0.0
+        plan = Adaptation(modified, self.diagonal, strength, float(self.defensive_share), kept_share)
         # Five rounds of two dozen components had a mean of ten hyperparameters 0.1 to 0.15 deviations low in every run.
-        return plan._replace(rounds=1) if self.prior_arms else plan
+        return plan._replace(rounds=1) if self.begin.at_prior.arms else plan
 
     def _prepared(self, model: GPModel, settings: Settings, *, modified: bool, switch_after: int | None) -> ImportanceRun:
         """A run that learns from all draws, or, ``modified``, from the last batch alone; the latter from a batch on."""
@@ -121,7 +108,7 @@ class ImportanceOptions:
         refuse_chain_options(name, settings)
         if model.targets.one_a_chain:
             raise ValueError(f"the model has several data sets and {name} samples one posterior. Expected train_y of shape (N,).")
-        self._check_search()
+        self._check_begin()
         check_positive("growth", self.growth, 0.999)
         degrees = math.inf
         if self.degrees_of_freedom is not None:
@@ -141,11 +128,10 @@ class ImportanceOptions:
             for given in self.batch_sizes or (0,):
                 check_count("each of batch_sizes", given)
             sizes = _given_sizes(settings.num_samples, self.batch_sizes)
-        usual = _STRENGTH_OF_MANY if self.prior_arms else _STRENGTH
+        usual = _STRENGTH_OF_MANY if self.begin.at_prior.arms else _STRENGTH
         strength = usual * size if self.prior_strength is None else self.prior_strength
         check_positive("prior_strength", strength)
-        if not isinstance(self.normal_scale, bool):
-            raise ValueError(f"normal_scale is {self.normal_scale!r}. Expected True or False.")
+        check_flag("normal_scale", self.normal_scale)
         if not (is_number(self.defensive_share) and 0 <= self.defensive_share < 1):
             raise ValueError(f"defensive_share is {self.defensive_share!r}. Expected a number of at least 0 and below 1.")
         approximation = suited_approximation(model, self.approximation)
@@ -154,17 +140,14 @@ class ImportanceOptions:
             model,
             estimator,
             # A first proposal needs no more than Laplace's modes; at 500 data a search for EP's takes longer than all draws.
-            marginal_of(model, suited_approximation(model, Laplace())) if self.num_starts else None,
+            marginal_of(model, suited_approximation(model, Laplace())) if isinstance(self.begin, AtModes) else None,
             scale=(normal_scale if self.normal_scale else linear_scale)(model.layout),
             plan=self._plan(strength, modified),
             schedule=sizes,
             degrees_of_freedom=degrees,
-            num_starts=self.num_starts,
+            begin=self.begin,
             switch_after=switch_after,
             effective_size=self.effective_size,
             smooth=self.smooth,
-            search_tails=self.search_tails,
-            leave_modes=self.leave_modes,
-            prior_arms=self.prior_arms,
             drawn=settings.draws,
         )

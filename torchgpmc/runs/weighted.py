@@ -34,6 +34,7 @@ from torchgpmc.numerics.linalg import cholesky, identity_matrix, solve_lower
 from torchgpmc.numerics.special import log_standard_normal
 from torchgpmc.parameters.normal_scale import NormalScale, OnNormalScale
 from torchgpmc.parameters.prior_mass import log_prior_mass
+from torchgpmc.runs.beginnings import AtModes, AtPrior
 from torchgpmc.runs.drawn_start import DrawnStart
 from torchgpmc.runs.starts import Marginal, posterior_modes
 from torchgpmc.storage.draws import Draw, Draws
@@ -69,14 +70,11 @@ class ImportanceRun(NamedTuple):
     plan: Adaptation
     schedule: list[int]
     degrees_of_freedom: float
-    num_starts: int
+    begin: AtModes | AtPrior
     switch_after: int | None  # batch after which the plan becomes MAMIS
     effective_size: float | None
     smooth: bool
-    search_tails: bool = False  # beyond the best mode's curvature, for more components
-    leave_modes: bool = False  # and begin with the prior, where the first draws say that little mass is at them
-    prior_arms: bool = False  # and begin with components along each axis too, wherever the prior is begun with
-    drawn: DrawnStart | None = None  # what the first proposal is fitted to, in place of modes
+    drawn: DrawnStart | None = None  # what the first proposal is fitted to, in place of ``begin``
 
     @property
     def label(self) -> str:
@@ -112,9 +110,9 @@ class ImportanceRun(NamedTuple):
             return self._with_prior(self._fitted_proposal(self.drawn), 2)
         modes: list[Mode] = []
         tails: list[Mode] = []
-        if self.marginal is not None:
-            modes = posterior_modes(self.marginal, self.num_starts, generator, self.scale)
-            if modes and self.search_tails:
+        if self.marginal is not None and isinstance(self.begin, AtModes):
+            modes = posterior_modes(self.marginal, self.begin.count, generator, self.scale)
+            if modes and self.begin.search_tails:
                 tails = search_tails(OnNormalScale(self.marginal, self.scale), max(modes, key=lambda mode: mode.log_mass))
         if not modes:
             return self._prior()
@@ -132,7 +130,7 @@ class ImportanceRun(NamedTuple):
         """One or more components that learn, and the defensive one."""
         unit = identity_matrix(self.scale.size, self.scale.coefficients)
         mean, covariance, share = 0 * unit[:1], unit[None], unit.new_zeros(1)
-        if self.prior_arms:
+        if self.begin.at_prior.arms:
             far, narrow = along_axes(self.scale.size, *_ARM, unit)
             mean, covariance = torch.cat([mean, far]), torch.cat([covariance, narrow])
             even = share.new_full((len(far),), math.log(_ARMS_SHARE / len(far)))
@@ -142,7 +140,8 @@ class ImportanceRun(NamedTuple):
     def _after_first_batch(self, draws: AdaptiveState) -> AdaptiveState:
         """Begun again with the prior, where the modes' components hold less of the weight than they made of the draws."""
         modes = len(draws.first.mean) - 2
-        if not self.leave_modes or self.drawn is not None or modes < 1 or hold_their_part(draws, modes):
+        may_leave = isinstance(self.begin, AtModes) and self.begin.leave_for is not None and self.drawn is None and modes > 0
+        if not may_leave or hold_their_part(draws, modes):
             return draws
         return begun_again(draws, self._prior())
 

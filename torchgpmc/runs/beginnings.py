@@ -1,0 +1,85 @@
+"""Where adaptive importance sampling begins: at modes, or with the prior."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torchgpmc.checks import check_count, check_flag
+
+
+@dataclass(frozen=True)
+class AtPrior:
+    """Begin with the prior, where a search for modes would mislead or take longer than the draws: ``tg.AMIS(begin=tg.AtPrior())``.
+
+    Args:
+        arms: begin also with a component to either side along each hyperparameter, the prior but that this one is in its outer
+            percentiles. Of a dozen hyperparameters that data leave open, the posterior's lobes are where one or two are extreme,
+            which few draws from the prior are. So many components learn slowly, a round a batch.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+        >>> method = tg.AMIS(begin=tg.AtPrior(arms=True))
+        >>> tg.sample(model, method, num_samples=500, progress=False).num_draws
+        500
+    """
+
+    arms: bool = False
+
+    @property
+    def at_prior(self) -> AtPrior:
+        """How a run of it begins with the prior."""
+        return self
+
+    def check(self) -> None:
+        """Raises a ``ValueError`` unless ``arms`` is ``True`` or ``False``."""
+        check_flag("arms", self.arms)
+
+
+@dataclass(frozen=True)
+class AtModes:
+    """Begin at the modes of an approximate posterior of theta, with their curvature: ``tg.AMIS(begin=tg.AtModes(count=1))``.
+
+    Args:
+        count: of the searches, from the best of eight times as many draws from the prior.
+        search_tails: look along each hyperparameter too, 4, 8 and 16 of its deviations up and down from the best mode, for mass
+            that the curvature there does not tell of (a long arm, another lobe), and begin with components on it as well, which
+            keep a share of the draws: weights look even where they miss such a part. About 20 gradients a hyperparameter, and for
+            each part found as many as hyperparameters.
+        leave_for: begin again there where the first batch says that the modes hold little of the mass: less than their components
+            made of the draws, which keep their weights. Where data leave a dozen hyperparameters open, the posterior lies
+            elsewhere, and a learning proposal hardly gets away from modes. ``None``: stay.
+
+    Example:
+        >>> import torchgpmc as tg
+        >>> labels_that_say_little = tg.AMIS(begin=tg.AtModes(leave_for=tg.AtPrior(arms=True)), degrees_of_freedom=30)
+        >>> many_hyperparameters_of_a_regression = tg.AMIS(begin=tg.AtModes(search_tails=True), degrees_of_freedom=30)
+        >>> many_hyperparameters_of_a_regression.begin
+        AtModes(count=4, search_tails=True, leave_for=None)
+    """
+
+    count: int = 4
+    search_tails: bool = False
+    leave_for: AtPrior | None = None
+
+    @property
+    def at_prior(self) -> AtPrior:
+        """How a run of it begins with the prior, should it leave the modes, or find none."""
+        return self.leave_for or AtPrior()
+
+    def check(self) -> None:
+        """Whether its options can be used.
+
+        Raises:
+            TypeError: ``leave_for`` is no :class:`AtPrior`.
+            ValueError: another option is out of range.
+        """
+        check_count("count", self.count)
+        check_flag("search_tails", self.search_tails)
+        if self.leave_for is not None:
+            if not isinstance(self.leave_for, AtPrior):
+                raise TypeError(f"leave_for is {self.leave_for!r}. Expected torchgpmc.AtPrior(), or None to stay at the modes.")
+            self.leave_for.check()
