@@ -197,3 +197,38 @@ def test_a_fit_over_three_columns_has_no_picture():
     model = tg.GP(torch.rand(4, 3), targets("probit", 4), kernel, LIKELIHOODS["probit"]())
     with pytest.raises(ValueError, match=r"has 3 input columns. Expected one or two"):
         plots.plot_fit(tg.Posterior(model, Draws(torch.zeros(1, 2, 0), torch.zeros(1, 2, 4), None), {"lp": torch.zeros(1, 2)}, {}))
+
+
+@pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")  # a few draws
+@pytest.mark.parametrize("columns", [1, 2])
+def test_a_fit_of_counts_with_exposures_of_their_own_is_of_the_rate(columns):
+    # It was an error that asked for exposures of test points, which plot_fit takes none of.
+    exposure = torch.linspace(0.5, 20, 12).double()
+    model = tg.GP(inputs(12)[:, :columns], targets("poisson", 12), fixed_kernel(), tg.likelihoods.Poisson(exposure=exposure))
+    posterior = tg.sample(model, tg.EllipticalSlice(), num_samples=20, warmup_steps=5, num_chains=1, seed=0, progress=False)
+    figure = plots.plot_fit(posterior, num_points=15)
+    if columns == 2:
+        maps = [axis for axis in figure.axes if axis.get_title() in ("rate", "deviation of f") and axis.name != "3d"]
+        for axis in maps:
+            assert torch.equal(torch.as_tensor(axis.collections[1].get_array()), model.train_y / exposure)
+        assert len(maps) == 2
+        return
+    curve, dots = figure.axes[0].lines
+    assert (curve.get_label(), dots.get_label()) == ("rate", "data")
+    at = torch.as_tensor(curve.get_xdata())
+    torch.testing.assert_close(torch.as_tensor(curve.get_ydata()), posterior.predict(at).intensity.mean)
+    assert torch.equal(torch.as_tensor(dots.get_ydata()), model.train_y / exposure)
+
+
+@pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")  # a few draws
+def test_a_fit_over_two_columns_has_the_first_of_two_functions():
+    # Of noise with a latent size the deviation of f had two columns, which were no map.
+    model = tg.GP(inputs(12)[:, :2], targets("gaussian", 12), fixed_kernel(), tg.likelihoods.HeteroskedasticGaussian())
+    posterior = tg.sample(model, tg.EllipticalSlice(), num_samples=20, warmup_steps=5, num_chains=1, seed=0, progress=False)
+    figure = plots.plot_fit(posterior, num_points=10)
+    axis = next(axis for axis in figure.axes if axis.get_title() == "deviation of f")
+    image = torch.as_tensor(axis.collections[0].get_array()).view(10, 10).T
+    x = posterior.model.train_x
+    lines = [torch.linspace(float(column.min()), float(column.max()), 10).double() for column in x.unbind(-1)]
+    expected = posterior.predict(torch.cartesian_prod(*lines)).latent_variance[:, 0].sqrt()
+    torch.testing.assert_close(image.flatten(), expected)

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 import subprocess
 import sys
 import warnings
@@ -413,6 +414,9 @@ def test_each_mean_has_a_khat_of_its_own_which_is_no_fault_of_the_draws():
     assert complaints(summary, {}, 1, even) == []
     said = verdict(summary, ("heavy", 500.0), [])
     assert "the mean of 'heavy' (k-hat 0." in said.lower() and "light" not in said
+    # Of eight labels under half-Cauchys the lengthscale had an sd of 1e11, and the line spoke of the outputscale alone.
+    both = summarise({"light": uniform**-0.3, "heavy": uniform**-0.9, "heavier": uniform**-1.2}, even)
+    assert re.search(r"The means of 'heavier' \(k-hat 1\.\d+\) and 1 more rest on", verdict(both, ("heavy", 500.0), []))
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="arviz-stats needs it")

@@ -166,3 +166,22 @@ def test_predictions_of_marginals_alone_say_so():
     prediction = tg.approximations.predict(model, torch.zeros(1, model.layout.size).double(), tg.Laplace(), X)
     with pytest.raises(ValueError, match="knows each test point alone"):
         prediction.sample(joint=True)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "offered"),
+    [
+        ("probit", "probs, mean, variance, quantile(q), interval(level), log_prob(y), sample(n), latent_mean, latent_variance"),
+        ("softmax", "probs, mean, variance, log_prob(y), sample(n), latent_mean, latent_variance"),
+        (
+            "poisson",
+            "mean, variance, quantile(q), interval(level), log_prob(y), sample(n), latent_mean, latent_variance, intensity",
+        ),
+    ],
+)
+def test_a_prediction_says_what_it_has(likelihood, offered):
+    prediction = posterior_of(gp(likelihood)).predict(X)
+    assert repr(prediction) == f"Prediction(3 test points: {offered})"
+    for name in offered.replace("(q)", "").replace("(level)", "").replace("(y)", "").replace("(n)", "").split(", "):
+        assert getattr(prediction, name) is not None
+    assert repr(posterior_of(gp(likelihood)).predict(X[:1])).startswith("Prediction(1 test point: ")

@@ -176,3 +176,12 @@ def test_the_method_suits_the_model(name):
     model = make()
     assert isinstance(tg.recommend(model), expected)
     assert tg.explain(model).startswith(f"1. {expected.__name__}(")
+
+
+def test_explain_speaks_plainly(monkeypatch):
+    # It said "About 2.5e+02 seconds", and of three hyperparameters that they may be more than weights survive.
+    monkeypatch.setattr(recommend, "_seconds", lambda _: 1.0)
+    said = tg.explain(gp_regression())
+    assert "minutes" in said and "e+" not in said
+    assert "more than importance weights survive" not in said
+    assert "more than importance weights survive" in tg.explain(gp_regression(num_columns=9))

@@ -9,6 +9,7 @@ import scipy.stats
 import torch
 from torch import Tensor
 
+from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.arrays import as_tensor
 from torchgpmc.diagnostics.summaries import scalar_columns
 from torchgpmc.diagnostics.weights import kish_effective_size
@@ -285,7 +286,8 @@ def plot_intensity(
 def plot_fit(posterior: Posterior, *, num_points: int = 200, levels: tuple[float, ...] = (0.5, 0.95)) -> Any:
     """The response over the range of the data: its mean with bands in one dimension; its surface and maps in two.
 
-    Of a binary response, whose bands would say nothing, the mean is the probability of class 1.
+    Of a binary response, whose bands would say nothing, the mean is the probability of class 1; of counts with exposures of their
+    own all is of the rate, per unit of exposure.
 
     Args:
         posterior: of a model with one or two input columns and a response that is one number.
@@ -306,22 +308,25 @@ def plot_fit(posterior: Posterior, *, num_points: int = 200, levels: tuple[float
     side = num_points if x.shape[1] == 1 else max(2, round((10 * num_points) ** 0.5))
     lines = [torch.linspace(float(low), float(high), side, dtype=x.dtype) for low, high in ends]
     prediction = posterior.predict(lines[0] if x.shape[1] == 1 else torch.cartesian_prod(*lines))
-    if prediction.mean.dim() > 1:
-        raise ValueError(f"the response is one of {prediction.mean.shape[1]} classes. Expected one number a point.")
-    is_binary = getattr(model.likelihood, "is_classification", False)
-    first = "probability of class 1" if is_binary else "mean"
+    is_binary, is_rate = getattr(model.likelihood, "is_classification", False), as_likelihood(model.likelihood).needs_exposure
+    response = prediction.intensity if is_rate else prediction
+    if response.mean.dim() > 1:
+        raise ValueError(f"the response is one of {response.mean.shape[1]} classes. Expected one number a point.")
+    y = y / model.likelihood.exposure.cpu() if is_rate else y
+    first = "probability of class 1" if is_binary else "rate" if is_rate else "mean"
     if x.shape[1] == 1:
         figure, axes = _figure(1, 1, 4.0)
         figure.set_size_inches(8, 3.6)
         axis, at = axes[0, 0], lines[0].numpy()
         for level in () if is_binary else sorted(levels, reverse=True):
-            lower, upper = (end.cpu().numpy() for end in prediction.interval(level))
+            lower, upper = (end.cpu().numpy() for end in response.interval(level))
             axis.fill_between(at, lower, upper, color="C0", alpha=0.15 + 0.3 * (1 - level), linewidth=0, label=f"{level:.0%} band")
-        axis.plot(at, prediction.mean.cpu().numpy(), color="C0", label=first)
+        axis.plot(at, response.mean.cpu().numpy(), color="C0", label=first)
         axis.plot(x[:, 0].numpy(), y.numpy(), ".", color="black", markersize=4, label="data")
         axis.legend(fontsize=8)
         return figure
-    shown = {first: prediction.mean, "deviation of f": prediction.latent_variance.sqrt()}
+    # Of several functions the first is the one whose mean is shown.
+    shown = {first: response.mean, "deviation of f": prediction.latent_variance.view(side * side, -1)[:, 0].sqrt()}
     figure, axes = _figure(1, 3, 4.0)
     surface, heights = _surface(figure, axes[0, 0]), shown[first].cpu().view(side, side).T.numpy()
     surface.plot_surface(*np.meshgrid(*(line.numpy() for line in lines)), heights, cmap="viridis", linewidth=0)

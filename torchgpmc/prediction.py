@@ -90,6 +90,18 @@ class Prediction:
             self._given = lambda _: lambda _: (mean, variance)
         self._averages: tuple[Tensor, ...] | None = None
 
+    def __repr__(self) -> str:
+        offered = ["latent_mean", "latent_variance"]
+        if self._has_response:
+            likelihood = as_likelihood(self._model.likelihood)
+            of_order = [] if not getattr(likelihood, "is_ordered", True) else ["quantile(q)", "interval(level)"]
+            classes = ["probs"] if getattr(likelihood, "is_classification", False) else []
+            offered = [*classes, "mean", "variance", *of_order, "log_prob(y)", "sample(n)", *offered]
+        if getattr(self._model.likelihood, "has_intensity", False):
+            offered.append("intensity")
+        count = "1 test point" if self._num_points == 1 else f"{self._num_points} test points"
+        return f"Prediction({count}: {', '.join(offered)})"
+
     @property
     def latent_mean(self) -> Tensor:
         """Posterior mean of f: ``(T,)``, ``(T, K)`` for several latents."""

@@ -118,7 +118,7 @@ def explain(model: GPModel) -> str:
     lines = []
     for number, candidate in enumerate(candidates(model), 1):
         seconds = candidate.typical * _seconds(candidate.evaluate)
-        lines.append(f"{number}. {described(candidate)}: {candidate.why} About {seconds:.2g} seconds.")
+        lines.append(f"{number}. {described(candidate)}: {candidate.why} About {_duration(seconds)}.")
     return "\n".join([*lines, "sample(model) takes the first whose draws pass their own checks."])
 
 
@@ -164,7 +164,9 @@ def _through_exact_evidence(model: GPModel, wanted: int) -> list[Candidate]:
     """Of regressions, and of inducing values with Gaussian noise."""
     size = model.layout.size
     exact = "the evidence is exact and the hyperparameters are few: weighted draws, no warm-up."
-    many = f"{size} hyperparameters may be more than importance weights survive."
+    many = "should weights not do, chains of the hyperparameters need none."
+    if size > MANY_HYPERPARAMETERS:
+        many = f"{size} hyperparameters may be more than importance weights survive."
     chains = _chains(model, NUTS(max_tree_depth=8, target_accept_prob=0.9), many, 150)
     if model.collapses:
         alone = NUTS(marginal=Conjugate(), from_mode=True, max_tree_depth=8, target_accept_prob=0.9)
@@ -370,3 +372,14 @@ def _seconds(evaluate: Callable[[], Any]) -> float:
             seconds = time.perf_counter() - began
             best, spent, count = min(best, seconds), spent + seconds, count + 1
     return best
+
+
+def _duration(seconds: float) -> str:
+    """To two digits, in minutes from two of them on.
+
+    Example:
+        >>> _duration(0.4711), _duration(99.6), _duration(254.0)
+        ('0.47 seconds', '100 seconds', '4.2 minutes')
+    """
+    number, unit = (seconds, "seconds") if seconds < 120 else (seconds / 60, "minutes")
+    return f"{number:.0f} {unit}" if number >= 10 else f"{number:.2g} {unit}"

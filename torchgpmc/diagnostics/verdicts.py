@@ -102,7 +102,10 @@ def _about_heavy_means(summary: Summary) -> str:
     if not heavy:
         return ""
     worst = max(heavy, key=lambda row: row.khat)
-    return f" The mean of '{worst.name}' (k-hat {worst.khat:.2f}) rests on a few draws far from it, its quantiles do not."
+    named = f"'{worst.name}' (k-hat {worst.khat:.2f})"
+    if len(heavy) > 1:
+        return f" The means of {named} and {len(heavy) - 1} more rest on a few draws far from them, quantiles do not."
+    return f" The mean of {named} rests on a few draws far from it, its quantiles do not."
 
 
 def complaints_about_divergences(samples: Mapping[str, Tensor], summary: Summary, stats: Mapping[str, Tensor]) -> list[str]:
