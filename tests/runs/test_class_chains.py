@@ -67,6 +67,33 @@ def test_chains_start_where_the_posterior_is():
     assert float(model.log_likelihood(model.at(model.prior(theta)), v, model.targets).min()) > 0.7 * by_chance
 
 
+def test_all_latents_kept_of_a_theta_are_draws_given_it():
+    """Those left of another theta, or in its coordinates, would have another covariance with theta."""
+    posterior = quiet(four_classes(), num_samples=500, warmup_steps=60, num_chains=16)
+    theta = posterior.theta.flatten(0, 1)
+    theta = (theta - theta.mean(0)) / theta.std(0)
+    latents = torch.cat([posterior.whitened.unsqueeze(2), posterior._further], 2).flatten(0, 1).permute(1, 0, 2)
+
+    def moments(v):
+        return torch.cat([v.mean(0), v.square().mean(0), (theta * v).mean(0), (theta * v.square()).mean(0)])
+
+    kept, *others = (moments(v) for v in latents)
+    assert len(others) == 3 and all(float((other - kept).abs().max()) < 0.15 for other in others)
+    assert float(torch.corrcoef(latents[:2].flatten(1))[0, 1]) < 0.6  # and have moved
+
+
+def test_predictions_average_over_all_latents_of_a_theta():
+    model, x = four_classes(), inputs(30, 2, seed=5)
+    first, second = (quiet(model, num_samples=60, warmup_steps=40, seed=seed) for seed in (1, 2))
+
+    def apart():
+        return float((first.predict(x).probs - second.predict(x).probs).square().mean().sqrt())
+
+    of_several = apart()
+    first._further = second._further = None
+    assert of_several < 0.8 * apart()
+
+
 @pytest.mark.parametrize(
     ("model", "expected"),
     [

@@ -27,7 +27,8 @@ class ClassGibbs:
     The latents move by Hamiltonian trajectories in coordinates that are white under Gaussian sites at every theta, the sites
     following theta too (:mod:`torchgpmc.models.class_coordinates`, :mod:`torchgpmc.runs.class_chains`). Theta, given these, is
     proposed from a quadratic fitted to the density at 1 + 2 P^2 thetas that stay, whose matrices are kept: of K functions of N data
-    8 (1 + 2 P^2) (2 K + 5) N^2 bytes. A sweep takes K + 2 factorisations of N x N matrices. The posterior is the exact one.
+    8 (1 + 2 P^2) (2 K + 5) N^2 bytes. A sweep takes K + 2 factorisations of N x N matrices, and four trajectories: all four latent
+    vectors are draws given its theta, and predictions average over them. The posterior is the exact one.
 
     Sites after Opper & Archambeau (2009), proposals that do not depend on the present theta after Tierney (1994).
 
@@ -81,7 +82,7 @@ class ClassGibbs:
 
         def read(state: Any, generator: torch.Generator) -> tuple[Draw, dict[str, Tensor]]:
             theta, v = state.position.tensor_split([size], -1)
-            return Draw(theta[:, None], v[:, None]), {"lp": state.log_density}
+            return Draw(theta[:, None], v[:, None], None, state.further[:, None]), {"lp": state.log_density}
 
         target = ChainTarget(chains.joint, size, size + model.latent_size, start, read, EXACT)
         warm_up = ClassWarmUp(warmup, self.target_accept_prob, chains, first)

@@ -1,6 +1,7 @@
 """Chains of [theta, v] for several classes: theta and the latents in turn, in coordinates that are white at every theta.
 
-Given theta the latents move by Hamiltonian trajectories in w, which factorise nothing. Given w theta is proposed from a quadratic
+Given theta the latents move by Hamiltonian trajectories in w, which factorise nothing, and of which a theta gets several, for
+predictions to average over their ends. Given w theta is proposed from a quadratic
 fitted to the density at some thetas that stay, whose factors are worked out once: so each theta that is tried takes one set of
 factorisations, and four of five are accepted. Sites are a linear function of theta (of d, in logarithms), fitted to those of
 :mod:`torchgpmc.approximations.class_variational` at some thetas, and frozen with all else before the first kept draw.
@@ -18,6 +19,7 @@ from torch import Tensor
 from torchgpmc.approximations.class_sites import ClassSites
 from torchgpmc.approximations.class_variational import fitted_class_sites
 from torchgpmc.density import mask_failures
+from torchgpmc.evidence import LATENTS_KEPT
 from torchgpmc.models.class_coordinates import ClassMap, class_map
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
@@ -25,9 +27,10 @@ from torchgpmc.numerics.linalg import cholesky, identity_matrix, solve_lower
 from torchgpmc.numerics.random import log_uniform, make_generator, normal_like
 from torchgpmc.parameters.normal_scale import normal_scale
 from torchgpmc.runs.blocks import KeptPrior, LatentsGivenTheta, kept_prior
+from torchgpmc.runs.chain import combined
 from torchgpmc.samplers.adaptation import PositionMoments, start_moments, update_moments
 from torchgpmc.samplers.fitted_proposals import design, fitted_proposal
-from torchgpmc.samplers.hmc import HMCState, transition
+from torchgpmc.samplers.hmc import HMCInfo, HMCState, transition
 from torchgpmc.samplers.preconditioner import identity_preconditioner
 from torchgpmc.trees import concatenate, take, where
 from torchgpmc.types import Sampler
@@ -86,6 +89,7 @@ class ClassState(NamedTuple):
     log_density: Tensor  # (C,)
     at: AtTheta
     white: HMCState  # of w
+    further: Tensor  # (C, J - 1, V), what latents were before at this theta: draws given it as well
 
 
 class ClassInfo(NamedTuple):
@@ -156,25 +160,23 @@ class ClassChains:
         return self._designed[1]
 
     def kernel(self, tuning: ClassTuning) -> Sampler:
-        """Sweeps: a trajectory of the latents, and a theta."""
+        """Sweeps: a theta, and some trajectories of the latents, whose ends are all draws given it."""
         size = self.model.layout.size
         unit = identity_preconditioner(0, self.model.latent_size, self.model.train_x)
 
-        def seen(theta: Tensor, at: AtTheta, white: HMCState) -> ClassState:
+        def seen(theta: Tensor, at: AtTheta, white: HMCState, further: Tensor) -> ClassState:
             position = torch.cat([theta, at.coordinates.latents(white.position)], -1)
-            return ClassState(position, white.log_density - at.coordinates.log_volume, at, white)
+            return ClassState(position, white.log_density - at.coordinates.log_volume, at, white, further)
 
         def init(position: Tensor, generator: torch.Generator) -> ClassState:
             theta, v = position.tensor_split([size], -1)
             at = self.at(theta, tuning)
             white = at.coordinates.white(v)
-            return seen(theta, at, HMCState(white, *_OfWhite(self.joint, at).value_and_grad(white)))
+            further = v.unsqueeze(1).repeat(1, LATENTS_KEPT - 1, 1)
+            return seen(theta, at, HMCState(white, *_OfWhite(self.joint, at).value_and_grad(white)), further)
 
-        def step(state: ClassState, generator: torch.Generator) -> tuple[ClassState, ClassInfo]:
-            theta, at = state.position[:, :size], state.at
-            length = _LENGTH * (1 + float(torch.rand((), generator=generator, device=generator.device)))
-            steps = min(max(round(length / float(tuning.step_size)), 1), self.num_steps)
-            white, info, _, _ = transition(_OfWhite(self.joint, at), unit, tuning.step_size, steps, state.white, generator)
+        def theta_moved(state: ClassState, generator: torch.Generator) -> tuple[Tensor, AtTheta, HMCState, Tensor]:
+            theta, at, white = state.position[:, :size], state.at, state.white
             values = [_OfWhite(self.joint, there)(white.position) for there in self.designed(tuning)]
             proposal = fitted_proposal(self.points, torch.stack(values, -1))
             here, there = tuning.standardised(theta), proposal.draw(generator)
@@ -184,12 +186,27 @@ class ClassChains:
             other = HMCState(white.position, *_OfWhite(self.joint, other_at).value_and_grad(white.position))
             log_ratio = other.log_density - white.log_density + proposal.log_density(here) - proposal.log_density(there)
             log_ratio = torch.nan_to_num(log_ratio, nan=-torch.inf)
-            accepted = log_u < log_ratio
-            new = where(accepted, (other_theta, other_at, other), (theta, at, white))
-            work = info.n_steps + len(self.points) + 1
-            failures = info.n_failures + torch.isinf(other.log_density)
+            return *where(log_u < log_ratio, (other_theta, other_at, other), (theta, at, white)), log_ratio
+
+        def latents_moved(at: AtTheta, white: HMCState, generator: torch.Generator) -> tuple[HMCState, HMCInfo]:
+            length = _LENGTH * (1 + float(torch.rand((), generator=generator, device=generator.device)))
+            steps = min(max(round(length / float(tuning.step_size)), 1), self.num_steps)
+            return transition(_OfWhite(self.joint, at), unit, tuning.step_size, steps, white, generator)[:2]
+
+        def step(state: ClassState, generator: torch.Generator) -> tuple[ClassState, ClassInfo]:
+            theta, at, white, log_ratio = theta_moved(state, generator)
+            whites, infos = [], []
+            for _ in range(LATENTS_KEPT):
+                white, info = latents_moved(at, white, generator)
+                whites.append(white.position)
+                infos.append(info)
+            known = combined(infos)
+            work = known["n_steps"] + len(self.points) + 1
+            failures = known["n_failures"] + torch.isinf(log_ratio)
+            further = torch.stack([at.coordinates.latents(position) for position in whites[:-1]], 1)
             acceptance = log_ratio.clamp_max(0.0).exp()
-            return seen(*new), ClassInfo(info.acceptance_rate, acceptance, info.diverging, work, failures)
+            info = ClassInfo(known["acceptance_rate"], acceptance, known["diverging"], work, failures)
+            return seen(theta, at, white, further), info
 
         return Sampler(init, step)
 
