@@ -8,8 +8,10 @@ from gpytorch.priors import GammaPrior
 
 import torchgpmc as tg
 from tests.problems import inputs, kernel
+from torchgpmc.importance import find_modes
 from torchgpmc.likelihoods import Activation, LogLikelihood, Transcription
 from torchgpmc.models import JointLogDensity
+from torchgpmc.variational import joint_mode
 
 VARIANCE = 0.3
 
@@ -98,3 +100,15 @@ def test_what_has_no_mode_to_climb_to_is_refused():
         tg.initialize(sums(Jumps), progress=False)
     with pytest.raises(ValueError, match=r"(?s)^no mode of the hyperparameters and latents.*2 searches of 1 rounds.*raise"):
         tg.initialize(transcription(), max_iterations=1, progress=False)
+
+
+def test_as_many_searches_begin_as_are_asked_for(monkeypatch):
+    counts = []
+
+    def counted(density, starts, **options):
+        counts.append(len(starts))
+        return find_modes(density, starts, **options)
+
+    monkeypatch.setattr(joint_mode, "find_modes", counted)
+    found = [tg.initialize(sums(), num_starts=number, progress=False).elbo for number in (None, 1, 12)]
+    assert counts == [2, 1, 12] and found == pytest.approx([found[0]] * 3, abs=0.5)

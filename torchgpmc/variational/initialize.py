@@ -4,35 +4,24 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 from tqdm.auto import tqdm
 
-from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.approximations.nearest_normal import sites_of
-from torchgpmc.approximations.normal_latents import LatentSites
 from torchgpmc.checks import check_count, warn
 from torchgpmc.models.gp_model import GPModel
-from torchgpmc.numerics.ascent import ascend
-from torchgpmc.numerics.random import make_generator
 from torchgpmc.numerics.threads import one_torch_thread
-from torchgpmc.variational.bound import HeldSites, Positions, VariationalMarginal, inducing_positions
+from torchgpmc.variational.bound import VariationalMarginal, inducing_positions
 from torchgpmc.variational.joint_mode import start_at_joint_mode
 from torchgpmc.variational.minibatches import ascend_by_minibatches
+from torchgpmc.variational.searches import best_beginning, search
 from torchgpmc.variational.start import Start, fitted
 
 _WORTH_TORCH_THREADS = 1e9  # operations of a step, some tenths of a second: then the waiting of torch's threads is little beside it
-_BOUND = 12.0  # of theta, and of inducing points in deviations of the inputs
-_NUM_CANDIDATES = 8
-_SLOPE = 0.01  # of the bound, in nats for a unit of theta or a deviation of the inputs: where it is smaller all over, a search ends
-_TOLERANCE = 1e-8  # of q while theta is far from where it will end
-_CHUNK_ELEMENTS = 4_000_000  # of projections, and of precisions
-_FIRST_STEPS, _ROUND_STEPS, _ROUND_MOVES = 100, 10, 20  # of q in the first and last rounds, and in others; of L-BFGS
-_END = 1e-3  # nats that a round gained, by less of which a search ends
+_NUM_STARTS = 3  # of all data at once, where a round costs a sixth of a fit
 _SMALL_GAIN = 0.01  # nats: by less a search that ends, however it ends, has converged
-_CANDIDATE_STEPS = 20
 
 
 def initialize(
@@ -41,6 +30,7 @@ def initialize(
     optimize_inducing_points: bool = True,
     max_iterations: int = 200,
     batch_size: int | None = None,
+    num_starts: int | None = None,
     start: Start | None = None,
     seed: int = 0,
     progress: bool = True,
@@ -54,8 +44,11 @@ def initialize(
     L-BFGS (scipy) moves theta at the inducing points given, then theta and the inducing points, while q is the posterior under the
     Gaussian sites that those steps found (Adam, Chang, Khan & Solin 2021): it follows what moves, and the bound never falls. With
     ``batch_size`` all take steps together, on minibatches: natural gradients for q, Adam for the rest (Hensman et al. 2015,
-    section 3, step 1; Salimbeni, Eleftheriadis & Hensman 2018). The search begins at the model's present values or, where the
-    bound is higher, at a draw from the prior.
+    section 3, step 1; Salimbeni, Eleftheriadis & Hensman 2018).
+
+    With a lengthscale a column the bound has several optima, tens of nats apart. So short searches, of one round, begin at the one
+    of the present values and eight draws from the prior where the bound is highest, at the present values and at draws as they
+    come, and the best of them goes on; of more than 4000 data they see so many. ``Start.tried`` has the bounds that they ended at.
 
     Where the likelihood does not factorise over data, as that of gene expression, there are no sites to make q of: then it is the
     normal approximation at the mode of [theta, v] together, with the whole curvature there.
@@ -69,6 +62,8 @@ def initialize(
         max_iterations: rounds of each of the two searches, at most; with ``batch_size`` passes over the data, over which steps
             shrink.
         batch_size: data a step, where N is too large for all at once.
+        num_starts: searches that begin. Three by default, which takes half as long again as one; one on minibatches, which begins
+            at the model's present values, and with ``start``. Where the likelihood does not factorise, two, each to its end.
         start: an earlier fit to go on from, ``tg.initialize(start.model, start=start, ...)``: of the same model, at its theta,
             inducing points and q(v).
         seed: of the draws from the prior and of the minibatches.
@@ -91,6 +86,8 @@ def initialize(
         >>> start = tg.initialize(model, progress=False)
         >>> start.converged, bool(start.model.inducing_points.max() > 0.4)
         (True, True)
+        >>> [round(value, 1) for value in start.tried]  # what short searches reached, before inducing points moved: here they agree
+        [-15.2, -15.2, -15.2]
     """
     _check(model)
     check_count("max_iterations", max_iterations)
@@ -105,16 +102,24 @@ def initialize(
         if not isinstance(start, Start):
             raise TypeError(f"start is {type(start).__name__}. Expected what initialize or Start.from_gpytorch returned, or None.")
         start.check(model)
+    by_minibatches = batch_size is not None and batch_size < len(model.train_x)
+    if num_starts is not None:
+        check_count("num_starts", num_starts)
+        if num_starts > 1 and model.factorises and (by_minibatches or start is not None):
+            raise ValueError(
+                f"num_starts is {num_starts}, and with {'batch_size' if by_minibatches else 'start'} there is one beginning. "
+                f"Expected None or 1."
+            )
     moves = optimize_inducing_points and not model.has_latents_at_data
     bar = tqdm(disable=not progress, desc="variational fit", unit="step", dynamic_ncols=True)
     share = 1.0 if batch_size is None else min(1.0, batch_size / len(model.train_x))
     with bar, _threads_for(share * model.operations), torch.inference_mode(False):
         model.refresh()
         if not model.factorises:
-            return start_at_joint_mode(model, max_iterations, start, seed, bar)
-        if batch_size is not None and batch_size < len(model.train_x):
+            return start_at_joint_mode(model, max_iterations, num_starts, start, seed, bar)
+        if batch_size is not None and by_minibatches:
             return _by_minibatches(model, moves, batch_size, max_iterations, start, seed, bar)
-        return _by_searches(model, moves, max_iterations, start, seed, bar)
+        return _by_searches(model, moves, max_iterations, _NUM_STARTS if num_starts is None else num_starts, start, seed, bar)
 
 
 def _threads_for(operations: float) -> AbstractContextManager[object]:
@@ -139,9 +144,14 @@ def _check(model: GPModel) -> None:
         raise ValueError("the model has several data sets, each with its own posterior. Expected one; fit them one by one.")
 
 
-def _by_searches(model: GPModel, moves: bool, max_iterations: int, start: Start | None, seed: int, bar: tqdm) -> Start:
+def _by_searches(
+    model: GPModel, moves: bool, max_iterations: int, num_starts: int, start: Start | None, seed: int, bar: tqdm
+) -> Start:
+    tried: tuple[float, ...] = ()
     if start is None:
-        found = _search(model, inducing_positions(model, False), _best_candidate(model, seed), None, max_iterations, bar)
+        begun = best_beginning(model, num_starts, seed, bar)
+        tried = begun.tried
+        found = search(model, inducing_positions(model, False), begun.theta, begun.sites, max_iterations, bar)
         theta, sites = found.position, found.sites
     else:
         theta = start.theta.to(model.train_x)
@@ -149,7 +159,7 @@ def _by_searches(model: GPModel, moves: bool, max_iterations: int, start: Start 
     if moves or start is not None:
         positions = inducing_positions(model, moves)
         position = torch.cat([theta, theta.new_zeros(positions.moving_size)])
-        found = _search(model, positions, position, sites, max_iterations, bar)
+        found = search(model, positions, position, sites, max_iterations, bar)
         with torch.no_grad():
             model = positions.model_at(model, found.position[model.layout.size :])
     theta = found.position[: model.layout.size]
@@ -164,71 +174,7 @@ def _by_searches(model: GPModel, moves: bool, max_iterations: int, start: Start 
             f"the variational fit did not converge: the bound still rose by {rise:.2g} nats in its last round. It can be used; "
             f"raise max_iterations (now {max_iterations}) for a better one.",
         )
-    return fitted(model, latents.latents, converged=rise <= _SMALL_GAIN, marginal=final)
-
-
-def _best_candidate(model: GPModel, seed: int) -> Tensor:
-    """The present theta or, where the bound is higher, a draw from the prior ``(P,)``."""
-    generator = make_generator(seed, model.train_x.device)
-    theta = torch.cat([model.layout.present(model), model.layout.starting_points(_NUM_CANDIDATES, generator)]).detach()
-    if not model.layout.size:
-        return theta[0]
-    marginal = VariationalMarginal(model, tolerance=_TOLERANCE, max_steps=_CANDIDATE_STEPS)
-    chunk = max(1, _CHUNK_ELEMENTS // (model.latent_size * max(model.latent_size, len(model.train_x))))
-    value = torch.cat([marginal(part) for part in theta.split(chunk)])
-    if not bool(torch.isfinite(value).any()):
-        raise ValueError(
-            f"the variational bound is not finite at the model's hyperparameters, nor at {_NUM_CANDIDATES} draws from their prior. "
-            f"Expected it to be somewhere; check the scale of train_x and train_y, and raise jitter (now {model.jitter:g})."
-        )
-    return theta[value.argmax()]
-
-
-class _Found(NamedTuple):
-    """Where a search ended."""
-
-    position: Tensor  # (D,)
-    sites: LatentSites | None
-    value: float  # of the bound and the prior
-    rise: float  # of that in the last round
-
-
-def _search(
-    model: GPModel, positions: Positions, position: Tensor, sites: LatentSites | None, max_iterations: int, bar: tqdm
-) -> _Found:
-    """From ``position`` ``(D,)``, in rounds: natural-gradient steps for q, then L-BFGS for the rest while q's sites are held."""
-    value, num_steps = -math.inf, _FIRST_STEPS
-    for number in range(max_iterations + 1):
-        marginal = VariationalMarginal(model, positions, _TOLERANCE, num_steps)
-        marginal.sites = sites
-        with torch.no_grad():
-            best, found = marginal.evaluate(position[None])
-        rise, value, sites = float(best) - value, float(best), found.sites
-        bar.update()
-        bar.set_postfix(bound=f"{value:.4f}", refresh=False)
-        if not len(position):
-            rise = 0.0
-        # A few steps may say little of many: near a saddle q gains next to nothing for a while.
-        if (rise <= _END and num_steps == _FIRST_STEPS) or number == max_iterations:
-            fresh = _from_no_sites(model, positions, position)
-            if number == max_iterations or fresh is None or fresh[0] <= value + _END:
-                break
-            value, sites = fresh
-        num_steps = _ROUND_STEPS if rise > _END else _FIRST_STEPS
-        step = ascend(HeldSites(model, positions, sites), position, bound=_BOUND, max_iterations=_ROUND_MOVES, slope=_SLOPE)
-        if step is None:  # the algebra failed where it had not a moment ago
-            break
-        position = step.position
-    return _Found(position, sites, value, rise)
-
-
-def _from_no_sites(model: GPModel, positions: Positions, position: Tensor) -> tuple[float, LatentSites] | None:
-    """Bound and sites of q sought afresh where it may have several optima, of which carrying its sites along sees one."""
-    if as_likelihood(model.likelihood).is_log_concave:
-        return None
-    with torch.no_grad():
-        best, found = VariationalMarginal(model, positions, _TOLERANCE, _FIRST_STEPS).evaluate(position[None])
-    return float(best), found.sites
+    return replace(fitted(model, latents.latents, converged=rise <= _SMALL_GAIN, marginal=final), tried=tried)
 
 
 def _by_minibatches(

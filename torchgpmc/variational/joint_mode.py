@@ -14,12 +14,14 @@ from torchgpmc.numerics.random import make_generator, normal_like
 from torchgpmc.variational.start import Start
 
 _ROUND_MOVES = 20  # of L-BFGS, as in the rounds of other fits
-_NUM_CANDIDATES, _NUM_SEARCHES = 9, 2  # present values and draws from the prior, of which searches start from the best
+_NUM_CANDIDATES, _NUM_STARTS = 9, 2  # present values and draws from the prior, of which searches start from the best
 _CHUNK_ELEMENTS = 2_000_000  # of covariances
 _NUM_DRAWS = 256  # of q(v), over which the bound is averaged
 
 
-def start_at_joint_mode(model: GPModel, max_iterations: int, start: Start | None, seed: int, bar: tqdm) -> Start:
+def start_at_joint_mode(
+    model: GPModel, max_iterations: int, num_starts: int | None, start: Start | None, seed: int, bar: tqdm
+) -> Start:
     r"""A :class:`Start` from the curvature H of minus the log joint density at its mode :math:`(\hat\theta, \hat v)`.
 
     .. math:: mean(\theta) = \hat v - H_{vv}^{-1} H_{v \theta} (\theta - \hat\theta), \quad scale_k scale_k^T = (H_{vv}^{-1})_{kk}
@@ -30,6 +32,7 @@ def start_at_joint_mode(model: GPModel, max_iterations: int, start: Start | None
     Args:
         model: of [theta, v], with one data set and a smooth likelihood.
         max_iterations: rounds of twenty moves of L-BFGS, of each search at most; it ends where nothing rises any more.
+        num_starts: searches, from the best of the present values and draws from the prior; ``None``: two.
         start: an earlier fit, from whose mode a search begins too.
         seed: of the draws from the prior that searches start from, and of the normal draws in the bound.
         bar: counts gradients.
@@ -38,13 +41,15 @@ def start_at_joint_mode(model: GPModel, max_iterations: int, start: Start | None
         ValueError: no mode with a positive definite curvature.
     """
     size, (num_latents, num_inputs) = model.layout.size, model.latent_shape
+    num_starts = _NUM_STARTS if num_starts is None else num_starts
     generator = make_generator(seed, model.train_x.device)
-    theta = torch.cat([model.layout.present(model), model.layout.starting_points(_NUM_CANDIDATES - 1, generator)]).detach()
+    drawn = model.layout.starting_points(max(_NUM_CANDIDATES, num_starts) - 1, generator)
+    theta = torch.cat([model.layout.present(model), drawn]).detach()
     candidates = torch.cat([theta, theta.new_zeros(len(theta), model.latent_size)], -1)
     if start is not None:
         candidates[0] = torch.cat([start.theta, start.mean.flatten()])
     density = _InChunks(model, bar)
-    starts = candidates[density(candidates).argsort(descending=True)[: _NUM_SEARCHES if size else 1]]
+    starts = candidates[density(candidates).argsort(descending=True)[: num_starts if size else 1]]
     modes = find_modes(density, starts, max_iterations=_ROUND_MOVES * max_iterations)
     if not modes:
         raise ValueError(

@@ -1,0 +1,141 @@
+"""Searches for the highest bound, all data at once: short ones from several values of theta, and one in rounds to its end."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from torchgpmc.adapter.conversion import as_likelihood
+from torchgpmc.approximations.normal_latents import LatentSites
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.numerics.ascent import ascend
+from torchgpmc.numerics.random import make_generator
+from torchgpmc.variational.bound import HeldSites, Positions, VariationalMarginal, inducing_positions
+
+_BOUND = 12.0  # of theta, and of inducing points in deviations of the inputs
+_NUM_CANDIDATES = 8
+_SLOPE = 0.01  # of the bound, in nats for a unit of theta or a deviation of the inputs: where it is smaller all over, a search ends
+_TOLERANCE = 1e-8  # of q while theta is far from where it will end
+_CHUNK_ELEMENTS = 4_000_000  # of projections, and of precisions
+_FIRST_STEPS, _ROUND_STEPS, _ROUND_MOVES = 100, 10, 20  # of q in the first and last rounds, and in others; of L-BFGS
+_END = 1e-3  # nats that a round gained, by less of which a search ends
+_CANDIDATE_STEPS = 20
+_SHORT = 1  # rounds of a search that only tells how good a beginning is
+_MOST_DATA = 4000  # for that; of more, so many drawn at random tell as much
+
+
+class Beginning(NamedTuple):
+    """Where the search that goes on begins."""
+
+    theta: Tensor  # (P,)
+    sites: LatentSites | None
+    tried: tuple[float, ...]  # bound and prior where short searches ended, in the order of their beginnings; NaN of one that failed
+
+
+class Found(NamedTuple):
+    """Where a search ended."""
+
+    position: Tensor  # (D,)
+    sites: LatentSites | None
+    value: float  # of the bound and the prior
+    rise: float  # of that in the last round
+
+
+def best_beginning(model: GPModel, num_starts: int, seed: int, bar: tqdm) -> Beginning:
+    """The end of the best of ``num_starts`` short searches, inducing points where they are.
+
+    They begin at the one of the present theta and some draws from the prior where the bound is highest, at the present theta and
+    at draws as they come. The bound at a beginning says little of where a search will end: the highest is often that of a small
+    variance, under which all labels are noise, and next to poor optima. One round of steps tells most optima apart.
+
+    Args:
+        model: with a factorised likelihood and one data set.
+        num_starts: short searches; of one there is none, and the search begins where the bound is highest.
+        seed: of the draws from the prior, and of the data that short searches see where there are many.
+        bar: counts rounds.
+
+    Raises:
+        ValueError: a bound that is finite nowhere.
+    """
+    generator = make_generator(seed, model.train_x.device)
+    drawn = model.layout.starting_points(max(_NUM_CANDIDATES, num_starts - 1), generator)
+    theta = torch.cat([model.layout.present(model), drawn]).detach()
+    if not model.layout.size:
+        return Beginning(theta[0], None, ())
+    part = _some_data(model, generator)
+    value, sites = _at_candidates(part, theta)
+    if not bool(torch.isfinite(value).any()):
+        raise ValueError(
+            f"the variational bound is not finite at the model's hyperparameters, nor at {len(drawn)} draws from their prior. "
+            f"Expected it to be somewhere; check the scale of train_x and train_y, and raise jitter (now {model.jitter:g})."
+        )
+    highest = int(value.nan_to_num(-math.inf).argmax())
+    if num_starts == 1:
+        return Beginning(theta[highest], None, ())
+    rows = [highest, *(row for row in range(len(theta)) if row != highest)][:num_starts]
+    still = inducing_positions(model, False)
+    ends = [search(part, still, theta[row], LatentSites(*(own[[row]] for own in sites)), _SHORT, bar) for row in rows]
+    tried = tuple(end.value if math.isfinite(end.value) else math.nan for end in ends)
+    best = max(ends, key=lambda end: end.value if math.isfinite(end.value) else -math.inf)
+    if not math.isfinite(best.value):
+        return Beginning(theta[highest], None, tried)
+    return Beginning(best.position, best.sites if part is model else None, tried)
+
+
+def _some_data(model: GPModel, generator: torch.Generator) -> GPModel:
+    """The model, or one of as many of its data as tell beginnings apart."""
+    count = len(model.train_x)
+    if model.has_latents_at_data or count <= _MOST_DATA:
+        return model
+    return model.on_rows(torch.randperm(count, generator=generator, device=model.train_x.device)[:_MOST_DATA])
+
+
+def _at_candidates(model: GPModel, theta: Tensor) -> tuple[Tensor, LatentSites]:
+    """The bound and prior ``(C,)``, and q's sites, after a few steps of q at thetas ``(C, P)``."""
+    marginal = VariationalMarginal(model, tolerance=_TOLERANCE, max_steps=_CANDIDATE_STEPS)
+    chunk = max(1, _CHUNK_ELEMENTS // (model.latent_size * max(model.latent_size, len(model.train_x))))
+    with torch.no_grad():
+        values, found = zip(*(marginal.evaluate(part) for part in theta.split(chunk)), strict=True)
+    return torch.cat(values), LatentSites(*(torch.cat(parts) for parts in zip(*(one.sites for one in found), strict=True)))
+
+
+def search(
+    model: GPModel, positions: Positions, position: Tensor, sites: LatentSites | None, max_iterations: int, bar: tqdm
+) -> Found:
+    """From ``position`` ``(D,)``, in rounds: natural-gradient steps for q, then L-BFGS for the rest while q's sites are held."""
+    value, num_steps = -math.inf, _FIRST_STEPS
+    for number in range(max_iterations + 1):
+        marginal = VariationalMarginal(model, positions, _TOLERANCE, num_steps)
+        marginal.sites = sites
+        with torch.no_grad():
+            best, found = marginal.evaluate(position[None])
+        rise, value, sites = float(best) - value, float(best), found.sites
+        bar.update()
+        bar.set_postfix(bound=f"{value:.4f}", refresh=False)
+        if not len(position):
+            rise = 0.0
+        # A few steps may say little of many: near a saddle q gains next to nothing for a while.
+        if (rise <= _END and num_steps == _FIRST_STEPS) or number == max_iterations:
+            fresh = _from_no_sites(model, positions, position)
+            if number == max_iterations or fresh is None or fresh[0] <= value + _END:
+                break
+            value, sites = fresh
+        num_steps = _ROUND_STEPS if rise > _END else _FIRST_STEPS
+        step = ascend(HeldSites(model, positions, sites), position, bound=_BOUND, max_iterations=_ROUND_MOVES, slope=_SLOPE)
+        if step is None:  # the algebra failed where it had not a moment ago
+            break
+        position = step.position
+    return Found(position, sites, value, rise)
+
+
+def _from_no_sites(model: GPModel, positions: Positions, position: Tensor) -> tuple[float, LatentSites] | None:
+    """Bound and sites of q sought afresh where it may have several optima, of which carrying its sites along sees one."""
+    if as_likelihood(model.likelihood).is_log_concave:
+        return None
+    with torch.no_grad():
+        best, found = VariationalMarginal(model, positions, _TOLERANCE, _FIRST_STEPS).evaluate(position[None])
+    return float(best), found.sites
