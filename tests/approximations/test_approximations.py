@@ -13,7 +13,7 @@ from tests.problems import gp, sparse_gp
 from tests.speed import quick
 from torchgpmc.approximations import laplace_mode
 from torchgpmc.approximations import marginal as marginal_module
-from torchgpmc.approximations.gaussian_form import dense_r
+from torchgpmc.approximations.gaussian_form import dense_r, factor_of_b, inverse_and_variances, marginal_variances
 
 SMOOTH = ["probit", "logit", "poisson", "gaussian"]
 FUNCTIONS = {"laplace": tg.approximations.laplace, "ep": tg.approximations.expectation_propagation}
@@ -137,6 +137,20 @@ def test_the_covariance_factor_is_a_root_of_the_covariance(method):
     found, prior = FUNCTIONS[method](model, theta), model.prior(theta)
     root = tg.approximations.covariance_factor(prior, found)
     torch.testing.assert_close(root @ root.mT, dense_covariance(prior, found), rtol=1e-8, atol=1e-9)
+
+
+def test_variances_of_data_whose_sites_say_next_to_nothing_keep_their_digits():
+    """1 - B^-1 is the site's precision times the variance: of 1e-12 four digits are left, of 1e-16 none."""
+    model = gp("probit", 6)
+    covariance = model.prior(thetas(model, 3)).covariance
+    root = 10 ** torch.linspace(-8, 1, 18).double().view(3, 6)
+    factor, ok = factor_of_b(covariance, root)
+    factor[1], ok[1] = 0.0, False
+    inverse, variance = inverse_and_variances(covariance, factor, ok, root)
+    expected = marginal_variances(covariance, factor, root)
+    torch.testing.assert_close(variance[[0, 2]], expected[[0, 2]], rtol=1e-7, atol=0.0)
+    unit = torch.eye(6).double().expand(2, -1, -1)
+    torch.testing.assert_close(inverse[[0, 2]] @ factor[[0, 2]] @ factor[[0, 2]].mT, unit, rtol=0.0, atol=1e-10)
 
 
 @pytest.mark.parametrize("method", FUNCTIONS)

@@ -35,6 +35,25 @@ def test_held_sites_that_converge_give_eps_own_density_and_gradient(make):
     torch.testing.assert_close(gradient, slope, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("make", [rough_labels, lambda: gp("logit")])
+def test_single_precision_is_nowhere_near_the_weights_noise(make):
+    model = make()
+    theta = model.layout.starting_points(6, torch.Generator().manual_seed(0))
+    value, gradient = held(model).value_and_grad(theta)
+    expected, slope = held(model, 0.1).value_and_grad(theta)
+    torch.testing.assert_close(value, expected, rtol=0.0, atol=1e-3)
+    torch.testing.assert_close(gradient, slope, rtol=1e-3, atol=1e-3)
+    assert value.dtype == gradient.dtype == torch.float64
+
+
+def test_counts_keep_double_precision():
+    # Sites of large counts are all but all that a marginal knows: of cavities single precision leaves nothing.
+    model = gp("poisson")
+    many = model.with_targets(1e6 + model.targets.values)
+    theta = many.layout.starting_points(2, torch.Generator().manual_seed(0))
+    assert bool(torch.isfinite(held(many).value_and_grad(theta)[0]).all())
+
+
 def test_a_value_depends_on_its_theta_alone():
     # Else chains would not be reversible, and their density not known where weights need it.
     density = held(rough_labels())

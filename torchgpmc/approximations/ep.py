@@ -12,10 +12,9 @@ from torchgpmc.approximations.gaussian_form import (
     GaussianApproximation,
     LatentProblem,
     apply_r,
-    dense_r,
     factor_of_b,
+    inverse_and_variances,
     iterate,
-    marginal_variances,
     needs_gradient,
     problem_of,
     with_gradient,
@@ -53,9 +52,16 @@ class _FixedPoint(NamedTuple):
     alpha: Tensor
     centred: Tensor
     factor: Tensor
+    inverse: Tensor  # B^-1
     log_evidence: Tensor
     cavity_mean: Tensor
     cavity_variance: Tensor
+
+    def slope_in_covariance(self) -> Tensor:
+        """Of the log evidence in K, (alpha alpha' - R) / 2 with R = W^1/2 B^-1 W^1/2; takes over the inverse's memory."""
+        root = self.precision.sqrt()
+        slope = self.inverse.mul_(root.unsqueeze(-1)).mul_(root.unsqueeze(-2)).mul_(-0.5)
+        return slope.addcmul_(self.alpha.unsqueeze(-1), self.alpha.unsqueeze(-2), value=0.5)
 
 
 @dataclass(frozen=True)
@@ -106,9 +112,7 @@ class EP:
         if not needs_gradient(problem):
             return found
         with torch.no_grad():
-            covariance = 0.5 * (
-                found.alpha.unsqueeze(-1) * found.alpha.unsqueeze(-2) - dense_r(found.factor, found.precision.sqrt())
-            )
+            covariance = point.slope_in_covariance()
         cavities = problem._replace(mean=problem.mean.detach())
         likelihood = cavities.tilted_moments(point.cavity_mean, point.cavity_variance).log_normaliser.sum(-1)
         return found._replace(log_evidence=with_gradient(found.log_evidence, problem, covariance, found.alpha, likelihood))
@@ -148,7 +152,7 @@ def _sweep(problem: LatentProblem, sites: _Sites, tolerance: float) -> tuple[_Si
     """The approximation that the sites make, and their next values (Rasmussen & Williams 2006, section 3.6)."""
     root = sites.precision.sqrt()
     factor, ok = factor_of_b(problem.covariance, root)
-    variance = marginal_variances(problem.covariance, factor, root)
+    inverse, variance = inverse_and_variances(problem.covariance, factor, ok, root)
     prior_shift = times_vector(problem.covariance, sites.shift)
     alpha = sites.shift - apply_r(factor, root, prior_shift.unsqueeze(-1)).squeeze(-1)
     centred = times_vector(problem.covariance, alpha)
@@ -176,7 +180,7 @@ def _sweep(problem: LatentProblem, sites: _Sites, tolerance: float) -> tuple[_Si
     sound = ok & finite & (cavity_precision > 0).all(-1)
 
     log_evidence = _log_evidence(tilted.log_normaliser, factor, sites, cavity_precision, cavity_mean, centred)
-    point = _FixedPoint(sites.precision, sites.shift, alpha, centred, factor, log_evidence, cavity_mean, cavity_variance)
+    point = _FixedPoint(sites.precision, sites.shift, alpha, centred, factor, inverse, log_evidence, cavity_mean, cavity_variance)
     moved = _move(sites, new_precision, new_shift, sound, mismatch)
     return moved, point, sound & (mismatch < tolerance), moved.damping[:, 0] < _LEAST_DAMPING
 

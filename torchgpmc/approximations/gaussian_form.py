@@ -197,6 +197,12 @@ class LatentProblem(NamedTuple):
         values = {name: value[rows] for name, value in self.values.items()}
         return LatentProblem(self.model, self.covariance[rows], self.mean[rows], values, self.targets.select(rows))
 
+    def to(self, dtype: torch.dtype) -> LatentProblem:
+        """The same in another floating type."""
+        values = {name: value.to(dtype) for name, value in self.values.items()}
+        targets = self.targets._replace(values=self.targets.values.to(dtype))
+        return LatentProblem(self.model, self.covariance.to(dtype), self.mean.to(dtype), values, targets)
+
     def derivatives(self, centred: Tensor) -> Derivatives:
         """Of log p(y_n | f_n) at f = mean + ``centred`` ``(C, N)``."""
         f = torch.nan_to_num(self.mean + centred)  # torch's distributions refuse NaN; the iterations see it elsewhere
@@ -250,6 +256,24 @@ def marginal_variances(covariance: Tensor, factor: Tensor, root: Tensor) -> Tens
     """Diagonal of (K^-1 + W)^-1 = K - K R K, ``(C, N)``."""
     half = solve_lower(factor, covariance * root.unsqueeze(-1))
     return covariance.diagonal(dim1=-2, dim2=-1) - half.square_().sum(-2)
+
+
+def inverse_and_variances(covariance: Tensor, factor: Tensor, ok: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
+    """B^-1 ``(C, N, N)``, and the :func:`marginal_variances` from its diagonal, (1 - B^-1) / W; garbage where not ``ok`` ``(C,)``.
+
+    Where little of a variance depends on the site, that cancels: such data have theirs by K - K R K.
+    """
+    if not bool(ok.all()):
+        factor = factor.masked_fill(~ok[:, None, None], 1.0)  # or torch refuses to invert
+    inverse = torch.cholesky_inverse(factor)
+    explained = 1 - inverse.diagonal(dim1=-2, dim2=-1)
+    variance = explained / root.square()
+    faint = (explained < torch.finfo(factor.dtype).eps ** 0.5).any(0)
+    if bool(faint.any()):
+        rows = faint.nonzero().squeeze(-1)
+        half = solve_lower(factor, covariance[..., rows] * root.unsqueeze(-1))
+        variance[:, rows] = covariance.diagonal(dim1=-2, dim2=-1)[:, rows] - half.square_().sum(-2)
+    return inverse, variance
 
 
 def dense_r(factor: Tensor, root: Tensor) -> Tensor:
