@@ -66,7 +66,7 @@ def test_inducing_values_have_more_draws_an_estimate_before_chains():
 
 
 def test_what_has_no_curvature_is_left_to_chains_around_a_fit():
-    # Of 80 data with Laplace noise AMIS() had k-hat 7.6 and one draw that carried everything, with EP 6.3, either after 15 CPU seconds.
+    # Of 80 data with Laplace noise AMIS() had k-hat 7.6 and one draw that carried everything, with EP 6.3.
     # Chains in coordinates white under Laplace's approximation, which has no precision there, came next.
     class Absolute(tg.likelihoods.Factorised, gpytorch.likelihoods.Likelihood):
         """A user's own."""

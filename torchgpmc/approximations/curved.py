@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from torchgpmc.models.gp_model import GPModel, likelihood_parameters
 from torchgpmc.numerics.random import make_generator, normal_like
 
