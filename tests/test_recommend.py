@@ -1,14 +1,15 @@
 """The engines of the default call: what they are for each kind of model."""
 
+import gpytorch
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel
 from gpytorch.priors import GammaPrior
 
 import torchgpmc as tg
-from tests.problems import fixed_kernel, gp, gp_regression, inputs, sparse_gp, targets
+from tests.problems import fixed_kernel, gp, gp_regression, inputs, kernel, sparse_gp, targets
 from torchgpmc.calls import recommend
-from torchgpmc.calls.candidate import as_typed
+from torchgpmc.calls.candidate import Candidate, as_typed
 from torchgpmc.calls.recommend import candidates
 
 
@@ -62,6 +63,23 @@ def test_inducing_values_have_more_draws_an_estimate_before_chains():
     assert weighted == sorted(set(weighted)) and len(weighted) == 2
     (around, _) = (engine.budget for engine in engines if engine.num_chains is not None)
     assert around > recommend._budget(model, 4, recommend._OPERATIONS_A_SECOND)
+
+
+def test_what_has_no_curvature_is_left_to_chains_around_a_fit():
+    # Of 80 data with Laplace noise AMIS() had k-hat 7.6 and one draw that carried everything, with EP 6.3.
+    # Chains in coordinates white under Laplace's approximation, which has no precision there, came next.
+    class Absolute(tg.likelihoods.Factorised, gpytorch.likelihoods.Likelihood):
+        """A user's own."""
+
+        def forward(self, function_samples):
+            return torch.distributions.Laplace(function_samples, 0.5)
+
+    own = tg.GP(inputs(6), targets("gaussian", 6), kernel(), Absolute())
+    for model in (gp("laplace"), own):
+        (engine,) = candidates(model)
+        assert isinstance(engine.method, tg.NUTS) and engine.method.whitening is None
+        assert engine.start is not Candidate._field_defaults["start"]
+    assert any(isinstance(engine.method, tg.AMIS) for engine in candidates(gp("student_t")))
 
 
 def test_laplace_draws_no_latents_of_probits():

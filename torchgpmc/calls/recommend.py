@@ -13,6 +13,7 @@ import torch
 from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.approximations import EP, ApproximateMarginal, ClassEP, Conjugate, Laplace
 from torchgpmc.approximations.class_ep import sees_differences
+from torchgpmc.approximations.curved import is_curved
 from torchgpmc.approximations.gaussian_form import has_inducing_normal
 from torchgpmc.approximations.held_sites import can_hold_sites
 from torchgpmc.calls.candidate import Candidate, described
@@ -150,6 +151,8 @@ def candidates(model: GPModel, wanted: int = WANTED) -> list[Candidate]:
     few = "the latents integrate out well and the hyperparameters are few: weighted draws, no warm-up."
     if not (model.has_latents_at_data and one_latent):
         return _of_other_latents(model, one_latent, few, wanted)
+    if not (as_likelihood(model.likelihood).is_log_concave or is_curved(model)):
+        return _together(model, one_latent)[:1]
     found = _through_estimates(model, few, wanted)
     if is_probit(model) and size > MOST_HYPERPARAMETERS and can_hold_sites(model):
         found = [_on_normal_scale(model)]
