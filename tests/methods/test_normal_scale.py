@@ -3,7 +3,7 @@
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
-from gpytorch.priors import GammaPrior
+from gpytorch.priors import GammaPrior, LogNormalPrior
 
 import torchgpmc as tg
 from tests.problems import gp, gp_regression, inputs, targets
@@ -44,6 +44,18 @@ def test_single_precision_is_nowhere_near_the_weights_noise(make):
     torch.testing.assert_close(value, expected, rtol=0.0, atol=1e-3)
     torch.testing.assert_close(gradient, slope, rtol=1e-3, atol=1e-3)
     assert value.dtype == gradient.dtype == torch.float64
+
+
+def test_single_precision_keeps_no_chain_from_large_outputscales():
+    # Of separable labels with long lengthscales the density hardly falls; single precision alone had no value from e^14 on.
+    x = inputs(100, 3)
+    base = RBFKernel(lengthscale_prior=LogNormalPrior(1.5, 1.0))
+    kernel = ScaleKernel(base, outputscale_prior=LogNormalPrior(2.0, 3.0))
+    model = tg.GP(x, (x.sum(-1) > 0).int(), kernel, tg.likelihoods.Bernoulli())
+    theta = torch.cartesian_prod(torch.arange(0.0, 20.0, 2.0), torch.tensor([1.5, 3.0])).double()
+    value, expected = held(model)(theta), held(model, 0.1)(theta)
+    assert bool(torch.isfinite(expected).all())
+    torch.testing.assert_close(value, expected, rtol=0.0, atol=0.02)
 
 
 def test_counts_keep_double_precision():

@@ -15,17 +15,30 @@ from torchgpmc.likelihoods import Bernoulli
 from torchgpmc.models.gp_model import GPModel, likelihood_parameters
 from torchgpmc.models.reverse import by_autograd, prior_part
 from torchgpmc.overriding import keeps_methods, methods_of
+from torchgpmc.trees import mapped, put
 
 _WRITTEN_OUT = methods_of(GPModel, ("prior_at",))
+_SEEN = 0.01  # by how much the largest eigenvalue of a covariance may be off, which values then are at most
 _LOOSE = 0.1  # of the worst datum: evidence is off by a twentieth of a nat, as its error is of second order in the sites'
+
+
+class _Found(NamedTuple):
+    """Of sites that were found."""
+
+    converged: Tensor  # (C,)
+    log_evidence: Tensor  # (C,)
+    alpha: Tensor  # (C, N)
+    slope: Tensor  # (C, N, N), of the log evidence in the covariance
+    cavity_mean: Tensor  # (C, N)
+    cavity_variance: Tensor  # (C, N)
 
 
 class HeldSitesMarginal(NamedTuple):
     r"""The density :math:`p(\theta) |dx / d\theta| \, q(y | \theta)` of theta, q by EP from sites that are held.
 
     Sites are found to 0.1, or to EP's own tolerance, for chains whose weights make up for the rest. Those to 0.1 of labels are
-    found in single precision, in half the time: no label tells so much that cavities would lose their digits, and values are off by
-    some 1e-4. A value depends on theta alone, since searches never begin at a neighbour's sites; it jumps, by some hundredths,
+    found in single precision, in half the time, where the covariance is not so large that this would show: no label tells so much
+    that cavities would lose their digits. A value depends on theta alone, since searches never begin at a neighbour's sites; it jumps, by some hundredths,
     where one takes a sweep more. Gradients are those at the sites that were found, as if these were at their fixed point (Seeger
     2005): leapfrog steps may follow any field.
 
@@ -59,27 +72,37 @@ class HeldSitesMarginal(NamedTuple):
             covariance.diagonal(dim1=-2, dim2=-1).add_(model.jitter)
             mean = prior.mean.expand(count, -1)
             problem = LatentProblem(model, covariance, mean, likelihood_parameters(values["likelihood"]), model.targets)
-            if self.approximation.tolerance is None and isinstance(as_likelihood(model.likelihood), Bernoulli):
-                problem = problem.to(torch.float32)
-            found, point = self.approximation.found_from(problem, _LOOSE, self.sites.to(problem.mean).repeat(count, 1))
-            slope = point.slope_in_covariance().to(position)
+            found = self._found(problem)
         # Of the likelihood's parameters what the tilted normalisers have, at cavities that are held.
         likelihood = by_autograd(
             lambda parameters: (
                 problem._replace(values=likelihood_parameters(dict(parameters)))
-                .tilted_moments(point.cavity_mean, point.cavity_variance)
+                .tilted_moments(found.cavity_mean, found.cavity_variance)
                 .log_normaliser.sum(-1)
             ),
             values["likelihood"],
             layout.sampled_names("likelihood"),
         )
-        slopes = {
-            "likelihood": likelihood.slopes(torch.ones_like(found.log_evidence)),
-            **prior.slopes(slope, found.alpha.to(position)),
-        }
+        slopes = {"likelihood": likelihood.slopes(torch.ones_like(found.log_evidence)), **prior.slopes(found.slope, found.alpha)}
         gradient = torch.addcmul(at.log_prior_slope, at.derivative, layout.gather(slopes, position))
         value = torch.where(found.converged, at.log_prior + found.log_evidence, torch.nan)
         return mask_failures(value, gradient)
+
+    def _found(self, problem: LatentProblem) -> _Found:
+        """In single precision where it will do, else in double: a chain must not be kept from where rounding lets no search end."""
+        if self.approximation.tolerance is not None or not isinstance(as_likelihood(self.model.likelihood), Bernoulli):
+            return self._found_as(problem)
+        single = torch.float32
+        rounding = problem.covariance.diagonal(dim1=-2, dim2=-1).sum(-1) * torch.finfo(single).eps
+        found = mapped(lambda leaf: leaf.to(problem.mean) if leaf.dtype is single else leaf, self._found_as(problem.to(single)))
+        again = (~found.converged | (rounding > _SEEN)).nonzero().squeeze(-1)
+        return put(found, again, self._found_as(problem.select(again))) if len(again) else found
+
+    def _found_as(self, problem: LatentProblem) -> _Found:
+        start = self.sites.to(problem.mean).repeat(len(problem.mean), 1)
+        found, point = self.approximation.found_from(problem, _LOOSE, start)
+        slope = point.slope_in_covariance()
+        return _Found(found.converged, found.log_evidence, found.alpha, slope, point.cavity_mean, point.cavity_variance)
 
     def select(self, rows: Tensor) -> HeldSitesMarginal:
         """Itself: chains share the data."""
