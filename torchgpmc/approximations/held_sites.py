@@ -37,10 +37,10 @@ class HeldSitesMarginal(NamedTuple):
     r"""The density :math:`p(\theta) |dx / d\theta| \, q(y | \theta)` of theta, q by EP from sites that are held.
 
     Sites are found to 0.1, or to EP's own tolerance, for chains whose weights make up for the rest. Those to 0.1 of labels are
-    found in single precision, in half the time, where the covariance is not so large that this would show: no label tells so much
-    that cavities would lose their digits. A value depends on theta alone, since searches never begin at a neighbour's sites; it jumps, by some hundredths,
-    where one takes a sweep more. Gradients are those at the sites that were found, as if these were at their fixed point (Seeger
-    2005): leapfrog steps may follow any field.
+    found in single precision, in half the time, where the covariance is not so large that this would show: no label tells so
+    much that cavities would lose their digits. A value depends on theta alone, since searches never begin at a neighbour's
+    sites; it jumps, by some hundredths, where one takes a sweep more. Gradients are those at the sites that were found, as if
+    these were at their fixed point (Seeger 2005): leapfrog steps may follow any field.
 
     Args:
         model: a :class:`GP` with one latent function and a factorised likelihood.
