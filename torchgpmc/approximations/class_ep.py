@@ -29,6 +29,7 @@ from torchgpmc.approximations.class_sites import (
     weights_of_diagonal,
 )
 from torchgpmc.approximations.gaussian_form import (
+    Approximation,
     LatentProblem,
     can_be_drawn_from,
     iterate,
@@ -128,7 +129,7 @@ class _Rule(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ClassEP:
+class ClassEP(Approximation):
     """Expectation propagation for several classes, to draw latents from; ``Softmax`` without mixing weights.
 
     Nearer to p(f | y, theta) than :class:`Laplace`, whose mode lies off where labels are few or noise, and at the cost of K + 1
@@ -155,7 +156,7 @@ class ClassEP:
     tolerance: float = _NEAR
     max_iterations: int = 50
     serves_several_latents: ClassVar[bool] = True
-    has_no_root: ClassVar[bool] = True  # of its covariance, K N x K N: draws come by Matheron's rule
+    has_no_root: ClassVar[bool] = True
 
     def check(self, model: GPModel) -> None:
         """Raises a ``ValueError`` for a likelihood that sees more of f than differences, or is not log-concave."""

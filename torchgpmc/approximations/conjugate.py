@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.approximations.gaussian_form import (
+    Approximation,
     GaussianApproximation,
     LatentProblem,
     apply_r,
@@ -27,7 +28,7 @@ from torchgpmc.numerics.special import LOG_2PI
 
 
 @dataclass(frozen=True)
-class Conjugate:
+class Conjugate(Approximation):
     """p(f | y, theta) and p(y | theta) under Gaussian noise, exact, from one factorisation (Rasmussen & Williams, eq. 2.30)."""
 
     def importance_density(

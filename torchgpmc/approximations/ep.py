@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.approximations.gaussian_form import (
+    Approximation,
     GaussianApproximation,
     LatentProblem,
     apply_r,
@@ -65,7 +66,7 @@ class _FixedPoint(NamedTuple):
 
 
 @dataclass(frozen=True)
-class EP:
+class EP(Approximation):
     """Expectation propagation: one Gaussian site a datum, moments matched (paper A, eqs 14-18; Minka 2001).
 
     All sites are updated at once from one factorisation. A theta whose sites stop improving is damped more; one that cannot be
@@ -99,10 +100,6 @@ class EP:
         problem = without_graph(problem_of(model, prior, targets))
         with torch.no_grad():
             return self.found_from(problem, _NEAR, start)[0]
-
-    def value_and_grad(self, model: GPModel, theta: Tensor, targets: Targets) -> None:
-        """By autograd, of :meth:`evidence`."""
-        return None
 
     def evidence(self, model: GPModel, prior: LatentPrior, targets: Targets | None = None) -> GaussianApproximation:
         """The approximation with a differentiable ``log_evidence``: at a fixed point the sites may be held (Seeger 2005)."""

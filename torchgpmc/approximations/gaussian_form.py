@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from torchgpmc.adapter.conversion import as_likelihood
-from torchgpmc.checks import check_object
 from torchgpmc.likelihoods.likelihood import Derivatives, TiltedMoments
 from torchgpmc.models.gp_model import GPModel, LatentPrior, likelihood_values
 from torchgpmc.models.remedies import what_samples
@@ -74,28 +73,42 @@ class Rows(Protocol):
         ...
 
 
-class Approximation(Protocol):
-    """Options of one kind of approximation; :class:`Laplace`, :class:`EP` and :class:`Variational` are such."""
+class Approximation:
+    """Options of one kind of approximation; :class:`Laplace`, :class:`EP` and :class:`Variational` are such.
+
+    One of your own is a frozen dataclass that subclasses this, has :meth:`importance_density` and, to be a ``marginal`` too,
+    :meth:`evidence`, and says what it serves.
+    """
+
+    serves_inducing_values: ClassVar[bool] = False  # it is of p(v | y, theta), not of f at the data
+    serves_several_latents: ClassVar[bool] = False
+    has_no_root: ClassVar[bool] = False  # of its covariance, of several latents: draws come by Matheron's rule
+
+    def check(self, model: GPModel) -> None:
+        """Raises a ``ValueError`` for a model, of the kind that it serves, that it does not; most serve all."""
 
     def importance_density(
         self, model: GPModel, prior: LatentPrior, targets: Targets | None = None, start: Tensor | None = None
     ) -> Any:
         """A :class:`GaussianApproximation`, or a ``NearestNormal``, good enough to draw from, without derivatives."""
-        ...
+        raise NotImplementedError(f"{type(self).__name__} must define importance_density(model, prior, targets, start)")
 
     def evidence(self, model: GPModel, prior: LatentPrior, targets: Targets | None = None) -> Any:
         """An approximation so converged that ``log_evidence`` is smooth, and differentiable once in what made ``prior``."""
-        ...
+        raise NotImplementedError(f"{type(self).__name__} must define evidence(model, prior, targets)")
 
     def value_and_grad(self, model: GPModel, theta: Tensor, targets: Targets) -> tuple[Tensor, Tensor] | None:
-        """log p(theta) q(y | theta) ``(C,)`` and its gradient ``(C, P)``, if there is a way faster than autograd."""
-        ...
+        """log p(theta) q(y | theta) ``(C,)`` and its gradient ``(C, P)``, where that is faster than autograd of the evidence."""
+        return None
 
 
 def check_approximation(option: str, value: Any) -> None:
     """Raises a ``TypeError`` unless ``value`` is an :class:`Approximation`, an object and not its class."""
-    expected = "an approximation of p(f | y, theta): torchgpmc.Laplace() or torchgpmc.EP(), with their brackets"
-    check_object(option, value, "importance_density", expected)
+    if not isinstance(value, Approximation):
+        raise TypeError(
+            f"{option} is {value!r}. Expected an approximation of p(f | y, theta): torchgpmc.Laplace() or torchgpmc.EP(), with "
+            f"their brackets, or a subclass of torchgpmc.approximations.Approximation."
+        )
 
 
 def check_model(model: GPModel, method: str, approximation: Approximation | None = None) -> None:
@@ -103,7 +116,9 @@ def check_model(model: GPModel, method: str, approximation: Approximation | None
 
     Of an approximation of inducing values: unless p(v | y, theta) can be.
     """
-    if getattr(approximation, "serves_inducing_values", False):
+    if approximation is not None:
+        check_approximation("approximation", approximation)
+    if approximation is not None and approximation.serves_inducing_values:
         _check_expectations(model, method, approximation)
         return
     check_latents_at_data(model, method, approximation)
@@ -117,14 +132,13 @@ def check_model(model: GPModel, method: str, approximation: Approximation | None
             f"{method} follows slopes of log p(y | f) in f, and {type(model.likelihood).__name__} is a step in f. Expected a "
             f"smooth likelihood such as Softmax, or a SparseGP, whose expectations are smooth; {_instead(model)}."
         )
-    if model.num_latents != 1 and not getattr(approximation, "serves_several_latents", False):
+    if model.num_latents != 1 and (approximation is None or not approximation.serves_several_latents):
         raise ValueError(
             f"{method} handles one latent function and {type(model.likelihood).__name__} has {model.num_latents}. "
             f"Expected num_latents=1; {_instead(model, approximation)}."
         )
-    check_of_its_own = getattr(approximation, "check", None)
-    if check_of_its_own is not None:
-        check_of_its_own(model)
+    if approximation is not None:
+        approximation.check(model)
 
 
 def check_latents_at_data(model: GPModel, method: str, approximation: Approximation | None = None) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchgpmc.approximations import several_latents
 from torchgpmc.approximations.gaussian_form import (
+    Approximation,
     GaussianApproximation,
     LatentProblem,
     dense_r,
@@ -81,7 +82,7 @@ class _Mode(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Laplace:
+class Laplace(Approximation):
     """Laplace's approximation: the mode of p(f | y, theta) and the curvature there (paper A, eqs 9-13).
 
     Where log p(y_n | f_n) is not concave, its negative precision is taken as zero, so that the covariance stays positive definite.
@@ -119,10 +120,6 @@ class Laplace:
         with torch.no_grad():
             near, far = (1e-4, _FAR) if self.tolerance is None else (self.tolerance, self.tolerance)
             return self._find_mode(problem, prior, near, far, start)
-
-    def value_and_grad(self, model: GPModel, theta: Tensor, targets: Targets) -> None:
-        """By autograd, of :meth:`evidence`."""
-        return None
 
     def evidence(self, model: GPModel, prior: LatentPrior, targets: Targets | None = None) -> GaussianApproximation:
         """The approximation with a differentiable ``log_evidence`` (implicit differentiation of the mode)."""

@@ -18,7 +18,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.approximations.gaussian_form import iterate
+from torchgpmc.approximations.gaussian_form import Approximation, iterate
 from torchgpmc.approximations.normal_latents import GaussianLatents, LatentSites, at_boundary, lower_bound, no_sites, under_sites
 from torchgpmc.likelihoods.slopes import ExpectedSlopes, slopes_function
 from torchgpmc.models.gp_model import GPModel, LatentPrior, LatentsAt, likelihood_values
@@ -294,7 +294,7 @@ def nearest_normal(
 
 
 @dataclass(frozen=True)
-class Variational:
+class Variational(Approximation):
     """The normal density of inducing values that is nearest to p(v | y, theta) by Kullback-Leibler divergence, and its bound.
 
     What :class:`Laplace` and :class:`EP` are to a :class:`GP`, this is to a :class:`SparseGP` with a log-concave likelihood of one
@@ -328,10 +328,6 @@ class Variational:
         """:meth:`importance_density`, of f at the data given v as the model has it."""
         starts = [] if start is None else [LatentSites.from_stacked(start, model.num_latents)]
         return nearest_normal(model, at, targets, starts, _TO_DRAW_FROM, self.max_iterations)
-
-    def value_and_grad(self, model: GPModel, theta: Tensor, targets: Targets) -> None:
-        """By autograd, of :meth:`evidence`."""
-        return None
 
     def evidence(self, model: GPModel, prior: LatentPrior, targets: Targets | None = None) -> NearestNormal:
         """The approximation with a differentiable ``log_evidence``: slopes are those at a fixed q, the bound being stationary."""

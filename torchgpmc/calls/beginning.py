@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.posterior import Posterior
 from torchgpmc.runs.drawn_start import DrawnStart, drawn_start
-from torchgpmc.runs.run import Method, Settings
+from torchgpmc.runs.run import Method, MethodOptions, Settings
 from torchgpmc.variational import Start
 
 
@@ -33,13 +32,13 @@ def begun_at(start: Any, model: GPModel, method: Method, settings: Settings) -> 
         )
     name = type(method).__name__
     if isinstance(start, Start):
-        if not getattr(method, "takes_start", False):
+        if not (isinstance(method, MethodOptions) and method.takes_start):
             raise ValueError(
                 f"{name} cannot begin at a start. Expected torchgpmc.NUTS(), HMC(), ChEES() or Gibbs(), or start=None."
             )
         start.check(model)
         return settings._replace(start=start)
-    if not getattr(method, "takes_draws", False):
+    if not (isinstance(method, MethodOptions) and method.takes_draws):
         raise ValueError(
             f"{name} cannot begin at a posterior's draws. Expected torchgpmc.NUTS(), HMC() or ChEES() on theta alone, or AMIS(); "
             f"or start=torchgpmc.initialize(model)."
@@ -47,21 +46,13 @@ def begun_at(start: Any, model: GPModel, method: Method, settings: Settings) -> 
     return settings._replace(draws=drawn_start(start, model))
 
 
-def at_draws(method: Any, model: GPModel) -> Any:
-    """The method as it begins at draws of theta; ``None`` if on this model it cannot."""
-    on_theta_alone = model.is_conjugate or getattr(method, "marginal", method) is not None
-    if not (getattr(method, "takes_draws", False) and on_theta_alone):
-        return None
-    return replace(method, from_mode=False) if getattr(method, "from_mode", False) else method
-
-
-def draws_for_engines(start: Posterior, model: GPModel, methods: Sequence[Any]) -> DrawnStart:
+def draws_for_engines(start: Posterior, model: GPModel, methods: Sequence[MethodOptions]) -> DrawnStart:
     """Where engines of a default call begin, those of them that can.
 
     Raises:
         ValueError: none can, or the posterior is of another model, or of too few draws.
     """
-    if all(at_draws(method, model) is None for method in methods):
+    if all(method.at_draws(model) is None for method in methods):
         raise ValueError(
             f"start= is a posterior, whose draws of theta runs on theta alone begin at, and the default call samples this model by "
             f"{' or '.join(type(method).__name__ for method in methods)} of [theta, v]. Expected start=None, or "

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, NamedTuple
 
-from torchgpmc.methods import Method
+from torchgpmc.runs.run import MethodOptions
 from torchgpmc.variational import Start
 
 
@@ -26,7 +26,7 @@ class Candidate(NamedTuple):
         start: makes what the chains begin around.
     """
 
-    method: Method
+    method: MethodOptions
     why: str
     num_chains: int | None
     warmup_steps: int | None

@@ -12,6 +12,7 @@ from torchgpmc.approximations import Approximation, Laplace
 from torchgpmc.approximations.gaussian_form import check_model
 from torchgpmc.checks import check_count, check_object, warn
 from torchgpmc.density import AutogradDensity
+from torchgpmc.evidence import Orthant
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.numerics.ascent import ascend
 from torchgpmc.numerics.linalg import identity_matrix
@@ -28,7 +29,7 @@ _FLAT = 0.01
 
 def fit(
     model: Model,
-    approximation: Approximation | None = None,
+    approximation: Approximation | Orthant | None = None,
     *,
     maximum_a_posteriori: bool = False,
     num_starts: int = 4,
@@ -71,7 +72,8 @@ def fit(
     check_object("approximation", approximation, "evidence", f"one of the evidence: {known}")
     for name, value in (("num_starts", num_starts), ("max_iterations", max_iterations)):
         check_count(name, value)
-    check_model(model, f"fit with {type(approximation).__name__}", approximation)
+    known_to_serve = approximation if isinstance(approximation, Approximation) else None
+    check_model(model, f"fit with {type(approximation).__name__}", known_to_serve)
     with one_torch_thread(), torch.inference_mode(False):
         model.refresh()
         if not model.layout.size:
@@ -90,7 +92,9 @@ def fit(
     return model.with_theta(best.position)
 
 
-def _warn(theta: Tensor, success: bool, max_iterations: int, model: GPModel, approximation: Approximation, flat: bool) -> None:
+def _warn(
+    theta: Tensor, success: bool, max_iterations: int, model: GPModel, approximation: Approximation | Orthant, flat: bool
+) -> None:
     if not success:
         warn(f"fit stopped after {max_iterations} iterations before it converged: raise max_iterations.")
     names = _undetermined(theta, model, approximation) if flat else []
@@ -101,7 +105,7 @@ def _warn(theta: Tensor, success: bool, max_iterations: int, model: GPModel, app
         )
 
 
-def _undetermined(theta: Tensor, model: GPModel, approximation: Approximation) -> list[str]:
+def _undetermined(theta: Tensor, model: GPModel, approximation: Approximation | Orthant) -> list[str]:
     """Names of parameters that could be e^2 times larger, or smaller, at next to no loss of evidence."""
     size = model.layout.size
     step = _FAR * identity_matrix(size, theta)
@@ -113,7 +117,7 @@ def _undetermined(theta: Tensor, model: GPModel, approximation: Approximation) -
     return list(dict.fromkeys(name for name, undetermined in zip(names, flat.tolist(), strict=True) if undetermined))
 
 
-def _log_evidence(model: GPModel, approximation: Approximation, maximum_a_posteriori: bool) -> AutogradDensity:
+def _log_evidence(model: GPModel, approximation: Approximation | Orthant, maximum_a_posteriori: bool) -> AutogradDensity:
     """What is maximised, as a function of theta; NaN where the approximation fails."""
 
     def evaluate(theta: Tensor) -> Tensor:

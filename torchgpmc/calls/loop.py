@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from torchgpmc.calls.beginning import at_draws, begun_at, draws_for_engines
+from torchgpmc.calls.beginning import begun_at, draws_for_engines
 from torchgpmc.calls.candidate import Candidate
 from torchgpmc.calls.default_call import Rule, sample_by_default
 from torchgpmc.calls.interruption import before_draws, nothing_kept
@@ -141,7 +141,7 @@ def _sample_by_default(model: GPModel, order: Order, start: Posterior | None) ->
         warn_of_time(model, engines[0])
 
     def run(number: int, engine: Candidate, rule: Rule) -> Posterior:
-        method = None if draws is None else at_draws(engine.method, model)
+        method = None if draws is None else engine.method.at_draws(model)
         with before_draws(order.checkpoint):
             begin = (engine.start(), None) if method is None else (None, draws)
         settings = Settings(engine.most, engine.warmup_steps, engine.num_chains, chain_chunk, *begin)

@@ -38,6 +38,7 @@ from torchgpmc.numerics.random import make_generator
 from torchgpmc.numerics.threads import one_torch_thread
 from torchgpmc.runs.beginnings import AtModes, AtPrior
 from torchgpmc.runs.chain_targets import estimator_for, suited_approximation
+from torchgpmc.runs.run import MethodOptions
 from torchgpmc.samplers.preconditioner import MassMatrix
 from torchgpmc.variational import initialize
 
@@ -290,7 +291,7 @@ def _together(model: GPModel, one_latent: bool) -> list[Candidate]:
     return found
 
 
-def _chains(model: GPModel, method: Method, why: str, warmup_steps: int, num_chains: int = _CHAINS) -> Candidate:
+def _chains(model: GPModel, method: MethodOptions, why: str, warmup_steps: int, num_chains: int = _CHAINS) -> Candidate:
     density = SharedDensity(JointLogDensity(model), model.operations, model.train_x.device)
 
     def evaluate() -> Any:

@@ -136,10 +136,10 @@ def annealed(
     for name, count in (("num_temperatures", num_temperatures), ("num_steps", num_steps)):
         check_count(name, count)
     check_latents_at_data(model, "evidence.annealed")
-    if getattr(approximation, "has_no_root", False):
+    plain = importance(model, approximation, num_importance=num_importance, antithetic=False, targets=targets)
+    if plain.approximation.has_no_root:
         raise ValueError(
             f"evidence.annealed cannot begin at {type(approximation).__name__}(), which has no root of its covariance. "
             f"Expected torchgpmc.Laplace() or None."
         )
-    plain = importance(model, approximation, num_importance=num_importance, antithetic=False, targets=targets)
     return AnnealedEstimator(model, plain.approximation, num_importance, num_temperatures, num_steps, plain.targets)

@@ -190,7 +190,7 @@ class ImportanceEstimator:
 
     @property
     def _vectors_a_direction(self) -> int:
-        by_matheron = self.model.num_latents == 1 or getattr(self.approximation, "has_no_root", False)
+        by_matheron = self.model.num_latents == 1 or self.approximation.has_no_root
         return 2 if by_matheron else 1
 
     def _directions(self, auxiliary: Tensor) -> Tensor:

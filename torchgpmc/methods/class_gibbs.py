@@ -16,12 +16,12 @@ from torchgpmc.models.remedies import what_samples
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.chain_targets import EXACT, ChainTarget, check_has_hyperparameters
 from torchgpmc.runs.class_chains import ClassChains, ClassTuning, ClassWarmUp
-from torchgpmc.runs.run import Settings, chain_settings
+from torchgpmc.runs.run import MethodOptions, Settings, chain_settings
 from torchgpmc.storage.draws import Draw
 
 
 @dataclass(frozen=True)
-class ClassGibbs:
+class ClassGibbs(MethodOptions):
     """Theta and the latents of several classes in turn, nearly independent of one another: for few hyperparameters.
 
     The latents move by Hamiltonian trajectories in coordinates that are white under Gaussian sites at every theta, the sites

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from torchgpmc.approximations import Approximation, Conjugate
 from torchgpmc.approximations.gaussian_form import check_approximation, what_approximates
-from torchgpmc.checks import check_count
+from torchgpmc.checks import check_count, check_flag
 from torchgpmc.evidence import Evidence
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.chain_targets import ChainTarget, joint_target, marginal_target
 from torchgpmc.runs.latent_moves import Move
 from torchgpmc.runs.parameterizations import Parameterization
-from torchgpmc.runs.run import Settings, chain_settings, check_mass_matrix
+from torchgpmc.runs.run import MethodOptions, Settings, chain_settings, check_mass_matrix
 from torchgpmc.samplers.adaptation import WindowedAdaptation
 from torchgpmc.samplers.preconditioner import MassMatrix
 from torchgpmc.types import LogDensity, Sampler, WarmUp
@@ -48,14 +48,11 @@ class Scope(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DensityOptions:
+class DensityOptions(MethodOptions):
     """Options of every method on [theta, v]; each method's docstring explains them.
 
     A method on them has a ``_kernel`` and a ``_warm_up``, and ``check_options`` where it has options of its own.
     """
-
-    takes_start: ClassVar[bool] = False  # whether ``tg.sample(..., start=)`` has a meaning
-    takes_draws: ClassVar[bool] = False  # whether it may be a posterior
 
     mass_matrix: MassMatrix = MassMatrix.BLOCK
     thinning: int = 1
@@ -63,7 +60,6 @@ class DensityOptions:
     importance_weights: int | Evidence = 0
     from_mode: bool = False
     normal_scale: bool = False
-    needs_gradients: ClassVar[bool] = False
 
     def prepare(self, model: GPModel, settings: Settings) -> ChainRun:
         """A run on [theta, v], or on theta alone."""
@@ -86,8 +82,7 @@ class DensityOptions:
         """Raises a ``ValueError`` or ``TypeError`` for options that suit no target."""
         check_count("thinning", self.thinning)
         check_mass_matrix(self.mass_matrix)
-        if not isinstance(self.normal_scale, bool):
-            raise ValueError(f"normal_scale is {self.normal_scale!r}. Expected True or False.")
+        check_flag("normal_scale", self.normal_scale)
         if self.normal_scale and self.from_mode:
             raise ValueError("from_mode=True begins at a mode in theta, and normal_scale=True moves in z. Expected one of them.")
 

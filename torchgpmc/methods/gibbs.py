@@ -24,7 +24,7 @@ from torchgpmc.runs.latent_moves import LatentMove, Move, started_by
 from torchgpmc.runs.likelihood_parts import PartsUpdate, parts_of
 from torchgpmc.runs.parameterizations import Interwoven, Parameterization, Sufficient, ThetaBlock
 from torchgpmc.runs.part_coordinates import Parts, PartsTuning, PartsWarmUp, ridges_of_parts
-from torchgpmc.runs.run import Settings, chain_settings, in_chunks
+from torchgpmc.runs.run import MethodOptions, Settings, chain_settings, in_chunks
 from torchgpmc.samplers.adaptation import BurnIn
 from torchgpmc.samplers.sweep import Block, SweepWarmUp, Update, sweep
 from torchgpmc.types import Sampler, WarmUp
@@ -39,7 +39,7 @@ class _Piece(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Gibbs:
+class Gibbs(MethodOptions):
     """Theta and the latents in turn: theta by any sampler in a parameterisation, the latents by any of their moves.
 
     K is factorised for each theta that is tried, and never for the latents; ``stats["n_factorizations"]`` counts. Every part has a
@@ -180,7 +180,8 @@ class Gibbs:
         refuse_in_a_sweep(self.latent, "the latents alone, given theta", {"thinning": 1})
         self.latent.check(model)
         # Given the latents themselves a step in them is no matter to theta.
-        if getattr(self.hyper, "needs_gradients", False) and not isinstance(self.parameterization, Sufficient):
+        needs_gradients = isinstance(self.hyper, MethodOptions) and self.hyper.needs_gradients
+        if needs_gradients and not isinstance(self.parameterization, Sufficient):
             check_smooth(model, type(self.hyper).__name__)
         self.parameterization.check(model)
 

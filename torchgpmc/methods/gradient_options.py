@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from torchgpmc.approximations import Approximation
@@ -60,6 +60,11 @@ class GradientOptions(DensityOptions):
     adapt_step_size: bool = True
     whitening: Approximation | None = None
     needs_gradients: ClassVar[bool] = True
+
+    def at_draws(self, model: GPModel) -> GradientOptions | None:
+        """Itself, in place of a mode, where it moves theta alone; draws of theta know no latents."""
+        moves_theta_alone = model.is_conjugate or self.marginal is not None
+        return replace(self, from_mode=False) if moves_theta_alone else None
 
     def check_options(self) -> None:
         super().check_options()

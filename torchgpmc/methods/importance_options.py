@@ -16,7 +16,7 @@ from torchgpmc.models.gp_model import GPModel
 from torchgpmc.parameters.normal_scale import linear_scale, normal_scale
 from torchgpmc.runs.beginnings import AtModes, AtPrior
 from torchgpmc.runs.chain_targets import check_has_hyperparameters, estimator_for, suited_approximation
-from torchgpmc.runs.run import Settings, refuse_chain_options
+from torchgpmc.runs.run import MethodOptions, Settings, refuse_chain_options
 from torchgpmc.runs.weighted import ImportanceRun
 
 _STRENGTH, _STRENGTH_OF_MANY = 2.0, 10.0  # draws a hyperparameter; of a component among two of each hyperparameter
@@ -56,10 +56,10 @@ def _given_sizes(num_samples: int, batch_sizes: Sequence[int]) -> list[int]:
 
 
 @dataclass(frozen=True)
-class ImportanceOptions:
+class ImportanceOptions(MethodOptions):
     """Options that :class:`AMIS` and :class:`MAMIS` share; their docstrings explain them."""
 
-    takes_draws: ClassVar[bool] = True  # whether ``tg.sample(..., start=)`` may be a posterior
+    takes_draws: ClassVar[bool] = True
 
     approximation: Approximation = Laplace()  # noqa: RUF009  (frozen, so it may be shared)
     num_importance: int = 16
@@ -76,6 +76,10 @@ class ImportanceOptions:
     effective_size: float | None = None
     smooth: bool = False
     evidence: Evidence | None = None
+
+    def at_draws(self, model: GPModel) -> ImportanceOptions:
+        """Itself: its first proposal is fitted to them."""
+        return self
 
     def _check_latents(self, model: GPModel) -> None:
         """Raises unless the latents can be integrated out."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.latent_moves import Move, latent_run
-from torchgpmc.runs.run import Settings
+from torchgpmc.runs.run import MethodOptions, Settings
 from torchgpmc.samplers.adaptation import WindowedAdaptation
 from torchgpmc.samplers.preconditioner import MassMatrix
 
 
-class LatentOptions:
+class LatentOptions(MethodOptions):
     """A :class:`torchgpmc.runs.latent_moves.LatentMove` that is a method too, for models whose hyperparameters are all fixed."""
 
     thinning: int

@@ -18,7 +18,7 @@ from torchgpmc.runs.chain_targets import suited_approximation
 from torchgpmc.runs.integrated_latents import ThroughEstimates
 from torchgpmc.runs.latent_moves import Move
 from torchgpmc.runs.parameterizations import Interwoven, Parameterization
-from torchgpmc.runs.run import Settings, check_mass_matrix
+from torchgpmc.runs.run import MethodOptions, Settings, check_mass_matrix
 from torchgpmc.samplers.adaptation import Tuning
 from torchgpmc.samplers.preconditioner import MassMatrix
 from torchgpmc.samplers.pseudo_marginal import IndependentProposal, correlated_pseudo_marginal, delayed_acceptance, pseudo_marginal
@@ -58,7 +58,7 @@ def _check_options(method: PseudoMarginal) -> None:
 
 
 @dataclass(frozen=True)
-class PseudoMarginal:
+class PseudoMarginal(MethodOptions):
     """Pseudo-marginal Metropolis-Hastings on theta, latents integrated out by importance sampling (paper A, algorithm 1).
 
     Exact for any ``num_importance``; more samples only make it stick less. Every kept theta comes with a latent draw chosen by its

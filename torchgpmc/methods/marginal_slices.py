@@ -11,7 +11,7 @@ from torchgpmc.methods.estimates import Kernels, estimated_run
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.runs.anchors import MarginalDensity
 from torchgpmc.runs.chain import ChainRun
-from torchgpmc.runs.run import Settings
+from torchgpmc.runs.run import MethodOptions, Settings
 from torchgpmc.samplers.adaptation import Tuning
 from torchgpmc.samplers.preconditioner import MassMatrix
 from torchgpmc.samplers.pseudo_marginal import pseudo_marginal_slice
@@ -19,7 +19,7 @@ from torchgpmc.types import LogDensity, Sampler
 
 
 @dataclass(frozen=True)
-class PseudoMarginalSlice:
+class PseudoMarginalSlice(MethodOptions):
     """Pseudo-marginal slice sampling of theta (Murray & Graham 2015): never sticks, at several estimates a transition.
 
     Args:

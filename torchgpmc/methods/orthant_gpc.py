@@ -11,11 +11,11 @@ from torchgpmc.methods.amis import AMIS
 from torchgpmc.methods.mamis import MAMIS
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.runs.independent import IndependentRun
-from torchgpmc.runs.run import Run, Settings, refuse_chain_options
+from torchgpmc.runs.run import MethodOptions, Run, Settings, refuse_chain_options
 
 
 @dataclass(frozen=True)
-class OrthantGPC:
+class OrthantGPC(MethodOptions):
     """Probit GP classification through the ratio of orthant integrals (paper B).
 
     With every hyperparameter fixed: independent, exact draws of the latents, by truncated normals (weighted where acceptance falls

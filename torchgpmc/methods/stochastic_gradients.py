@@ -14,7 +14,7 @@ from torchgpmc.numerics.linalg import cholesky
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.chain_targets import check_smooth
 from torchgpmc.runs.minibatch_target import minibatch_target
-from torchgpmc.runs.run import Settings, chain_settings
+from torchgpmc.runs.run import MethodOptions, Settings, chain_settings
 from torchgpmc.samplers.adaptation import BurnIn
 from torchgpmc.samplers.preconditioner import Preconditioner
 from torchgpmc.samplers.stochastic_gradient_hmc import stochastic_gradient_hmc
@@ -22,7 +22,7 @@ from torchgpmc.types import Sampler
 
 
 @dataclass(frozen=True)
-class StochasticGradientHMC:
+class StochasticGradientHMC(MethodOptions):
     """Biased: HMC with gradients from minibatches (Chen, Fox & Guestrin 2014), for data of which one pass costs too much.
 
     Steps are not accepted or rejected, so draws are not exact: the error shrinks with ``step_size``, and with larger batches.

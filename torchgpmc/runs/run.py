@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -70,6 +70,22 @@ class Method(Protocol):
             ValueError: the engine cannot sample this model, or not with these settings.
         """
         ...
+
+
+class MethodOptions:
+    """Base of the package's own methods: what the rest asks of them. A :class:`Method` need not be one, and then has none of it."""
+
+    takes_start: ClassVar[bool] = False  # whether ``tg.sample(..., start=)`` has a meaning
+    takes_draws: ClassVar[bool] = False  # whether it may be a posterior
+    needs_gradients: ClassVar[bool] = False  # of the density, in all that it moves
+
+    def prepare(self, model: GPModel, settings: Settings) -> Run:
+        """See :meth:`Method.prepare`."""
+        raise NotImplementedError(f"{type(self).__name__} must define prepare(model, settings)")
+
+    def at_draws(self, model: GPModel) -> MethodOptions | None:
+        """Itself as it begins at draws of theta; ``None`` where on this model it cannot."""
+        return None
 
 
 def chain_settings(settings: Settings) -> tuple[int, int]:
