@@ -1,5 +1,6 @@
 """Theta and the latents of several classes in turn: what is tuned, what is kept, what is refused."""
 
+import copy
 import math
 import warnings
 
@@ -50,6 +51,18 @@ def test_nothing_is_tuned_after_warm_up():
         state, _, _ = run.advance(state, generator)
         tunings.append(state.tuning)
     assert float(tunings[3].centre.sub(tunings[6].centre).abs().max()) > 0 and tunings[9] is tunings[13]
+
+
+def test_what_is_kept_of_a_tuning_is_of_no_other():
+    model = four_classes()
+    chains = class_chains.ClassChains(JointLogDensity(model), 8, None)
+    tuning = chains.first_tuning()
+    first = chains.designed(tuning)
+    assert chains.designed(copy.deepcopy(tuning)) is first and chains.designed(tuning._replace(step_size=None)) is first
+    other = tuning._replace(log_weight=tuning.log_weight + 0.1)  # about the same centre
+    fresh = class_chains.ClassChains(JointLogDensity(model), 8, None).designed(other)
+    for found, expected in zip(chains.designed(other), fresh, strict=True):
+        assert torch.equal(found.coordinates.log_volume, expected.coordinates.log_volume)
 
 
 def test_coordinates_follow_theta_so_that_four_of_five_are_accepted():

@@ -59,6 +59,11 @@ class ClassTuning(NamedTuple):
     shift: Tensor  # the same of the shifts
     moments: PositionMoments  # of theta since the last window
 
+    @property
+    def coordinates(self) -> tuple[Tensor, ...]:
+        """All that decides what thetas are tried, and their sites."""
+        return self.centre, self.root, self.log_weight, self.shift
+
     def standardised(self, theta: Tensor) -> Tensor:
         """theta ``(C, P)`` in deviations."""
         return solve_lower(self.root, (theta - self.centre).mT).mT
@@ -140,7 +145,7 @@ class ClassChains:
         self.num_steps = num_steps
         self.chain_chunk = chain_chunk
         self.points = design(model.layout.size, model.train_x)
-        self._designed: tuple[Tensor, list[AtTheta]] | None = None
+        self._designed: tuple[tuple[Tensor, ...], list[AtTheta]] | None = None
 
     def at(self, theta: Tensor, tuning: ClassTuning) -> AtTheta:
         """At ``theta`` ``(C, P)``."""
@@ -153,10 +158,13 @@ class ClassChains:
             return AtTheta(kept, class_map(kept.at.prior.factor, *tuning.sites(theta)))
 
     def designed(self, tuning: ClassTuning) -> list[AtTheta]:
-        """At each of the thetas that stay: no part of a chain's state, since it would be found again."""
-        if self._designed is None or self._designed[0] is not tuning.centre:
+        """At each of the thetas that stay.
+
+        No part of the tuning, though it follows from that alone: checkpoints and ranks would carry dozens of matrices of N rows.
+        """
+        if self._designed is None or not all(map(torch.equal, self._designed[0], tuning.coordinates)):
             thetas = tuning.theta(self.points)
-            self._designed = tuning.centre, [self._at(theta[None], tuning) for theta in thetas]
+            self._designed = tuning.coordinates, [self._at(theta[None], tuning) for theta in thetas]
         return self._designed[1]
 
     def kernel(self, tuning: ClassTuning) -> Sampler:
@@ -205,9 +213,8 @@ class ClassChains:
             failures = known["n_failures"] + torch.isinf(log_ratio)
             further = torch.stack([at.coordinates.latents(position) for position in whites[:-1]], 1)
             acceptance = log_ratio.clamp_max(0.0).exp()
-            return seen(theta, at, white, further), ClassInfo(
-                known["acceptance_rate"], acceptance, known["diverging"], work, failures
-            )
+            of_sweep = ClassInfo(known["acceptance_rate"], acceptance, known["diverging"], work, failures)
+            return seen(theta, at, white, further), of_sweep
 
         return Sampler(init, step)
 

@@ -14,11 +14,20 @@ from torch import Tensor
 
 from torchgpmc.numerics.random import normal_like
 
-_REACH = 1.3  # of the points, in deviations
-_LEAST_WEIGHT, _SHARPNESS = 0.02, 0.5  # of a point in the fit; of the density as weights
-_LEAST_CURVATURE, _MOST_CURVATURE = 0.7, 25.0  # of the quadratic, in inverse variances of all that is moved
-_FARTHEST = 3.0  # its mean
-_FREEDOM = 8  # of the proposals' Student t density
+
+class _Choices(NamedTuple):
+    """Chosen by trial; draws are exact whatever they are. Lengths are in deviations of the whole target."""
+
+    reach: float = 1.3  # how far the points lie along each coordinate
+    sharpness: float = 0.5  # a point's weight in the fit is the density to this power, so that the quadratic is right at the top
+    least_weight: float = 0.02  # and at least this, so that far points keep the quadratic from rising there
+    least_curvature: float = 0.7  # inverse variance of a proposal: no wider than the target, and defined where the fit bends up
+    most_curvature: float = 25.0  # nor narrower than a fifth of it, since it would seldom propose what lies further out
+    farthest: float = 3.0  # the proposal's mean: the fit knows nothing of what lies beyond
+    degrees_of_freedom: int = 8  # of the proposals' Student t density, whose tails no density that is nearly normal exceeds
+
+
+_CHOICES = _Choices()
 
 
 def design(dimension: int, like: Tensor) -> Tensor:
@@ -33,7 +42,7 @@ def design(dimension: int, like: Tensor) -> Tensor:
     points += [sign * row for row in unit for sign in (1, -1)]
     pairs = itertools.combinations(range(dimension), 2)
     points += [one * unit[i] + other * unit[j] for i, j in pairs for one in (1, -1) for other in (1, -1)]
-    return _REACH * torch.stack(points)
+    return _CHOICES.reach * torch.stack(points)
 
 
 class FittedProposal(NamedTuple):
@@ -45,15 +54,17 @@ class FittedProposal(NamedTuple):
 
     def draw(self, generator: torch.Generator) -> Tensor:
         """A position of each chain ``(C, P)``."""
+        freedom = _CHOICES.degrees_of_freedom
         normal = normal_like(self.mean, generator)
-        chi = normal_like(self.mean.new_empty(len(self.mean), _FREEDOM), generator).square().mean(-1, keepdim=True)
+        chi = normal_like(self.mean.new_empty(len(self.mean), freedom), generator).square().mean(-1, keepdim=True)
         return self.mean + (self.axes @ (normal * (self.precision * chi).rsqrt()).unsqueeze(-1)).squeeze(-1)
 
     def log_density(self, position: Tensor) -> Tensor:
         """Up to a constant that all chains share ``(C,)``."""
         along = (self.axes.mT @ (position - self.mean).unsqueeze(-1)).squeeze(-1)
         square = (self.precision * along.square()).sum(-1)
-        return 0.5 * self.precision.log().sum(-1) - 0.5 * (_FREEDOM + position.shape[-1]) * torch.log1p(square / _FREEDOM)
+        freedom = _CHOICES.degrees_of_freedom
+        return 0.5 * self.precision.log().sum(-1) - 0.5 * (freedom + position.shape[-1]) * torch.log1p(square / freedom)
 
 
 def fitted_proposal(points: Tensor, log_density: Tensor) -> FittedProposal:
@@ -72,7 +83,7 @@ def fitted_proposal(points: Tensor, log_density: Tensor) -> FittedProposal:
     highest = log_density.amax(-1, keepdim=True)
     lower = torch.nan_to_num(log_density - highest, nan=-torch.inf, neginf=-torch.inf)
     known = torch.isfinite(lower)
-    weight = torch.where(known, (_SHARPNESS * lower).exp().clamp_min(_LEAST_WEIGHT), 0.0)
+    weight = torch.where(known, (_CHOICES.sharpness * lower).exp().clamp_min(_CHOICES.least_weight), 0.0)
     pairs = list(itertools.combinations_with_replacement(range(size), 2))
     squares = torch.stack([points[:, i] * points[:, j] * (0.5 if i == j else 1.0) for i, j in pairs], -1)
     terms = torch.cat([torch.ones_like(points[:, :1]), points, squares], -1)
@@ -83,8 +94,8 @@ def fitted_proposal(points: Tensor, log_density: Tensor) -> FittedProposal:
     for number, (i, j) in enumerate(pairs):
         curvature[:, i, j] = curvature[:, j, i] = -found[:, 1 + size + number]
     precision, axes = torch.linalg.eigh(curvature)
-    precision = precision.clamp(_LEAST_CURVATURE, _MOST_CURVATURE)
+    precision = precision.clamp(_CHOICES.least_curvature, _CHOICES.most_curvature)
     slope = (axes.mT @ found[:, 1 : 1 + size].unsqueeze(-1)).squeeze(-1)
     mean = (axes @ (slope / precision).unsqueeze(-1)).squeeze(-1)
     length = mean.norm(dim=-1, keepdim=True).clamp_min(1e-300)
-    return FittedProposal(mean * (_FARTHEST / length).clamp_max(1.0), axes, precision)
+    return FittedProposal(mean * (_CHOICES.farthest / length).clamp_max(1.0), axes, precision)
