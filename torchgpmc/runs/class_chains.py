@@ -205,7 +205,9 @@ class ClassChains:
             failures = known["n_failures"] + torch.isinf(log_ratio)
             further = torch.stack([at.coordinates.latents(position) for position in whites[:-1]], 1)
             acceptance = log_ratio.clamp_max(0.0).exp()
-            return seen(theta, at, white, further), ClassInfo(known["acceptance_rate"], acceptance, known["diverging"], work, failures)
+            return seen(theta, at, white, further), ClassInfo(
+                known["acceptance_rate"], acceptance, known["diverging"], work, failures
+            )
 
         return Sampler(init, step)
 
