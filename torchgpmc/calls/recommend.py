@@ -335,9 +335,9 @@ def _in_turn(model: GPModel, wanted: int) -> Candidate:
         weight = model.train_x.new_full((_CHAINS, *model.latent_shape), 1 / model.num_latents)
         return class_map(model.prior(theta).factor, weight, torch.zeros_like(weight))
 
-    # A sweep takes as long as two, the search for where to begin as long as all warm-up.
+    # A sweep takes as long as two or three, the search for where to begin as long as all warm-up.
     return Candidate(
-        ClassGibbs(), why, _CHAINS, _SHORT_WARM_UP, 50, 1000, float("inf"), evaluate, 2.0 * (2 * _SHORT_WARM_UP + wanted)
+        ClassGibbs(), why, _CHAINS, _SHORT_WARM_UP, 50, 1000, float("inf"), evaluate, 2.5 * (2 * _SHORT_WARM_UP + wanted)
     )
 
 

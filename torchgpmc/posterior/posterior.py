@@ -56,8 +56,8 @@ class Posterior:
     Attributes:
         model: a copy of the model as it was sampled, which predicts and is saved whatever becomes of the original.
         samples: name -> constrained draws ``(chains, draws, *shape)``, under gpytorch's own names.
-        whitened: latents v ``(chains, draws, V)``, standard normal a priori; of weighted draws the first of four a theta, all of
-            which predictions average over where the likelihood ``predicts_quickly``.
+        whitened: latents v ``(chains, draws, V)``, standard normal a priori; after :class:`ClassGibbs`, and of weighted draws whose
+            likelihood ``predicts_quickly``, one of four a theta, all of which predictions average over.
         log_weights: ``(chains, draws)``, unnormalised; ``None`` for Markov chains, whose draws weigh the same.
         stats: per-draw statistics ``(chains, draws)``: ``lp``, ``acceptance_rate``, ``n_steps``, ``diverging``, ...
         info: what was run: method, seed, steps, seconds, gradient evaluations; plain numbers and strings.
