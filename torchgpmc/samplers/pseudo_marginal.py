@@ -62,6 +62,39 @@ def pseudo_marginal(
 
     Returns:
         A sampler with :class:`PseudoMarginalState` and :class:`PseudoMarginalInfo`.
+
+    Example:
+        >>> from typing import NamedTuple
+        >>> import torch
+        >>> from torchgpmc import samplers
+        >>> class NoisyNormal(NamedTuple):  # N(0, 1), known through estimates with log-normal errors of mean one
+        ...     auxiliary_size: int = 1
+        ...
+        ...     def evaluate(self, position, auxiliary):
+        ...         return -0.5 * position.square().sum(-1) + 0.5 * auxiliary.sum(-1) - 0.125, ()
+        ...
+        ...     def draw(self, position, generator):
+        ...         return self.evaluate(position, torch.randn(len(position), 1, generator=generator))
+        ...
+        ...     def work(self, payload):
+        ...         return 0.0
+        ...
+        ...     def select(self, rows):
+        ...         return self
+        >>> walk = {"step_size": torch.tensor(2.0), "preconditioner": samplers.Preconditioner(torch.eye(1), torch.zeros(0))}
+        >>> rough = lambda position: -0.4 * position.square().sum(-1)  # a little wider than the target
+        >>> kernels = [
+        ...     samplers.pseudo_marginal(NoisyNormal(), **walk),
+        ...     samplers.correlated_pseudo_marginal(NoisyNormal(), correlation=0.9, **walk),
+        ...     samplers.delayed_acceptance(NoisyNormal(), rough, **walk),
+        ...     samplers.pseudo_marginal_slice(NoisyNormal(), width=torch.ones(1)),
+        ... ]
+        >>> for kernel in kernels:  # of 20,000 chains, which all start at zero
+        ...     generator = torch.Generator().manual_seed(0)
+        ...     state = kernel.init(torch.zeros(20_000, 1), generator)
+        ...     for _ in range(20):
+        ...         state, info = kernel.step(state, generator)
+        ...     assert abs(float(state.position.var()) - 1) < 0.1
     """
 
     def init(position: Tensor, generator: torch.Generator) -> PseudoMarginalState:
@@ -90,6 +123,8 @@ def correlated_pseudo_marginal(
 
     The auxiliary normals move by :math:`u' = \rho u + \sqrt{1 - \rho^2} \epsilon`, which leaves their distribution invariant; the
     noise of the log ratio then largely cancels (Deligiannidis, Doucet & Pitt 2018).
+
+    :func:`pseudo_marginal` has an example.
 
     Args:
         density: must be a continuous function of its normals for the correlation to help; exact in any case.
@@ -129,6 +164,8 @@ def delayed_acceptance(
 
     A proposal is first accepted or not under ``surrogate``; only those that pass are estimated, and accepted with what is left of
     the ratio. Exact whatever the surrogate is.
+
+    :func:`pseudo_marginal` has an example.
 
     Args:
         density: the target, estimated.
@@ -195,6 +232,8 @@ def pseudo_marginal_slice(density: NoisyDensity, *, width: Tensor, max_steps_out
 
     Elliptical slice sampling of the auxiliary normals given the position, then univariate slice updates of the position given the
     normals.
+
+    :func:`pseudo_marginal` has an example.
 
     Args:
         density: as a function of position and normals.
