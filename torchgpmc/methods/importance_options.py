@@ -98,11 +98,38 @@ class ImportanceOptions(MethodOptions):
                 "or leave_for=None."
             )
 
-    def _plan(self, strength: float, modified: bool) -> Adaptation:
+    def _check_numbers(self) -> None:
+        check_positive("growth", self.growth, 0.999)
+        if self.degrees_of_freedom is not None:
+            check_count("degrees_of_freedom", self.degrees_of_freedom, 3)
+        if self.effective_size is not None:
+            check_positive("effective_size", self.effective_size)
+        if self.batch_size is not None:
+            check_count("batch_size", self.batch_size)
+        if self.batch_sizes is not None:
+            for given in self.batch_sizes or (0,):
+                check_count("each of batch_sizes", given)
+        if self.prior_strength is not None:
+            check_positive("prior_strength", self.prior_strength)
+        check_flag("normal_scale", self.normal_scale)
+        if not (is_number(self.defensive_share) and 0 <= self.defensive_share < 1):
+            raise ValueError(f"defensive_share is {self.defensive_share!r}. Expected a number of at least 0 and below 1.")
+
+    def _schedule(self, num_samples: int, num_hyperparameters: int) -> list[int]:
+        """Sizes of batches."""
+        if self.batch_sizes is not None:
+            return _given_sizes(num_samples, self.batch_sizes)
+        usual = max(10 * num_hyperparameters, 20, math.ceil(num_samples / 10))
+        return _growing_sizes(num_samples, usual if self.batch_size is None else self.batch_size, self.growth)
+
+    def _plan(self, num_hyperparameters: int, modified: bool) -> Adaptation:
+        has_arms = self.begin.at_prior.arms
+        usual = (_STRENGTH_OF_MANY if has_arms else _STRENGTH) * num_hyperparameters
+        strength = usual if self.prior_strength is None else self.prior_strength
         kept_share = _KEPT_SHARE if isinstance(self.begin, AtModes) and self.begin.search_tails else 0.0
         plan = Adaptation(modified, self.diagonal, strength, float(self.defensive_share), kept_share)
         # Five rounds of two dozen components had a mean of ten hyperparameters 0.1 to 0.15 deviations low in every run.
-        return plan._replace(rounds=1) if self.begin.at_prior.arms else plan
+        return plan._replace(rounds=1) if has_arms else plan
 
     def _prepared(self, model: GPModel, settings: Settings, *, modified: bool, switch_after: int | None) -> ImportanceRun:
         """A run that learns from all draws, or, ``modified``, from the last batch alone; the latter from a batch on."""
@@ -112,32 +139,10 @@ class ImportanceOptions(MethodOptions):
         refuse_chain_options(name, settings)
         if model.targets.one_a_chain:
             raise ValueError(f"the model has several data sets and {name} samples one posterior. Expected train_y of shape (N,).")
+        self._check_numbers()
         self._check_begin()
-        check_positive("growth", self.growth, 0.999)
-        degrees = math.inf
-        if self.degrees_of_freedom is not None:
-            check_count("degrees_of_freedom", self.degrees_of_freedom, 3)
-            degrees = float(self.degrees_of_freedom)
-        if self.effective_size is not None:
-            check_positive("effective_size", self.effective_size)
         if switch_after is not None:
             check_count("switch_to_modified_after", switch_after)
-        size = model.layout.size
-        batch = self.batch_size
-        if batch is None:
-            batch = max(10 * size, 20, math.ceil(settings.num_samples / 10))
-        check_count("batch_size", batch)
-        sizes = _growing_sizes(settings.num_samples, batch, self.growth)
-        if self.batch_sizes is not None:
-            for given in self.batch_sizes or (0,):
-                check_count("each of batch_sizes", given)
-            sizes = _given_sizes(settings.num_samples, self.batch_sizes)
-        usual = _STRENGTH_OF_MANY if self.begin.at_prior.arms else _STRENGTH
-        strength = usual * size if self.prior_strength is None else self.prior_strength
-        check_positive("prior_strength", strength)
-        check_flag("normal_scale", self.normal_scale)
-        if not (is_number(self.defensive_share) and 0 <= self.defensive_share < 1):
-            raise ValueError(f"defensive_share is {self.defensive_share!r}. Expected a number of at least 0 and below 1.")
         approximation = suited_approximation(model, self.approximation)
         estimator = estimator_for(model, approximation, self.num_importance, self.antithetic, self.evidence)
         return ImportanceRun(
@@ -146,9 +151,9 @@ class ImportanceOptions(MethodOptions):
             # A first proposal needs no more than Laplace's modes; at 500 data a search for EP's takes longer than all draws.
             marginal_of(model, suited_approximation(model, Laplace())) if isinstance(self.begin, AtModes) else None,
             scale=(normal_scale if self.normal_scale else linear_scale)(model.layout),
-            plan=self._plan(strength, modified),
-            schedule=sizes,
-            degrees_of_freedom=degrees,
+            plan=self._plan(model.layout.size, modified),
+            schedule=self._schedule(settings.num_samples, model.layout.size),
+            degrees_of_freedom=math.inf if self.degrees_of_freedom is None else float(self.degrees_of_freedom),
             begin=self.begin,
             switch_after=switch_after,
             effective_size=self.effective_size,
