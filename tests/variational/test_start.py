@@ -76,6 +76,16 @@ def test_moving_inducing_points_raises_the_bound_and_leaves_the_model_alone(star
     assert not torch.equal(still.model.layout.present(model), still.theta[None])
 
 
+def test_inducing_points_move_unasked_where_the_bound_holds_them():
+    """Those of a projected process are parameters of its prior."""
+    sparse = sparse_gp("probit", num_data=20)
+    parts = sparse.train_x, sparse.train_y, sparse.kernel, sparse.likelihood
+    projected = tg.ProjectedProcess(*parts, inducing_points=sparse.inducing_points)
+    for model, asked, moved in ((sparse, None, True), (projected, None, False), (projected, True, True)):
+        start = tg.initialize(model, optimize_inducing_points=asked, **QUIET)
+        assert torch.equal(start.model.inducing_points, model.inducing_points) is not moved
+
+
 def wavy(num_data):
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(num_data, 1, generator=generator, dtype=torch.float64)

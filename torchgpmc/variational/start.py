@@ -53,8 +53,8 @@ class Start:
             functions, has it too narrow, a hundredfold and more. ``None``: of one function, and above V = 2000; then ``scale`` is
             moved in.
         tried: bound and log prior of theta where short searches ended, of which the highest went on, in the order of their
-            beginnings, inducing points where they were; NaN of one that failed. Empty where there was one beginning. Of more than
-            4000 data they saw so many.
+            beginnings, inducing points where they were; NaN of one that failed. Empty where there was one beginning, and where the
+            likelihood does not factorise. Of more than 4000 data they saw so many.
 
     Example:
         >>> import torch, torchgpmc as tg
