@@ -232,6 +232,36 @@ def raw_irises():
     return tg.GP(x[50:], y[50:] - 1, kernel, tg.likelihoods.Bernoulli())
 
 
+def three_or_eight():
+    """250 images of 3 and 8, 64 raw pixels, some of them constant; logit."""
+    x, y = load_digits(return_X_y=True)
+    keep = (y == 3) | (y == 8)
+    x, y = x[keep][:250], y[keep][:250] == 8
+    kernel = ScaleKernel(RBFKernel(lengthscale_prior=LogNormalPrior(3.0, 1.0)), outputscale_prior=GammaPrior(2.0, 0.5))
+    return tg.GP(x, y, kernel, tg.likelihoods.Bernoulli(link="logit"))
+
+
+def three_kernels():
+    """150 x 3 labels under a smooth, a rough and a linear kernel."""
+    random = np.random.default_rng(17)
+    x = random.normal(size=(150, 3))
+    y = x[:, 0] + np.sin(3 * x[:, 1]) + 0.5 * random.normal(size=150) > 0
+    smooth, rough = RBFKernel(lengthscale_prior=_FLAT), MaternKernel(nu=0.5, lengthscale_prior=_FLAT)
+    kernel = ScaleKernel(smooth, outputscale_prior=HalfNormalPrior(2.0)) + ScaleKernel(
+        rough, outputscale_prior=HalfNormalPrior(2.0)
+    )
+    return tg.GP(x, y, kernel + LinearKernel(variance_prior=HalfNormalPrior(1.0)), tg.likelihoods.Bernoulli())
+
+
+def counts_nine_columns():
+    """150 x 9 counts, a lengthscale a column."""
+    random = np.random.default_rng(26)
+    x = random.normal(size=(150, 9))
+    y = random.poisson(np.exp(1 + np.sin(x[:, 0]) + 0.5 * x[:, 1]))
+    base = RBFKernel(ard_num_dims=9, lengthscale_prior=LogNormalPrior(1.0, 1.0))
+    return tg.GP(x, y, ScaleKernel(base, outputscale_prior=HalfNormalPrior(2.0)), tg.likelihoods.Poisson(), mean=_mean(3.0))
+
+
 def growing_noise():
     """40 data, noise that grows, two latent functions."""
     random = np.random.default_rng(18)
@@ -297,6 +327,9 @@ MODELS = (
     mistyped,
     straight_noise,
     raw_irises,
+    three_or_eight,
+    three_kernels,
+    counts_nine_columns,
     growing_noise,
     student_eight_columns,
     sparse_student,

@@ -232,3 +232,14 @@ def test_a_fit_over_two_columns_has_the_first_of_two_functions():
     lines = [torch.linspace(float(column.min()), float(column.max()), 10).double() for column in x.unbind(-1)]
     expected = posterior.predict(torch.cartesian_prod(*lines)).latent_variance[:, 0].sqrt()
     torch.testing.assert_close(image.flatten(), expected)
+
+
+@pytest.mark.parametrize("likelihood", ["softmax", "ordinal"])
+def test_a_fit_of_classes_is_refused_before_it_is_predicted(likelihood, monkeypatch):
+    # Of four classes over two columns it took 20 seconds to say so.
+    posterior, asked = posterior_of(gp(likelihood)), []
+    predict = tg.Posterior.predict
+    monkeypatch.setattr(tg.Posterior, "predict", lambda *all, **options: asked.append(len(all[1])) or predict(*all, **options))
+    with pytest.raises(ValueError, match=r"one of [34] classes. Expected one number"):
+        plots.plot_fit(posterior)
+    assert asked == [1]

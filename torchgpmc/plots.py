@@ -307,11 +307,11 @@ def plot_fit(posterior: Posterior, *, num_points: int = 200, levels: tuple[float
     ends = [(column.min(), column.max()) for column in x.unbind(-1)]
     side = num_points if x.shape[1] == 1 else max(2, round((10 * num_points) ** 0.5))
     lines = [torch.linspace(float(low), float(high), side, dtype=x.dtype) for low, high in ends]
-    prediction = posterior.predict(lines[0] if x.shape[1] == 1 else torch.cartesian_prod(*lines))
     is_binary, is_rate = getattr(model.likelihood, "is_classification", False), as_likelihood(model.likelihood).needs_exposure
+    if is_binary and (shape := posterior.predict(x[:1], num_draws=1).probs.shape)[1:]:
+        raise ValueError(f"the response is one of {shape[1]} classes. Expected one number a point.")
+    prediction = posterior.predict(lines[0] if x.shape[1] == 1 else torch.cartesian_prod(*lines))
     response = prediction.intensity if is_rate else prediction
-    if response.mean.dim() > 1:
-        raise ValueError(f"the response is one of {response.mean.shape[1]} classes. Expected one number a point.")
     y = y / model.likelihood.exposure.cpu() if is_rate else y
     first = "probability of class 1" if is_binary else "rate" if is_rate else "mean"
     if x.shape[1] == 1:
