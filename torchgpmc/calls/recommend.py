@@ -62,7 +62,7 @@ _MANY_DRAWS = 64
 _MORE_DRAWS, _FEW_LABELS = 256, 300
 # Where 64 do not do; of 150 labels that are noise, 256 did for two seeds of four.
 _MOST_DRAWS = 1024
-# Data of which 64 inducing vectors an estimate take their expectations by quadrature (Student t, 1000 x 1: no answer in 116 seconds).
+# Data of which 64 inducing vectors an estimate take expectations by quadrature (Student t, 1000 x 1: no answer in 116 seconds).
 _FEW_INTEGRALS = 400
 _MOST_INDUCING = 200  # numbers in v, of which estimates factorise a matrix
 # Of proposals for more hyperparameters than a few: in a dozen dimensions most draws of a Student t with five lie too far out.
@@ -261,7 +261,7 @@ def _through_noise(model: GPModel, wanted: int) -> list[Candidate]:
 
 
 def _suits_inducing_mixture(model: GPModel) -> bool:
-    """Expectations that are integrals take longer than chains: Softmax's, and of many data those of Student t, Beta and the like."""
+    """Expectations that are integrals take longer than chains: Softmax's; of many data those of Student t, Beta and the like."""
     if not serves_inducing_mixture(model) or model.latent_size > _MOST_INDUCING or isinstance(model.likelihood, Softmax):
         return False
     are_integrals = model.takes_expectations and model.num_latents == 1
