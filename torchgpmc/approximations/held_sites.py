@@ -20,6 +20,7 @@ from torchgpmc.trees import mapped, put
 _WRITTEN_OUT = methods_of(GPModel, ("prior_at",))
 _SEEN = 0.01  # by how much the largest eigenvalue of a covariance may be off, which values then are at most
 _LOOSE = 0.1  # of the worst datum: evidence is off by a twentieth of a nat, as its error is of second order in the sites'
+_LEAST_SINGLE = 1e-3  # of a tolerance that single precision reaches
 
 
 class _Found(NamedTuple):
@@ -36,11 +37,11 @@ class _Found(NamedTuple):
 class HeldSitesMarginal(NamedTuple):
     r"""The density :math:`p(\theta) |dx / d\theta| \, q(y | \theta)` of theta, q by EP from sites that are held.
 
-    Sites are found to 0.1, or to EP's own tolerance, for chains whose weights make up for the rest. Those to 0.1 of labels are
-    found in single precision, in half the time, where the covariance is not so large that this would show: no label tells so
-    much that cavities would lose their digits. A value depends on theta alone, since searches never begin at a neighbour's
-    sites; it jumps, by some hundredths, where one takes a sweep more. Gradients are those at the sites that were found, as if
-    these were at their fixed point (Seeger 2005): leapfrog steps may follow any field.
+    Sites are found to 0.1, or to EP's own tolerance, for chains whose weights make up for the rest. Those of labels, to 1e-3 or
+    more, are found in single precision, in half the time, where the covariance is not so large that this would show: no label
+    tells so much that cavities would lose their digits. A value depends on theta alone, since searches never begin at a
+    neighbour's sites; it jumps, by some hundredths, where one takes a sweep more. Gradients are those at the sites that were
+    found, as if these were at their fixed point (Seeger 2005): leapfrog steps may follow any field.
 
     Args:
         model: a :class:`GP` with one latent function and a factorised likelihood.
@@ -90,7 +91,8 @@ class HeldSitesMarginal(NamedTuple):
 
     def _found(self, problem: LatentProblem) -> _Found:
         """In single precision where it will do, else in double: a chain must not be kept from where rounding lets no search end."""
-        if self.approximation.tolerance is not None or not isinstance(as_likelihood(self.model.likelihood), Bernoulli):
+        is_loose = (self.approximation.tolerance or _LOOSE) >= _LEAST_SINGLE
+        if not (is_loose and isinstance(as_likelihood(self.model.likelihood), Bernoulli)):
             return self._found_as(problem)
         single = torch.float32
         rounding = problem.covariance.diagonal(dim1=-2, dim2=-1).sum(-1) * torch.finfo(single).eps
