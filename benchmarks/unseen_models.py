@@ -332,6 +332,16 @@ def sparse_shares():
     return tg.SparseGP(x, y, kernel, tg.likelihoods.Beta(scale_prior=GammaPrior(2.0, 0.1)), inducing_points=z)
 
 
+def sparse_levels():
+    """1500 x 3, four levels, a lengthscale a column, 40 inducing points."""
+    random = np.random.default_rng(35)
+    x = random.normal(size=(1500, 3))
+    y = np.digitize(np.sin(2 * x[:, 0]) + x[:, 1] + 0.5 * random.normal(size=1500), [-1, 0, 1])
+    base, z = RBFKernel(ard_num_dims=3, lengthscale_prior=LogNormalPrior(0.5, 1.0)), tg.kmeans_inducing_points(x, 40)
+    kernel = ScaleKernel(base, outputscale_prior=HalfNormalPrior(3.0))
+    return tg.SparseGP(x, y, kernel, tg.likelihoods.Ordinal(4), inducing_points=z)
+
+
 def sparse_counts():
     """2000 x 2 over-dispersed counts, 40 inducing points."""
     random = np.random.default_rng(34)
@@ -375,5 +385,6 @@ MODELS = (
     sparse_mean,
     sparse_rare,
     sparse_shares,
+    sparse_levels,
     sparse_counts,
 )
