@@ -147,7 +147,7 @@ _RAW = (concentrations, tens_of_thousands, prices, diabetes, linnerud, dates, fi
 _OTHER = (heteroskedastic_20, heteroskedastic_60, heteroskedastic_100, projected_labels, robust_classes)
 CASES = {case.__name__: case for case in _RAW + _OTHER + MODELS}
 _BESIDE_NONE = ("fitc", "diabetes", "heteroskedastic_100", "robust_classes")  # a lattice would take minutes
-_BESIDE_NONE += ("edges", "four_blobs", "three_digits", "straight_noise", "sparse_counts", "three_or_eight")
+_BESIDE_NONE += ("edges", "four_blobs", "three_digits", "straight_noise", "sparse_counts", "sparse_shares", "three_or_eight")
 
 
 def report(name):

@@ -12,7 +12,7 @@ from gpytorch.kernels import LinearKernel, MaternKernel, PeriodicKernel, Product
 from gpytorch.likelihoods import GaussianLikelihood, LaplaceLikelihood
 from gpytorch.means import ConstantMean
 from gpytorch.priors import GammaPrior, HalfCauchyPrior, HalfNormalPrior, LogNormalPrior, NormalPrior, UniformPrior
-from sklearn.datasets import load_diabetes, load_digits, load_iris
+from sklearn.datasets import load_diabetes, load_digits, load_iris, make_friedman1
 from sklearn.decomposition import PCA
 
 import torchgpmc as tg
@@ -166,6 +166,14 @@ def linear_and_more():
     return tg.GPRegression(x / x.std(0), (y - y.mean()) / y.std(), kernel, _noise(HalfNormalPrior(1.0)), mean=_mean(1.0))
 
 
+def friedman():
+    """200 x 10, of which five columns matter, a lengthscale a column."""
+    x, y = make_friedman1(200, 10, noise=1.0, random_state=0)
+    base = RBFKernel(ard_num_dims=10, lengthscale_prior=LogNormalPrior(0.0, 1.0))
+    kernel = ScaleKernel(base, outputscale_prior=HalfCauchyPrior(20.0))
+    return tg.GPRegression(x, y - y.mean(), kernel, _noise(HalfCauchyPrior(1.0)))
+
+
 def day_and_depth():
     """120 x 2: a product of a period along one column and an RBF along the other."""
     random = np.random.default_rng(11)
@@ -294,6 +302,46 @@ def sparse_student():
     return tg.SparseGP(x, y, kernel, _student(), inducing_points=z)
 
 
+def sparse_mean():
+    """3000 x 6 about 100, a mean that is sampled, 80 inducing points, half-Cauchys."""
+    random = np.random.default_rng(31)
+    x = random.normal(size=(3000, 6))
+    y, z = 100 + 20 * np.sin(x[:, 0]) + 5 * x[:, 1] + 10 * random.normal(size=3000), tg.kmeans_inducing_points(x, 80)
+    base = RBFKernel(ard_num_dims=6, lengthscale_prior=GammaPrior(2.0, 0.5))
+    kernel = ScaleKernel(base, outputscale_prior=HalfCauchyPrior(100.0))
+    return tg.SparseGP(x, y, kernel, _noise(HalfCauchyPrior(50.0)), inducing_points=z, mean=_mean(200.0))
+
+
+def sparse_rare():
+    """3000 x 3 labels, a few in a hundred of them true, a mean that is sampled, 50 inducing points."""
+    random = np.random.default_rng(32)
+    x = random.normal(size=(3000, 3))
+    y, z = random.random(3000) < 1 / (1 + np.exp(4.5 - 1.5 * x[:, 0])), tg.kmeans_inducing_points(x, 50)
+    base = MaternKernel(nu=2.5, ard_num_dims=3, lengthscale_prior=GammaPrior(2.0, 0.5))
+    kernel = ScaleKernel(base, outputscale_prior=HalfCauchyPrior(2.0))
+    return tg.SparseGP(x, y, kernel, tg.likelihoods.Bernoulli(), inducing_points=z, mean=_mean(2.0))
+
+
+def sparse_shares():
+    """1000 x 2 shares, 25 inducing points."""
+    random = np.random.default_rng(36)
+    x = random.random((1000, 2))
+    mean, z = 1 / (1 + np.exp(-3 * np.sin(5 * x[:, 0]))), tg.kmeans_inducing_points(x, 25)
+    y = np.clip(random.beta(10 * mean, 10 * (1 - mean)), 1e-6, 1 - 1e-6)
+    kernel = ScaleKernel(RBFKernel(lengthscale_prior=GammaPrior(2.0, 2.0)), outputscale_prior=_FLAT)
+    return tg.SparseGP(x, y, kernel, tg.likelihoods.Beta(scale_prior=GammaPrior(2.0, 0.1)), inducing_points=z)
+
+
+def sparse_levels():
+    """1500 x 3, four levels, a lengthscale a column, 40 inducing points."""
+    random = np.random.default_rng(35)
+    x = random.normal(size=(1500, 3))
+    y = np.digitize(np.sin(2 * x[:, 0]) + x[:, 1] + 0.5 * random.normal(size=1500), [-1, 0, 1])
+    base, z = RBFKernel(ard_num_dims=3, lengthscale_prior=LogNormalPrior(0.5, 1.0)), tg.kmeans_inducing_points(x, 40)
+    kernel = ScaleKernel(base, outputscale_prior=HalfNormalPrior(3.0))
+    return tg.SparseGP(x, y, kernel, tg.likelihoods.Ordinal(4), inducing_points=z)
+
+
 def sparse_counts():
     """2000 x 2 over-dispersed counts, 40 inducing points."""
     random = np.random.default_rng(34)
@@ -320,6 +368,7 @@ MODELS = (
     thrice,
     noiseless,
     linear_and_more,
+    friedman,
     day_and_depth,
     boxes,
     customers,
@@ -333,5 +382,9 @@ MODELS = (
     growing_noise,
     student_eight_columns,
     sparse_student,
+    sparse_mean,
+    sparse_rare,
+    sparse_shares,
+    sparse_levels,
     sparse_counts,
 )
