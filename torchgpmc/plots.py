@@ -307,7 +307,8 @@ def plot_fit(posterior: Posterior, *, num_points: int = 200, levels: tuple[float
     ends = [(column.min(), column.max()) for column in x.unbind(-1)]
     side = num_points if x.shape[1] == 1 else max(2, round((10 * num_points) ** 0.5))
     lines = [torch.linspace(float(low), float(high), side, dtype=x.dtype) for low, high in ends]
-    is_binary, is_rate = getattr(model.likelihood, "is_classification", False), as_likelihood(model.likelihood).needs_exposure
+    likelihood = as_likelihood(model.likelihood)
+    is_binary, is_rate = likelihood.is_classification, likelihood.needs_exposure
     if is_binary and (shape := posterior.predict(x[:1], num_draws=1).probs.shape)[1:]:
         raise ValueError(f"the response is one of {shape[1]} classes. Expected one number a point.")
     prediction = posterior.predict(lines[0] if x.shape[1] == 1 else torch.cartesian_prod(*lines))

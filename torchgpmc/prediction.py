@@ -92,12 +92,12 @@ class Prediction:
 
     def __repr__(self) -> str:
         offered = ["latent_mean", "latent_variance"]
+        likelihood = as_likelihood(self._model.likelihood)
         if self._has_response:
-            likelihood = as_likelihood(self._model.likelihood)
-            of_order = [] if not getattr(likelihood, "is_ordered", True) else ["quantile(q)", "interval(level)"]
-            classes = ["probs"] if getattr(likelihood, "is_classification", False) else []
+            of_order = ["quantile(q)", "interval(level)"] if likelihood.is_ordered else []
+            classes = ["probs"] if likelihood.is_classification else []
             offered = [*classes, "mean", "variance", *of_order, "log_prob(y)", "sample(n)", *offered]
-        if getattr(self._model.likelihood, "has_intensity", False):
+        if likelihood.has_intensity:
             offered.append("intensity")
         count = "1 test point" if self._num_points == 1 else f"{self._num_points} test points"
         return f"Prediction({count}: {', '.join(offered)})"
@@ -135,7 +135,7 @@ class Prediction:
         """
         self._require_response("probs")
         likelihood = self._model.likelihood
-        if not getattr(likelihood, "is_classification", False):
+        if not as_likelihood(likelihood).is_classification:
             raise NotOfferedError(
                 f"{type(likelihood).__name__} does not classify, so it has no probs. Expected Bernoulli, Softmax or the like; "
                 f"use prediction.mean and prediction.variance."
@@ -179,7 +179,7 @@ class Prediction:
             AttributeError: a likelihood that is not one of counts.
         """
         likelihood = self._model.likelihood
-        if not getattr(likelihood, "has_intensity", False):
+        if not as_likelihood(likelihood).has_intensity:
             raise NotOfferedError(
                 f"{type(likelihood).__name__} has no intensity. Expected a likelihood of counts, Poisson or NegativeBinomial; "
                 f"use prediction.mean."
@@ -209,7 +209,7 @@ class Prediction:
         levels = check_levels(q)
         check_count("num_samples", num_samples)
         likelihood = self._model.likelihood
-        if not getattr(likelihood, "is_ordered", True):
+        if not as_likelihood(likelihood).is_ordered:
             raise ValueError(
                 f"{type(likelihood).__name__} has classes without an order, and so without quantiles. Expected a likelihood of "
                 f"numbers or levels; use prediction.probs."

@@ -79,6 +79,8 @@ class LogLikelihood:
     is_f_plus_noise = False
     sees_differences = False  # whether p(y | f) stays as it is where all latent functions move by as much
     num_parts = 1  # that p(y | f) is a product over, each with parameters of its own: (num_parts,) each, see log_prob_by_part
+    is_classification = False  # whether the mean response is a class probability
+    is_ordered = True  # whether responses have quantiles
     has_intensity = False  # whether exp(f) is a rate per unit of exposure
     needs_exposure = False  # whether test points need to be given theirs
 
@@ -173,7 +175,6 @@ class LogLikelihood:
 class Factorised(LogLikelihood):
     """Mixin for p(y | f) = prod_n p(y_n | f_n); see the module's docstring.
 
-    ``is_classification``: whether the mean response is a class probability. ``is_ordered``: whether responses have quantiles.
     ``predicts_quickly``: whether predictive densities and moments are formulas, or short rules, so that a prediction can afford to
     average over all latent vectors that are kept of a theta; ``has_moments_by_formula``: whether moments alone are.
     ``is_analytic``: whether log p(y | f) is so in f, without kinks, which evenly spaced nodes may miss.
@@ -181,11 +182,9 @@ class Factorised(LogLikelihood):
     slopes; 0 where it is quick.
     """
 
-    is_classification = False
     predicts_quickly = False
     is_analytic = False
     has_moments_by_formula = False
-    is_ordered = True
     expectation_operations = 0.0
 
     def forward(self, function_samples: Tensor) -> Distribution:
