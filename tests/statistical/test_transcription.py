@@ -60,8 +60,8 @@ def test_ranks_of_the_truth_are_uniform_where_genes_are_blocks():
 
 @pytest.mark.long
 def test_genes_moved_by_anothers_likelihood_are_caught(monkeypatch):
-    honest = PartsGivenF._likelihoods
-    monkeypatch.setattr(PartsGivenF, "_likelihoods", lambda self, rows: honest(self, rows).flip(-1))
+    honest = PartsGivenF.likelihoods
+    monkeypatch.setattr(PartsGivenF, "likelihoods", lambda self, decided, rows: honest(self, decided, rows).flip(-1))
     assert level_of_sweeps() > 1
 
 
