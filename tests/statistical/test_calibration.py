@@ -50,9 +50,9 @@ def calibration(model, method, *, warmup_steps, seed=5, chains=CHAINS):
 METHODS = {name: row.calibrated for name, row in SAMPLERS.items() if row.calibrated is not None}
 # Between two likelihoods the samplers differ in nothing; NUTS, the quickest to mix, tries both, the others the one that is skewed.
 CASES = [("nuts", "probit"), *((name, "poisson") for name in METHODS)]
-CASES += [
-    pytest.param("nuts", name, marks=pytest.mark.long) for name in ("negative_binomial", "ordinal", "beta", "heteroskedastic")
-]
+CASES += [pytest.param("nuts", name, marks=pytest.mark.long) for name in ("negative_binomial", "ordinal", "beta")]
+# A deviation that may vanish is a funnel: a quarter of NUTS's transitions diverge, and nine draws of a chain are no separate ones.
+CASES += [pytest.param("slice", "heteroskedastic", marks=pytest.mark.long)]
 CASES += [pytest.param(name, "probit", marks=pytest.mark.long) for name in METHODS if name != "nuts"]
 
 
