@@ -72,7 +72,7 @@ class ImportanceOptions(MethodOptions):
     batch_sizes: tuple[int, ...] | None = None
     prior_strength: float | None = None
     defensive_share: float = 0.2
-    begin: AtModes | AtPrior = AtModes()  # noqa: RUF009  # frozen: one default serves all
+    begin: AtModes | AtPrior = AtModes()  # noqa: RUF009  (frozen, so it may be shared)
     effective_size: float | None = None
     smooth: bool = False
     evidence: Evidence | None = None
