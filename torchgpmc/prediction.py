@@ -13,7 +13,8 @@ from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.arrays import as_tensor
 from torchgpmc.checks import NotOfferedError, check_count
 from torchgpmc.intensity import CentralInterval, Intensity, check_levels, interval_levels
-from torchgpmc.models.gp_model import GPModel, JointGaussian
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.latents import JointGaussian
 from torchgpmc.numerics.linalg import cholesky
 from torchgpmc.numerics.quadrature import FIRST_NODES
 from torchgpmc.numerics.random import make_generator, normal_like, uniform

@@ -38,7 +38,8 @@ from torchgpmc.approximations.gaussian_form import (
     without_graph,
 )
 from torchgpmc.approximations.several_latents import curvature
-from torchgpmc.models.gp_model import GPModel, LatentPrior
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.latents import LatentPrior
 from torchgpmc.models.targets import Targets
 from torchgpmc.numerics.linalg import cholesky, identity_matrix
 from torchgpmc.numerics.matched_points import matched_points

@@ -21,7 +21,8 @@ from torchgpmc.approximations.gaussian_form import (
     without_graph,
 )
 from torchgpmc.models.exact_evidence import evidence_and_grad_by_parts, low_rank_evidence_and_grad
-from torchgpmc.models.gp_model import GPModel, LatentPrior
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.latents import LatentPrior
 from torchgpmc.models.targets import Targets
 from torchgpmc.numerics.linalg import times_vector, triangular_log_determinant
 from torchgpmc.numerics.special import LOG_2PI

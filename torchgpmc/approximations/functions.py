@@ -10,7 +10,8 @@ from torch import Tensor
 from torchgpmc.approximations.ep import EP
 from torchgpmc.approximations.gaussian_form import Approximation, GaussianApproximation, check_model
 from torchgpmc.approximations.laplace_mode import Laplace
-from torchgpmc.models.gp_model import GPModel, LatentPrior, conditional_variance, likelihood_values
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.latents import LatentPrior, conditional_variance, likelihood_values
 from torchgpmc.models.validation import check_test_inputs
 from torchgpmc.numerics.linalg import solve_lower
 from torchgpmc.prediction import Prediction

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.likelihoods.likelihood import Derivatives, TiltedMoments
-from torchgpmc.models.gp_model import GPModel, LatentPrior, likelihood_values
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.latents import LatentPrior, likelihood_values
 from torchgpmc.models.remedies import what_samples
 from torchgpmc.models.targets import Targets
 from torchgpmc.numerics.linalg import cholesky, cholesky_in_place, identity_matrix, solve_lower, times_blocks

@@ -16,7 +16,8 @@ from torchgpmc.density import mask_value
 from torchgpmc.diagnostics.weights import pareto_khat
 from torchgpmc.evidence.gaussian_draws import WeightedDraws, draws_around, log_likelihoods, or_prior, quadratic, stacked_mean
 from torchgpmc.evidence.latent_estimates import spread_levels, stacked_latents
-from torchgpmc.models.gp_model import GPModel, LatentPrior, likelihood_values
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.latents import LatentPrior, likelihood_values
 from torchgpmc.models.targets import Targets
 from torchgpmc.numerics.linalg import apply_factor, times_blocks
 from torchgpmc.numerics.random import normal_like

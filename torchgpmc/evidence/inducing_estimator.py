@@ -9,7 +9,8 @@ from torchgpmc.approximations.gaussian_form import LatentProblem
 from torchgpmc.approximations.nearest_normal import NearestNormal, Variational
 from torchgpmc.approximations.normal_latents import GaussianLatents, LatentSites
 from torchgpmc.evidence.importance_sampling import ImportanceEstimate, ImportanceEstimator
-from torchgpmc.models.gp_model import GPModel, LatentPrior, LatentsAt, likelihood_values
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.latents import LatentPrior, LatentsAt, likelihood_values
 from torchgpmc.models.targets import Targets
 from torchgpmc.numerics.linalg import identity_matrix, times_matrix, triangular_log_determinant
 from torchgpmc.trees import where

@@ -14,7 +14,8 @@ from torchgpmc.approximations.normal_latents import LatentSites, joint_precision
 from torchgpmc.checks import check_count
 from torchgpmc.evidence.defended import LEAST_DRAWS, chosen_draws, defended_draws, mean_weight
 from torchgpmc.evidence.latent_estimates import LatentEstimate, stacked_latents
-from torchgpmc.models.gp_model import GPModel, LatentsAt, likelihood_values
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.latents import LatentsAt, likelihood_values
 from torchgpmc.models.targets import Targets
 from torchgpmc.numerics.random import normal_like
 from torchgpmc.numerics.threads import even_slices, side_by_side

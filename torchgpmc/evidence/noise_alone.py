@@ -22,7 +22,8 @@ from torchgpmc.checks import check_count
 from torchgpmc.evidence.defended import LEAST_DRAWS, chosen_draws, defended_draws, mean_weight
 from torchgpmc.evidence.latent_estimates import LatentEstimate, stacked_latents
 from torchgpmc.likelihoods import HeteroskedasticGaussian
-from torchgpmc.models.gp_model import GPModel, LatentPrior
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.latents import LatentPrior
 from torchgpmc.models.targets import Targets
 from torchgpmc.numerics.linalg import cholesky, solve_lower, times_vector, triangular_log_determinant
 from torchgpmc.numerics.random import normal_like

@@ -20,7 +20,8 @@ from torchgpmc.approximations.gaussian_form import check_model, without_it
 from torchgpmc.checks import check_count
 from torchgpmc.evidence.latent_estimates import LatentEstimate, spread_levels, stacked_latents
 from torchgpmc.likelihoods import Bernoulli
-from torchgpmc.models.gp_model import GPModel, LatentPrior
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.latents import LatentPrior
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.validation import check_test_inputs
 from torchgpmc.numerics.linalg import cholesky, identity_matrix

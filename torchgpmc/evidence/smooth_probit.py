@@ -22,7 +22,8 @@ from torchgpmc.evidence.estimators import importance
 from torchgpmc.evidence.importance_sampling import ImportanceEstimator
 from torchgpmc.evidence.latent_estimates import LatentEstimate, stacked_latents
 from torchgpmc.evidence.orthants import check_probit
-from torchgpmc.models.gp_model import GPModel, LatentPrior
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.latents import LatentPrior
 from torchgpmc.models.targets import Targets
 from torchgpmc.numerics.linalg import cholesky, solve_lower, times_blocks, times_vector
 from torchgpmc.numerics.random import normal_like

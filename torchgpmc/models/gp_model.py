@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from gpytorch.kernels import Kernel
@@ -15,12 +15,22 @@ from torch import Tensor
 from typing_extensions import Self
 
 from torchgpmc.adapter.conversion import as_likelihood, check_forward, convert_likelihood, count_latents
-from torchgpmc.adapter.covariance import BoundClosedForm, Covariance, CovarianceFunction, covariance_function
+from torchgpmc.adapter.covariance import BoundClosedForm, CovarianceFunction, covariance_function
 from torchgpmc.adapter.functional import PureModule, constraint_of, parameters_with_owners
 from torchgpmc.adapter.mean_function import MeanFunction
 from torchgpmc.arrays import as_tensor
 from torchgpmc.checks import described
 from torchgpmc.likelihoods.likelihood import Factorised
+from torchgpmc.models.latents import (
+    Bindings,
+    Cross,
+    JointGaussian,
+    LatentGaussian,
+    LatentPrior,
+    LatentsAt,
+    conditional_variance,
+    likelihood_values,
+)
 from torchgpmc.models.refreshed import RefreshedModule
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.validation import (
@@ -37,54 +47,6 @@ from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.numerics.linalg import apply_factor, cholesky, factor_with_gradient, identity_matrix, whiten
 from torchgpmc.parameters.layout import Hyperparameters, Layout, build_layout
 from torchgpmc.priors import with_named_closures
-
-
-class Bindings(NamedTuple):
-    """Covariances at a model's own inputs, ready to be evaluated at thetas; models that need others have more fields."""
-
-    among_latents: Covariance  # of the latent inputs
-    jitter: Tensor  # (M, M), which is added to it
-
-
-class LatentPrior(NamedTuple):
-    """p(u | theta) at C settings, u being f at the model's M latent inputs: everything that depends on theta alone."""
-
-    values: dict[str, dict[str, Tensor]]  # module -> raw parameter name -> constrained (C, *shape)
-    mean: Tensor  # (C, M)
-    covariance: Tensor  # (C, M, M), jitter included; derivatives in theta flow through it
-    factor: Tensor  # its lower Cholesky factor L, a constant to autograd; u = mean + L v
-    ok: Tensor  # (C,), whether the factorisation succeeded
-
-
-class Cross(NamedTuple):
-    """How f at N inputs varies together with the latents u, a priori."""
-
-    mean: Tensor  # (C, N), of f
-    covariance: Tensor  # (C, M, N), of u and f
-    variance: Tensor  # (C, N), of f
-
-
-class LatentsAt(NamedTuple):
-    """f at N inputs given the whitened latents: N(mean + projection' v, variance), inputs independent of one another."""
-
-    prior: LatentPrior
-    mean: Tensor  # (C, N)
-    projection: Tensor  # (C, M, N), L^-1 cov(u, f)
-    variance: Tensor  # (C, N); zero where f is a function of v
-
-
-class LatentGaussian(NamedTuple):
-    """Marginals of f at N inputs given theta and v: mean and variance ``(C, K, N)``."""
-
-    mean: Tensor
-    variance: Tensor
-
-
-class JointGaussian(NamedTuple):
-    """f at T inputs together, given theta and v: K latents of means of their own and one covariance."""
-
-    mean: Tensor  # (C, K, T)
-    covariance: Tensor  # (C, T, T), jitter included
 
 
 class GPModel(RefreshedModule):
@@ -382,18 +344,3 @@ class GPModel(RefreshedModule):
     def likelihood_function(self, values: dict[str, Tensor], function: Any) -> Any:
         """``function(likelihood)`` with the likelihood's parameters at C settings; see :class:`Factorised` for its methods."""
         return self._pure_likelihood(values, function)
-
-
-def likelihood_parameters(values: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The likelihood's parameters at C settings, at least ``(C, 1)`` so that they broadcast against f."""
-    return {name: value if value.dim() > 1 else value.unsqueeze(-1) for name, value in values.items()}
-
-
-def likelihood_values(prior: LatentPrior) -> dict[str, Tensor]:
-    """:func:`likelihood_parameters` of a prior."""
-    return likelihood_parameters(prior.values["likelihood"])
-
-
-def conditional_variance(diagonal: Tensor, explained: Tensor) -> Tensor:
-    """Prior variance less what is explained, kept above rounding error: it is a variance, and its root is taken."""
-    return torch.maximum(diagonal - explained, torch.finfo(diagonal.dtype).eps * diagonal.detach())

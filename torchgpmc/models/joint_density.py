@@ -9,7 +9,8 @@ from torch import Tensor
 
 from torchgpmc.arrays import as_tensor
 from torchgpmc.density import AutogradDensity, keep_freed_memory, mask_failures, mask_value
-from torchgpmc.models.gp_model import GPModel, LatentsAt
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.latents import LatentsAt
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.whitening import GaussianSites, undo_whitening
 from torchgpmc.numerics.special import log_standard_normal

@@ -14,7 +14,7 @@ from torch import Tensor
 from torchgpmc.adapter.conversion import convert_likelihood
 from torchgpmc.likelihoods.fixed_noise import FixedNoiseGaussian
 from torchgpmc.models.full import GP
-from torchgpmc.models.gp_model import LatentGaussian, LatentsAt, conditional_variance, likelihood_values
+from torchgpmc.models.latents import LatentGaussian, LatentsAt, conditional_variance, likelihood_values
 from torchgpmc.numerics.linalg import cholesky, solve_lower
 
 

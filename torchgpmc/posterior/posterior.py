@@ -27,7 +27,8 @@ from torchgpmc.diagnostics.chain_statistics import as_datatree
 from torchgpmc.diagnostics.summaries import Row, Source, Summary, nested_rhat, summarise
 from torchgpmc.fitted import Fitted
 from torchgpmc.likelihoods.counts import checked_exposure
-from torchgpmc.models.gp_model import GPModel, likelihood_parameters
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.latents import likelihood_parameters
 from torchgpmc.models.validation import check_test_inputs
 from torchgpmc.numerics.random import make_generator
 from torchgpmc.posterior.function_draws import FunctionDraws, draws_at_once
