@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.distributions import Categorical
 
 from torchgpmc.likelihoods.gumbel import WIDEST, Lattice, RuleEdges, by_rule
-from torchgpmc.likelihoods.likelihood import Curvature, Factorised, Moments, require_classes
+from torchgpmc.likelihoods.likelihood import Curvature, Factorised, Moments
+from torchgpmc.likelihoods.log_likelihood import require_classes
 from torchgpmc.likelihoods.log_sum_exp import expected_log_sum_exp, log_sum_exp_and_slopes
 from torchgpmc.likelihoods.slopes import ExpectedSlopes
 from torchgpmc.numerics.quadrature import log_integral_of_several

@@ -57,6 +57,19 @@ class GPModel(RefreshedModule):
 
     A model with another prior on f overrides :meth:`prior_at`, :meth:`cross` and :meth:`prior_covariance`; engines ask for what it
     can do (``has_latents_at_data``, ``is_conjugate``, ``is_smooth``, ``num_latents``), never for its class.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+        >>> prior = model.prior(torch.zeros(2, 1).double())  # two settings of theta, the log of the one lengthscale
+        >>> v = torch.zeros(2, model.latent_size).double()
+        >>> model.latents(prior, v).abs().max()  # f is the mean function, zero, where v is
+        tensor(0., dtype=torch.float64)
+        >>> model.log_likelihood(model.at(prior), v)  # eight labels of probability one half
+        tensor([-5.5452, -5.5452], dtype=torch.float64)
     """
 
     train_x: Tensor

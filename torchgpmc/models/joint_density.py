@@ -32,6 +32,16 @@ class JointLogDensity(AutogradDensity):
         fixed: f at the data for a model whose hyperparameters are all fixed, if it is at hand; else worked out here, once for all
             positions.
         sites: Gaussian sites at the data, constants; for one latent function.
+
+    Example:
+        >>> import math, torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> kernel = RBFKernel().requires_grad_(False)
+        >>> model = tg.GP(torch.linspace(0, 1, 3), torch.tensor([0, 1, 1]), kernel, tg.likelihoods.Bernoulli())
+        >>> density = tg.joint_log_density(model)  # of v alone, since no hyperparameter is sampled
+        >>> at_zero = 3 * (math.log(0.5) - 0.5 * math.log(2 * math.pi))  # labels of probability one half, v at the mode of N(0, I)
+        >>> torch.allclose(density(torch.zeros(1, 3)), torch.tensor([at_zero]).double())
+        True
     """
 
     def __init__(

@@ -18,7 +18,21 @@ class Bindings(NamedTuple):
 
 
 class LatentPrior(NamedTuple):
-    """p(u | theta) at C settings, u being f at the model's M latent inputs: everything that depends on theta alone."""
+    """p(u | theta) at C settings, u being f at the model's M latent inputs: everything that depends on theta alone.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> kernel = RBFKernel().requires_grad_(False)
+        >>> model = tg.GP(torch.tensor([0.0, 100.0]), torch.tensor([0, 1]), kernel, tg.likelihoods.Bernoulli(), jitter=1.0)
+        >>> prior = model.prior(torch.zeros(1, 0))  # of one setting, all hyperparameters fixed
+        >>> prior.covariance.round()  # of points so far apart that they know nothing of one another
+        tensor([[[2., 0.],
+                 [0., 2.]]], dtype=torch.float64)
+        >>> (prior.factor @ prior.factor.mT).round(), prior.ok
+        (tensor([[[2., 0.],
+                  [0., 2.]]], dtype=torch.float64), tensor([True]))
+    """
 
     values: dict[str, dict[str, Tensor]]  # module -> raw parameter name -> constrained (C, *shape)
     mean: Tensor  # (C, M)
@@ -36,7 +50,17 @@ class Cross(NamedTuple):
 
 
 class LatentsAt(NamedTuple):
-    """f at N inputs given the whitened latents: N(mean + projection' v, variance), inputs independent of one another."""
+    """f at N inputs given the whitened latents: N(mean + projection' v, variance), inputs independent of one another.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> kernel = RBFKernel().requires_grad_(False)
+        >>> model = tg.GP(torch.tensor([0.0, 100.0]), torch.tensor([0, 1]), kernel, tg.likelihoods.Bernoulli())
+        >>> prior = model.prior(torch.zeros(1, 0))
+        >>> model.at(prior, torch.tensor([[0.0], [50.0]])).variance.round(decimals=4)  # at a datum, where v says all; far away
+        tensor([[0., 1.]], dtype=torch.float64)
+    """
 
     prior: LatentPrior
     mean: Tensor  # (C, N)
@@ -45,7 +69,17 @@ class LatentsAt(NamedTuple):
 
 
 class LatentGaussian(NamedTuple):
-    """Marginals of f at N inputs given theta and v: mean and variance ``(C, K, N)``."""
+    """Marginals of f at N inputs given theta and v: mean and variance ``(C, K, N)``.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> kernel = RBFKernel().requires_grad_(False)
+        >>> model = tg.GP(torch.tensor([0.0, 100.0]), torch.tensor([0, 1]), kernel, tg.likelihoods.Bernoulli())
+        >>> at, v = model.at(model.prior(torch.zeros(1, 0)), torch.tensor([[100.0], [50.0]])), torch.tensor([[0.0, 2.0]]).double()
+        >>> model.marginals(at, v).mean.round(decimals=4)  # v of the second datum, there and far away
+        tensor([[[2., 0.]]], dtype=torch.float64)
+    """
 
     mean: Tensor
     variance: Tensor

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchgpmc.adapter.covariance import BoundClosedForm, Covariance, Values
 from torchgpmc.adapter.mean_function import MeanFunction
-from torchgpmc.likelihoods.likelihood import LogLikelihood
+from torchgpmc.likelihoods.log_likelihood import LogLikelihood
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.latents import likelihood_parameters
 from torchgpmc.models.targets import Targets

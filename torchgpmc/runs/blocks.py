@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.density import AutogradDensity, mask_failures
-from torchgpmc.likelihoods.likelihood import LogLikelihood
+from torchgpmc.likelihoods.log_likelihood import LogLikelihood
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.models.latents import LatentsAt, likelihood_parameters, likelihood_values
