@@ -32,8 +32,8 @@ class Conjugate(Approximation):
 
     .. math:: p(y | \theta) = N(y | m, K + \sigma^2 I), \quad p(f | y, \theta) = N(m + K \alpha, (K^{-1} + \sigma^{-2} I)^{-1})
 
-    with :math:`\alpha = (K + \sigma^2 I)^{-1} (y - m)` (Rasmussen & Williams 2006, section 2.2 and equation 2.30), for a full GP. Where it
-    serves, chains under a ``marginal`` have this one, whichever was asked for.
+    with :math:`\alpha = (K + \sigma^2 I)^{-1} (y - m)` (Rasmussen & Williams 2006, section 2.2 and equation 2.30), for a full GP.
+    Where it serves, chains under a ``marginal`` have this one, whichever was asked for.
 
     Example:
         >>> import torch, torchgpmc as tg
