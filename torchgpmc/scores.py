@@ -16,6 +16,12 @@ class AbstentionCurves(NamedTuple):
     """Accuracy and AUC of the answers given, as the threshold for giving one rises from 0 to 0.5; each ``(51,)``.
 
     NaN where no answer is left, or, for the AUC, answers of one class alone.
+
+    Example:
+        >>> import torch
+        >>> curves = abstention_curves(torch.tensor([0.9, 0.6, 0.2]), torch.tensor([1, 0, 0]))
+        >>> curves.threshold[[0, 20]], curves.accuracy[[0, 20]]  # the wrong answer, of 0.6, is the first that is not given
+        (tensor([0.0000, 0.2000]), tensor([0.6667, 1.0000]))
     """
 
     threshold: Tensor
