@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import difflib
 import os
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,20 +23,17 @@ from torchgpmc.diagnostics import (
     verdict,
 )
 from torchgpmc.diagnostics.chain_statistics import as_datatree
-from torchgpmc.diagnostics.summaries import Row, Source, Summary, nested_rhat, summarise
+from torchgpmc.diagnostics.summaries import Source, Summary, nested_rhat, summarise
 from torchgpmc.fitted import Fitted
 from torchgpmc.likelihoods.counts import checked_exposure
 from torchgpmc.models.gp_model import GPModel
-from torchgpmc.models.latents import likelihood_parameters
 from torchgpmc.models.validation import check_test_inputs
 from torchgpmc.numerics.random import make_generator
-from torchgpmc.posterior.function_draws import FunctionDraws, draws_at_once
+from torchgpmc.posterior.at_data import expected_responses, latents_of_draws
+from torchgpmc.posterior.function_draws import FunctionDraws
+from torchgpmc.posterior.saved import SavedDraws, read_draws, write_draws
 from torchgpmc.prediction import Prediction
-from torchgpmc.storage.draws import Draw, Draws, check_draws
-from torchgpmc.storage.files import read_tensors, write_atomically
-from torchgpmc.storage.fingerprint import differences, model_fingerprint
-
-_FORMAT = "torchgpmc posterior 2"
+from torchgpmc.storage.draws import Draws
 
 
 class _Samples(dict[str, Tensor]):
@@ -120,12 +116,7 @@ class Posterior:
         Computed from ``whitened`` when first asked for: one factorisation a draw, or one for all of fixed hyperparameters.
         """
         if self._latents is None:
-            theta, v = self._flat(None)
-            if theta.shape[1]:
-                pieces = zip(*(part.split(draws_at_once(self.model)) for part in (theta, v)), strict=True)
-                joined = torch.cat([self.model.latents(self.model.prior(t), w).cpu() for t, w in pieces])
-            else:
-                joined = self.model.latents(self.model.prior(theta[:1]), v).cpu()
+            joined = latents_of_draws(self.model, *self._flat(None))
             self._latents = joined.reshape(self.num_chains, self.num_draws, *joined.shape[1:])
         return self._latents
 
@@ -213,15 +204,7 @@ class Posterior:
             )
         theta, v = self._flat(None)
         latents = self.latents.flatten(0, 1).to(theta) if model.has_latents_at_data else v
-        parts = []
-        with torch.no_grad():
-            for t, f in zip(*(part.split(draws_at_once(model)) for part in (theta, latents)), strict=True):
-                if not model.has_latents_at_data:
-                    mean = model.marginals(model.at(model.prior(t)), f).mean
-                    f = mean.squeeze(1) if model.num_latents == 1 else mean.mT
-                values = likelihood_parameters(model.layout.raw_values(t).by_module["likelihood"])
-                parts.append(model.likelihood_function(values, lambda likelihood, f=f: likelihood.expected_response(f)).cpu())
-        joined = torch.cat(parts)
+        joined = expected_responses(model, theta, latents)
         return Fitted(joined.reshape(self.num_chains, self.num_draws, *joined.shape[1:]), self._log_weights())
 
     def _log_weights(self) -> Tensor:
@@ -330,18 +313,8 @@ class Posterior:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes draws, statistics and settings to one file, atomically; tensors, numbers and strings only."""
-        content = {
-            "format": _FORMAT,
-            "model": model_fingerprint(self.model),
-            "theta": self.theta,
-            "whitened": self.whitened,
-            "log_weights": self.log_weights,
-            "further_whitened": self._further,
-            "stats": self.stats,
-            "info": self.info,
-            "source": None if self._source is None else [[tuple(row) for row in self._source.rows], self._source.complaints],
-        }
-        write_atomically(Path(path), content)
+        draws = Draws(self.theta, self.whitened, self.log_weights, further_whitened=self._further)
+        write_draws(path, self.model, SavedDraws(draws, self.stats, self.info, self._source))
 
     @staticmethod
     def load(path: str | os.PathLike[str], model: GPModel) -> Posterior:
@@ -352,15 +325,4 @@ class Posterior:
         Raises:
             ValueError: not such a file, one made with another model, or one whose draws are not of this model's shape.
         """
-        content = read_tensors(Path(path), _FORMAT, ["model", "theta", "whitened", "log_weights", "stats", "info"])
-        model.refresh()
-        different = differences(content["model"], model_fingerprint(model))
-        if different:
-            raise ValueError(f"{path} was made with another model: {different}. Expected the model it was sampled from.")
-        further = content.get("further_whitened")
-        draw = Draw(content["theta"], content["whitened"], content["log_weights"], further)
-        check_draws(path, draw, content["stats"], model.layout.size, model.latent_size)
-        draws, source = Draws(*draw[:3], further_whitened=further), content.get("source")
-        if source is not None:
-            source = Source([Row(*row) for row in source[0]], source[1])
-        return Posterior(model, draws, content["stats"], content["info"], source)
+        return Posterior(model, *read_draws(path, model))
