@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import os
 from typing import Any
 
@@ -31,18 +30,10 @@ from torchgpmc.models.validation import check_test_inputs
 from torchgpmc.numerics.random import make_generator
 from torchgpmc.posterior.at_data import expected_responses, latents_of_draws
 from torchgpmc.posterior.function_draws import FunctionDraws
+from torchgpmc.posterior.named_samples import NamedSamples
 from torchgpmc.posterior.saved import SavedDraws, read_draws, write_draws
 from torchgpmc.prediction import Prediction
 from torchgpmc.storage.draws import Draws
-
-
-class _Samples(dict[str, Tensor]):
-    """Draws by name, which know what else a name that is not there may have meant."""
-
-    def __missing__(self, name: Any) -> Tensor:
-        near = [key for key in self if str(name) in key] or difflib.get_close_matches(str(name), self, n=1, cutoff=0.0)
-        expected = f"Expected {' or '.join(map(repr, near))}, or another of {list(self)}" if near else "All are fixed"
-        raise KeyError(f"no hyperparameter {name!r}. {expected}; function values are in posterior.latents.")
 
 
 class Posterior:
@@ -68,8 +59,10 @@ class Posterior:
         >>> posterior = tg.sample(model, tg.AMIS(), num_samples=4000, progress=False)
         >>> posterior.samples["kernel.lengthscale"].shape, posterior.latents.shape, posterior.log_weights.shape
         (torch.Size([1, 4000, 1, 1]), torch.Size([1, 4000, 8]), torch.Size([1, 4000]))
-        >>> posterior.complaints()
-        []
+        >>> posterior.verdict()
+        'Trustworthy: worst effective size ... (kernel.lengthscale).'
+        >>> posterior.complaints(), posterior.effective_size() > 400
+        ([], True)
         >>> posterior
         Posterior(GP: 1 x 4000 weighted draws of 1 hyperparameters and 8 latents; summary() says whether to trust them)
         >>> equal = posterior.resampled(1000)  # draws of equal weight, some of which repeat
@@ -89,7 +82,7 @@ class Posterior:
         self._source = source
         chains, count, size = draws.theta.shape
         flat = model.layout.constrain(draws.theta.reshape(chains * count, size).to(model.train_x.device))
-        self.samples = _Samples({name: value.reshape(chains, count, *value.shape[1:]).cpu() for name, value in flat.items()})
+        self.samples = NamedSamples({name: value.reshape(chains, count, *value.shape[1:]).cpu() for name, value in flat.items()})
         self._latents: Tensor | None = None
 
     def __repr__(self) -> str:
@@ -148,6 +141,16 @@ class Posterior:
         Raises:
             ValueError: wrong shape, NaN or infinite values, a frame of other columns than ``train_x`` was, ``num_draws`` or
                 ``test_chunk`` below 1, or an exposure that is not positive or of no use to the likelihood.
+
+        Example:
+            >>> import torch, torchgpmc as tg
+            >>> from gpytorch.kernels import RBFKernel
+            >>> from gpytorch.priors import GammaPrior
+            >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+            >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+            >>> posterior = tg.sample(model, tg.AMIS(), num_samples=1000, progress=False)
+            >>> posterior.predict([0.1, 0.9]).probs > 0.5
+            tensor([False,  True])
         """
         x = check_test_inputs(x, self.model.train_x, self.model.columns)
         if num_draws is not None:
@@ -195,6 +198,16 @@ class Posterior:
         Raises:
             ValueError: the model's latents leave f at the data open, as those of a SparseGP do.
             NotImplementedError: a likelihood of one's own that does not factorise has no ``expected_response(f)``.
+
+        Example:
+            >>> import torch, torchgpmc as tg
+            >>> from gpytorch.kernels import RBFKernel
+            >>> from gpytorch.priors import GammaPrior
+            >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+            >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+            >>> posterior = tg.sample(model, tg.AMIS(), num_samples=1000, progress=False)
+            >>> posterior.fitted().mean.round()  # probabilities of class 1 at the data
+            tensor([0., 0., 0., 0., 1., 1., 1., 1.], dtype=torch.float64)
         """
         model = self.model
         if not model.settles_f_at_data:
@@ -217,6 +230,17 @@ class Posterior:
 
         Weighted draws count by their weights; see :func:`torchgpmc.diagnostics.summaries.summarise`. The line above the table is
         :meth:`verdict`.
+
+        Example:
+            >>> import torch, torchgpmc as tg
+            >>> from gpytorch.kernels import RBFKernel
+            >>> from gpytorch.priors import GammaPrior
+            >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+            >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+            >>> posterior = tg.sample(model, tg.AMIS(), num_samples=1000, progress=False)
+            >>> summary = posterior.summary()
+            >>> [row.name for row in summary], 0.1 < summary["kernel.lengthscale"].mean < 1
+            (['kernel.lengthscale', 'lp'], True)
         """
         rows = self._rows()
         return Summary(rows.rows, self._verdict(rows))
@@ -256,6 +280,17 @@ class Posterior:
 
         Raises:
             ValueError: the draws weigh the same already, or ``num_draws`` is below 1.
+
+        Example:
+            >>> import torch, torchgpmc as tg
+            >>> from gpytorch.kernels import RBFKernel
+            >>> from gpytorch.priors import GammaPrior
+            >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+            >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+            >>> posterior = tg.sample(model, tg.AMIS(), num_samples=1000, progress=False)
+            >>> equal = posterior.resampled(200)
+            >>> equal.log_weights is None, equal.latents.shape
+            (True, torch.Size([1, 200, 8]))
         """
         if self.log_weights is None:
             raise ValueError("these draws weigh the same. Expected weighted draws, for instance of AMIS(); use them as they are.")
@@ -295,6 +330,16 @@ class Posterior:
 
         Warns (:class:`SamplingWarning`) where draws are weighted, since ArviZ takes all draws for equal: the weights are among the
         statistics, and ``resampled(n).to_arviz()`` needs none.
+
+        Example:
+            >>> import torch, torchgpmc as tg
+            >>> from gpytorch.kernels import RBFKernel
+            >>> from gpytorch.priors import GammaPrior
+            >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+            >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+            >>> posterior = tg.sample(model, tg.AMIS(), num_samples=1000, progress=False)
+            >>> posterior.resampled(200).to_arviz().posterior["latents"].shape  # of chains, draws and data
+            (1, 200, 8)
         """
         groups: dict[str, dict[str, Any]] = {
             "posterior": {name: value.numpy() for name, value in self.samples.items()},
@@ -312,7 +357,21 @@ class Posterior:
         return as_datatree(groups)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes draws, statistics and settings to one file, atomically; tensors, numbers and strings only."""
+        """Writes draws, statistics and settings to one file, atomically; tensors, numbers and strings only.
+
+        Example:
+            >>> import tempfile, torch, torchgpmc as tg
+            >>> from gpytorch.kernels import RBFKernel
+            >>> from gpytorch.priors import GammaPrior
+            >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+            >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+            >>> posterior = tg.sample(model, tg.AMIS(), num_samples=1000, progress=False)
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     posterior.save(f"{folder}/posterior.pt")
+            ...     again = tg.Posterior.load(f"{folder}/posterior.pt", model)
+            >>> torch.equal(again.latents, posterior.latents)
+            True
+        """
         draws = Draws(self.theta, self.whitened, self.log_weights, further_whitened=self._further)
         write_draws(path, self.model, SavedDraws(draws, self.stats, self.info, self._source))
 
@@ -320,7 +379,7 @@ class Posterior:
     def load(path: str | os.PathLike[str], model: GPModel) -> Posterior:
         """Reads what :meth:`save` wrote, for a model with the same density: data, kernel, mean, likelihood, priors, constants.
 
-        The model may live on another device, and sampled parameters may have other present values.
+        The model may live on another device, and sampled parameters may have other present values. :meth:`save` has an example.
 
         Raises:
             ValueError: not such a file, one made with another model, or one whose draws are not of this model's shape.
