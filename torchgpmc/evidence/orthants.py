@@ -245,6 +245,15 @@ class LatentDraws(NamedTuple):
 def exact_latents(model: GPModel, theta: Tensor, num_samples: int, generator: torch.Generator) -> LatentDraws:
     """Independent posterior draws of the latents at one theta ``(1, P)``, exact unless acceptance is below 1e-4.
 
+    Args:
+        model: a :class:`GP` with ``Bernoulli(link="probit")``.
+        theta: unconstrained ``(1, P)``.
+        num_samples: S.
+        generator: of the draws.
+
+    Returns:
+        ``whitened`` ``(S, N)``, ``log_weight`` ``(S,)``, ``acceptance_rate`` and ``exact``.
+
     Raises:
         ValueError: not a probit GP, or a covariance that cannot be factorised.
 
@@ -303,7 +312,11 @@ class OrthantClassifier:
         self.log_evidence = torch.where(found.ok, value, -torch.inf)
 
     def probabilities(self, x: Tensor) -> Tensor:
-        """P(y* = 1) ``(C, T)`` at test inputs ``(T, D)``: the soft count of eq. 62."""
+        """P(y* = 1) ``(C, T)`` at test inputs ``(T, D)``: the soft count of eq. 62.
+
+        Raises:
+            ValueError: inputs of the wrong shape, NaN or infinite values.
+        """
         model, prior = self._model, self._prior
         x = check_test_inputs(x, model.train_x, model.columns)
         with torch.no_grad():

@@ -33,6 +33,15 @@ def default_kernel(num_columns: int, variance_prior: Prior) -> Kernel:
     """A squared exponential for D standardised columns: distances grow with sqrt(D), and so does the prior of the lengthscale.
 
     The lengthscale's prior is LogNormal(sqrt(2) + log(D) / 2, sqrt(3)) (Hvarfner, Hellsten & Nardi 2024).
+
+    Args:
+        num_columns: D.
+        variance_prior: of the kernel's variance.
+
+    Example:
+        >>> kernel = default_kernel(4, GammaPrior(2.0, 0.5))
+        >>> round(float(kernel.base_kernel.lengthscale_prior.loc), 4)  # sqrt(2) + log(4) / 2
+        2.1074
     """
     lengthscale = LogNormalPrior(math.sqrt(2) + 0.5 * math.log(num_columns), math.sqrt(3))
     return ScaleKernel(RBFKernel(lengthscale_prior=lengthscale), outputscale_prior=variance_prior)

@@ -128,6 +128,19 @@ class GPModel(RefreshedModule):
         """Works out again what depends on the modules and data: after fixing a parameter or changing a prior in place.
 
         :func:`torchgpmc.sample` does this first, so only those who call densities themselves need to.
+
+        Example:
+            >>> import torch, torchgpmc as tg
+            >>> from gpytorch.kernels import RBFKernel
+            >>> from gpytorch.priors import GammaPrior
+            >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+            >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+            >>> model.kernel.raw_lengthscale.requires_grad_(False)  # from now on fixed
+            Parameter containing:
+            tensor([[0.]], dtype=torch.float64)
+            >>> model.refresh()
+            >>> model.layout.names
+            []
         """
         x = self.train_x
         check_dtype("the model's dtype", x.dtype)
@@ -214,7 +227,17 @@ class GPModel(RefreshedModule):
         return model
 
     def with_theta(self, theta: Tensor) -> Self:
-        """A copy whose modules hold the hyperparameters ``theta`` ``(P,)`` as their present values."""
+        """A copy whose modules hold the hyperparameters ``theta`` ``(P,)`` as their present values.
+
+        Example:
+            >>> import torch, torchgpmc as tg
+            >>> from gpytorch.kernels import RBFKernel
+            >>> from gpytorch.priors import GammaPrior
+            >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+            >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+            >>> model.with_theta(torch.tensor([2.0]).log().double()).kernel.lengthscale
+            tensor([[2.0000]], dtype=torch.float64, grad_fn=<SoftplusBackward0>)
+        """
         model = copy.deepcopy(self)
         values = self.layout.raw_values(theta[None]).by_module
         for prefix in self.layout.prefixes:

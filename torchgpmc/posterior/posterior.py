@@ -320,7 +320,10 @@ class Posterior:
         return found + complaints_about_divergences(named, rows, self.stats) + complaints_about_latents(self.whitened)
 
     def nested_rhat(self, name: str, superchain_ids: list[int]) -> Tensor:
-        """R-hat for many short chains in groups that share a start, for each element of ``samples[name]``."""
+        """R-hat for many short chains in groups that share a start, for each element of ``samples[name]``.
+
+        Arguments and errors are those of :func:`torchgpmc.diagnostics.summaries.nested_rhat`.
+        """
         values = self.samples[name]
         flat = values.reshape(*values.shape[:2], -1)
         return torch.tensor([nested_rhat(flat[..., i], superchain_ids) for i in range(flat.shape[-1])]).reshape(values.shape[2:])

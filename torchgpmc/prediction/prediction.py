@@ -123,7 +123,7 @@ class Prediction(Components):
             >>> x, likelihood = torch.linspace(0, 1, 8), GaussianLikelihood(noise_prior=HalfNormalPrior(0.1))
             >>> model = tg.GPRegression(x, x.sin(), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0)), likelihood)
             >>> prediction = tg.sample(model, tg.AMIS(), num_samples=1000, progress=False).predict([0.5, 5.0])
-            >>> near, far = prediction.log_prob([0.5, 5.0])  # of sin(0.5) it is sure to be near 0.5, there
+            >>> near, far = prediction.log_prob([0.5, 5.0])  # sin(0.5) is near 0.5, and known; at 5.0 the prior has little there
             >>> bool(near > 0 > far)
             True
         """

@@ -45,7 +45,12 @@ class Checkpoint(NamedTuple):
     every: int = 100
 
     def exists(self) -> bool:
-        """Whether there is something to go on from."""
+        """Whether there is something to go on from.
+
+        Example:
+            >>> Checkpoint("no such folder/run.ckpt").exists()
+            False
+        """
         return Path(self.path).exists()
 
 
