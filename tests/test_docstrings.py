@@ -39,7 +39,7 @@ def is_own(value, module):
 
 
 def public_names():
-    """Those in any ``__all__``, and of public rooms without one (``plots``) all that have no underscore."""
+    """Those in any ``__all__``, and of public rooms without one (``scores``) all that have no underscore."""
     found = {}
     for module in modules():
         for name in getattr(module, "__all__", ()):

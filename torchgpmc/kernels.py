@@ -157,7 +157,7 @@ class White(Kernel):
 
 
 def saas_lengthscale(tausq: Tensor, relevance: Tensor) -> Tensor:
-    """Lengthscales ``(..., 1, D)`` of shrinkages ``(...)`` and relevances ``(..., 1, D)``.
+    """Lengthscales (tausq relevance)^-1/2, ``(..., 1, D)``, of shrinkages ``tausq`` ``(...)`` and ``relevance`` ``(..., 1, D)``.
 
     Example:
         >>> saas_lengthscale(torch.tensor(0.25), torch.tensor([[4.0, 1.0]]))

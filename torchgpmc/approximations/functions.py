@@ -46,6 +46,13 @@ def expectation_propagation(
 ) -> GaussianApproximation:
     """Expectation propagation at C thetas ``(C, P)`` at once, for one latent function; see :class:`EP` and :func:`laplace`.
 
+    Args:
+        model: a :class:`GP` with a factorised likelihood of one latent function.
+        theta: unconstrained hyperparameters ``(C, P)``; with ``requires_grad``, ``log_evidence`` is differentiable (once).
+        tolerance: see :class:`EP`; 1e-6 by default.
+        damping: the same.
+        max_iterations: the same.
+
     Raises:
         ValueError: a model that cannot be approximated so.
 

@@ -281,6 +281,10 @@ def covariance_factor(prior: LatentPrior, approximation: GaussianApproximation) 
 
     Made from the prior's factor L as L (I + L' W L)^-T/2, so that rounding can never make it indefinite; not triangular.
 
+    Args:
+        prior: of C thetas.
+        approximation: at the same.
+
     Example:
         >>> import torch, torchgpmc as tg
         >>> from gpytorch.kernels import RBFKernel

@@ -69,7 +69,7 @@ def draw_from(proposal: Proposal, num_draws: int, generator: torch.Generator) ->
 
 
 def log_density_of(proposal: Proposal, position: Tensor) -> Tensor:
-    """Log density at ``(S, D)``: ``(S,)``.
+    """Log density of the mixture at positions ``(S, D)``, normalised: ``(S,)``.
 
     Example:
         >>> import math, torch
@@ -118,7 +118,13 @@ def from_modes(mean: Tensor, covariance: Tensor, log_share: Tensor, degrees_of_f
 
 
 def with_defence(proposal: Proposal, mean: Tensor, factor: Tensor, share: float) -> Proposal:
-    """The same with one more component, last, of the given share: its mean ``(D,)`` and factor ``(D, D)``.
+    """The same with one more component, last, of the given share.
+
+    Args:
+        proposal: what keeps the rest, 1 - ``share``.
+        mean: of the new component ``(D,)``.
+        factor: lower Cholesky factor of its covariance ``(D, D)``.
+        share: in (0, 1).
 
     Source: Hesterberg 1995, who bounds weights so.
 

@@ -133,6 +133,9 @@ def joint_log_density(model: GPModel, targets: Tensor | Targets | None = None) -
         model: a GP or SparseGP.
         targets: ``(N,)``, or ``(C, N)`` for one data set a chain; the model's own by default.
 
+    Raises:
+        TypeError: something that is not a model.
+
     Example:
         >>> import torch, torchgpmc as tg
         >>> from gpytorch.kernels import RBFKernel
