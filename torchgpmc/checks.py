@@ -30,7 +30,16 @@ class SamplingWarning(UserWarning):
 
 
 class NotOfferedError(AttributeError, ValueError):
-    """An attribute that others of the kind have, for instance probabilities of a regression; ``hasattr`` says ``False``."""
+    """An attribute that others of the kind have, for instance probabilities of a regression; ``hasattr`` says ``False``.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> model = tg.GP([0.0, 1.0], [0.0, 3.0], RBFKernel().requires_grad_(False), tg.likelihoods.Poisson())
+        >>> prediction = tg.approximations.predict(model, torch.zeros(1, 0).double(), tg.Laplace(), [0.5])
+        >>> hasattr(prediction, "probs"), hasattr(prediction, "intensity")
+        (False, True)
+    """
 
 
 def warn(message: str, category: type[Warning] = SamplingWarning) -> None:

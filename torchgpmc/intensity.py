@@ -15,7 +15,14 @@ _BISECTIONS = 60
 
 
 class CentralInterval(NamedTuple):
-    """Two ends, ``(T,)`` each."""
+    """Two ends, ``(T,)`` each.
+
+    Example:
+        >>> import torch
+        >>> lower, upper = CentralInterval(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 5.0]))
+        >>> upper - lower
+        tensor([2., 3.])
+    """
 
     lower: Tensor
     upper: Tensor
