@@ -139,7 +139,7 @@ def complaints_about_divergences(samples: Mapping[str, Tensor], summary: Summary
         >>> from torchgpmc.diagnostics.summaries import summarise
         >>> samples = {"a": torch.randn(4, 500, generator=torch.Generator().manual_seed(0))}
         >>> complaints_about_divergences(samples, summarise(samples), {"diverging": samples["a"] > 2.5})  # all in one tail
-        ["17 of 2000 transitions diverged (stats['diverging'] says which), where 'a' is large: ..."]
+        ["... of 2000 transitions diverged (stats['diverging'] says which), where 'a' is large: ..."]
     """
     sizes = [min(row.ess_bulk, row.ess_tail) for row in summary.rows if math.isfinite(row.ess_bulk)]
     return about_divergences(stats["diverging"], scalar_columns(samples), min(sizes, default=0.0)) if "diverging" in stats else []
