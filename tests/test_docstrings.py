@@ -4,10 +4,14 @@ import importlib
 import importlib.util
 import inspect
 import pkgutil
+import re
 
 import pytest
 
-import torchgpmc
+import torchgpmc as tg
+from torchgpmc.calls.density_sampling import DensityDraws
+from torchgpmc.integrations.pyro import MCMC
+from torchgpmc.intensity import Intensity
 
 # Numbers have no docstring; the comment beside each says where it comes from.
 NUMBERS = {
@@ -27,8 +31,8 @@ WITHOUT_BOTORCH = importlib.util.find_spec("botorch") is None  # an extra
 
 
 def modules():
-    yield torchgpmc
-    for found in pkgutil.walk_packages(torchgpmc.__path__, "torchgpmc."):
+    yield tg
+    for found in pkgutil.walk_packages(tg.__path__, "torchgpmc."):
         if not (WITHOUT_BOTORCH and "botorch" in found.name):
             yield importlib.import_module(found.name)
 
@@ -58,6 +62,31 @@ PUBLIC = public_names()
 @pytest.mark.parametrize("name", [name for name in PUBLIC if name.rpartition(".")[2] not in NUMBERS])
 def test_every_public_name_has_a_doctest(name):
     assert ">>>" in (PUBLIC[name].__doc__ or ""), f"{name} has no doctest. Expected its smallest real use, with what that gives."
+
+
+# What users are handed.
+HANDED = [tg.Posterior, tg.Prediction, tg.Start, tg.Fitted, Intensity, DensityDraws, tg.GPClassifier, tg.GPRegressor, MCMC]
+NOT_ASKED = {
+    "Posterior.nested_rhat": "not to be had on Python 3.10",
+    "Start.white_coordinates": "for chains",
+    "Start.digest": "for files",
+    "Start.check": "for sample",
+    "Start.latents": "for its other methods",
+}
+
+
+def examples(text):
+    return "\n".join(line for line in (text or "").splitlines() if line.strip().startswith((">>>", "...")))
+
+
+@pytest.mark.parametrize("kind", HANDED, ids=lambda kind: kind.__name__)
+def test_every_method_that_users_have_is_used_in_an_example(kind):
+    methods = {name: inspect.getattr_static(kind, name) for name in vars(kind) if not name.startswith("_")}
+    methods = {name: getattr(value, "__func__", value) for name, value in methods.items()}
+    methods = {name: value for name, value in methods.items() if callable(value) or isinstance(value, property)}
+    shown = "\n".join(examples(value.__doc__) for value in (kind, *methods.values()))
+    unseen = {f"{kind.__name__}.{name}" for name in methods if not re.search(rf"\.{name}\b", shown)}
+    assert unseen == {name for name in NOT_ASKED if name.startswith(f"{kind.__name__}.")}
 
 
 def test_what_needs_no_doctest_is_a_number():

@@ -47,6 +47,8 @@ class DensityDraws:
         (torch.Size([4, 1000, 1]), True)
         >>> draws.complaints()
         []
+        >>> draws.to_arviz().posterior["position"].shape
+        (4, 1000, 1)
     """
 
     def __init__(self, position: Tensor, stats: dict[str, Tensor], info: dict[str, Any], parts: Parts | None = None):

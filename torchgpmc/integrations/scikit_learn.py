@@ -130,8 +130,8 @@ class GPClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         >>> from sklearn.datasets import load_iris
         >>> x, y = load_iris(return_X_y=True)
         >>> classifier = GPClassifier(num_samples=200, random_state=0).fit(x[40:110:2], y[40:110:2])
-        >>> classifier.predict_proba(x[40:44]).shape
-        (4, 3)
+        >>> classifier.predict_proba(x[40:44]).shape, classifier.predict(x[[45, 75, 105]]).tolist()
+        ((4, 3), [0, 1, 2])
     """
 
     def __init__(
@@ -226,6 +226,8 @@ class GPRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         >>> mean, deviation = regressor.predict(x[:3], return_std=True)
         >>> bool((abs(mean - np.sin(x[:3, 0])) < 4 * deviation).all())
         True
+        >>> regressor.sample_y(x[:3], 100).shape
+        (3, 100)
     """
 
     def __init__(

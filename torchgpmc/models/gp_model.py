@@ -70,6 +70,11 @@ class GPModel(RefreshedModule):
         tensor(0., dtype=torch.float64)
         >>> model.log_likelihood(model.at(prior), v)  # eight labels of probability one half
         tensor([-5.5452, -5.5452], dtype=torch.float64)
+        >>> new = torch.tensor([[0.5], [9.0]]).double()
+        >>> model.marginals(model.at(prior, new), v).variance[0, 0] < 0.5  # of f at an input among the data, and far from them
+        tensor([ True, False])
+        >>> model.predict_jointly(prior, v, new).covariance.shape
+        torch.Size([2, 2, 2])
     """
 
     train_x: Tensor

@@ -66,8 +66,8 @@ class Posterior:
         >>> posterior
         Posterior(GP: 1 x 4000 weighted draws of 1 hyperparameters and 8 latents; summary() says whether to trust them)
         >>> equal = posterior.resampled(1000)  # draws of equal weight, some of which repeat
-        >>> equal.log_weights is None, equal.num_draws
-        (True, 1000)
+        >>> equal.log_weights is None, (equal.num_chains, equal.num_draws)
+        (True, (1, 1000))
     """
 
     def __init__(self, model: GPModel, draws: Draws, stats: dict[str, Tensor], info: dict[str, Any], source: Source | None = None):

@@ -47,7 +47,7 @@ class Prediction(Components):
         True
         >>> torch.allclose(prediction.log_prob(torch.tensor([1, 1, 1])), prediction.probs.log())
         True
-        >>> torch.allclose(prediction.variance, prediction.probs * (1 - prediction.probs))  # of a label
+        >>> torch.allclose(prediction.variance, prediction.mean * (1 - prediction.mean))  # of a label, 0 or 1
         True
         >>> prediction.latent_mean.shape, bool(prediction.latent_variance[1] < 1)  # of f, whose prior variance is 1
         (torch.Size([3]), True)
