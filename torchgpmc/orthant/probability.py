@@ -105,12 +105,12 @@ def truncated_normal_draws(
         num_samples: S.
         generator: by default a fresh one with seed 0.
 
+    Returns:
+        :class:`TruncatedDraws`; where acceptance is rarer, weighted proposals with ``exact`` false.
+
     Raises:
         TypeError: covariance is not numbers.
         ValueError: as :func:`log_probability` does, or ``num_samples`` below 1.
-
-    Returns:
-        :class:`TruncatedDraws`; where acceptance is rarer, weighted proposals with ``exact`` false.
 
     Example:
         >>> import torch
