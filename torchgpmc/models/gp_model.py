@@ -68,6 +68,8 @@ class GPModel(RefreshedModule):
         >>> v = torch.zeros(2, model.latent_size).double()
         >>> model.latents(prior, v).abs().max()  # f is the mean function, zero, where v is
         tensor(0., dtype=torch.float64)
+        >>> torch.equal(model.whiten(prior, model.latents(prior, v)), v)  # and back
+        True
         >>> model.log_likelihood(model.at(prior), v)  # eight labels of probability one half
         tensor([-5.5452, -5.5452], dtype=torch.float64)
         >>> new = torch.tensor([[0.5], [9.0]]).double()
@@ -224,7 +226,15 @@ class GPModel(RefreshedModule):
         return Targets(targets, targets.dim() > len(shape))
 
     def with_targets(self, targets: Tensor) -> GPModel:
-        """A copy of the model with other targets: ``(N,)``, or ``(C, N)`` for one data set a chain (calibration tests)."""
+        """A copy of the model with other targets: ``(N,)``, or ``(C, N)`` for one data set a chain (calibration tests).
+
+        Example:
+            >>> import torch, torchgpmc as tg
+            >>> from gpytorch.kernels import RBFKernel
+            >>> model = tg.GP([0.0, 1.0], [0, 1], RBFKernel().requires_grad_(False), tg.likelihoods.Bernoulli())
+            >>> model.with_targets(torch.tensor([1, 1])).train_y, model.train_y
+            (tensor([1., 1.], dtype=torch.float64), tensor([0., 1.], dtype=torch.float64))
+        """
         model = copy.deepcopy(self)
         model.train_y = check_targets(targets, model.train_x, as_likelihood(model.likelihood), model.train_x.dtype).values
         return model
