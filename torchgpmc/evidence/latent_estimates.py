@@ -15,7 +15,7 @@ LATENTS_KEPT = 4  # given theta they vary far more than their mean does with the
 
 
 def latents_kept(model: GPModel) -> int:
-    """Latent vectors of a theta that a run of ``model`` keeps: one where predictions would use no more, dear or exact without.
+    """Latent vectors of a theta that a run keeps: one where predictions would not use more, dear as they are or exact without.
 
     Example:
         >>> import torch, torchgpmc as tg
