@@ -17,7 +17,15 @@ _USUAL = Resolution()  # a proposal's centre needs no more
 
 
 class Mode(NamedTuple):
-    """A local maximum."""
+    """A local maximum.
+
+    Example:
+        >>> import torch
+        >>> narrow = Mode(torch.zeros(1), torch.tensor(0.0), torch.tensor([[1.0]]))
+        >>> wide = Mode(torch.ones(1), torch.tensor(0.0), torch.tensor([[4.0]]))  # as high, of twice the deviation
+        >>> (wide.log_mass - narrow.log_mass).exp().round()
+        tensor(2.)
+    """
 
     position: Tensor  # (D,)
     log_density: Tensor  # ()
@@ -40,6 +48,15 @@ def find_modes(
         bound: of every coordinate's absolute value.
         max_iterations: of each run of L-BFGS-B (scipy).
         resolution: of the gradient: where searches end, and the step of curvatures' differences.
+
+    Example:
+        >>> import torch
+        >>> from torchgpmc.density import AutogradDensity
+        >>> def two_humps(x):  # of deviations 1 and 1/2, the second twice as high
+        ...     return torch.logaddexp(-0.5 * (x - 5).square(), -2 * (x + 5).square() + torch.tensor(2.0).log()).sum(-1)
+        >>> found = find_modes(AutogradDensity(two_humps), torch.tensor([[-3.0], [3.0], [4.0]]).double())
+        >>> [(round(float(mode.position), 3), round(float(mode.covariance), 3)) for mode in found]
+        [(-5.0, 0.25), (5.0, 1.0)]
     """
     found: list[Mode] = []
     for start in starts:
