@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, constraints
 
-from torchgpmc.adapter.functional import PureModule, parameters_with_owners
+from torchgpmc.adapter.functional import PureModule, check_same_at_own_values, parameters_with_owners
 from torchgpmc.checks import described, warn
 from torchgpmc.likelihoods.bernoulli import Bernoulli
 from torchgpmc.likelihoods.beta import Beta
@@ -30,6 +30,11 @@ _WITH_CLOSED_FORMS = {
     gpytorch.likelihoods.StudentTLikelihood: StudentT,
     gpytorch.likelihoods.SoftmaxLikelihood: Softmax,
 }
+_OF_ONE_NUMBER_EACH = (
+    gpytorch.likelihoods.BetaLikelihood,
+    gpytorch.likelihoods.GaussianLikelihood,
+    gpytorch.likelihoods.StudentTLikelihood,
+)
 
 
 class Foreign(Factorised):
@@ -56,11 +61,17 @@ def convert_likelihood(likelihood: Any) -> Any:
 
     Raises:
         TypeError: not a gpytorch likelihood.
+        ValueError: one of several models at once.
     """
     if not isinstance(likelihood, gpytorch.likelihoods.Likelihood):
         raise TypeError(
             f"likelihood is {described(likelihood)}. Expected a gpytorch or torchgpmc likelihood object, for instance "
             f"torchgpmc.likelihoods.Bernoulli()."
+        )
+    if isinstance(likelihood, _OF_ONE_NUMBER_EACH) and any(parameter.numel() > 1 for parameter in likelihood.parameters()):
+        raise ValueError(
+            f"{type(likelihood).__name__} has a batch_shape, parameters for several models. Expected one without; of several data "
+            f"sets make a model each."
         )
     if isinstance(likelihood, LogLikelihood):
         return copy.deepcopy(likelihood)
@@ -143,6 +154,7 @@ def check_forward(likelihood: nn.Module, targets: Tensor) -> None:
             support.check(targets), targets, f"{support}, the support of {name}'s {distribution}", "Use another likelihood."
         )
     targets = draw(together, make_generator(0, f.device))
+    check_same_at_own_values(f"the likelihood ({name})", likelihood, lambda part: part.forward(f).log_prob(targets))
     for row in range(2):
         only = slice(row, row + 1)
         setting = {key: value[only] for key, value in settings.items()}

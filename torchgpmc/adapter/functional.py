@@ -100,6 +100,35 @@ class PureModule:
             return functional_call(self._call, placed, (function, self._seen), tie_weights=self._is_tied)
 
 
+def check_same_at_own_values(name: str, module: nn.Module, function: Callable[[Any], Tensor]) -> None:
+    """Checks that a module says the same whether it holds its parameters or these are put in place, constrained, as chains do.
+
+    Args:
+        name: of the module, for the message.
+        module: any of gpytorch's, or a user's own; copied.
+        function: what is asked of it.
+
+    Raises:
+        ValueError: it reads raw parameters, or answers otherwise each time.
+    """
+    values = {}
+    for raw, owner, leaf in parameters_with_owners(module):
+        constraint = constraint_of(owner, leaf)
+        value = getattr(owner, leaf).detach()
+        values[raw] = value if constraint is None else constraint.transform(value)
+    pure = PureModule(module)
+    with torch.no_grad():
+        pure({name: value[0] for name, value in perturbed_values(module, 2).items()}, function)  # something to remember
+        own, placed = function(copy.deepcopy(module)).detach(), pure(values, function).detach()
+    size = own[torch.isfinite(own)].abs().max() if bool(torch.isfinite(own).any()) else 0.0
+    if own.shape != placed.shape or not torch.allclose(own, placed, rtol=1e-4, atol=1e-5 * float(size), equal_nan=True):
+        raise ValueError(
+            f"{name} answers in two ways at the values that its parameters have. Expected one answer a value: read parameters "
+            f"through their constraint, self.raw_x_constraint.transform(self.raw_x), not by a softplus or exp of your own; draw no "
+            f"random numbers (dropout, weights drawn at the first call), and keep nothing between calls."
+        )
+
+
 def convert_distribution(distribution: Distribution, dtype: torch.dtype, device: torch.device) -> Any:
     """A copy of a distribution, or gpytorch prior, whose every number lives in ``dtype`` on ``device``.
 

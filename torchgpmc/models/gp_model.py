@@ -19,7 +19,6 @@ from torchgpmc.adapter.covariance import BoundClosedForm, Covariance, Covariance
 from torchgpmc.adapter.functional import PureModule, constraint_of, parameters_with_owners
 from torchgpmc.adapter.mean_function import MeanFunction
 from torchgpmc.arrays import as_tensor
-from torchgpmc.checks import described
 from torchgpmc.likelihoods.likelihood import Factorised
 from torchgpmc.models.refreshed import RefreshedModule
 from torchgpmc.models.targets import Targets
@@ -27,9 +26,11 @@ from torchgpmc.models.validation import (
     check_devices,
     check_dtype,
     check_inputs,
+    check_modules,
     check_same_order,
     check_targets,
     names_of,
+    private_copy,
     unit_and_jitter,
     warn_of_scales,
 )
@@ -123,10 +124,7 @@ class GPModel(RefreshedModule):
         extra_inputs: Mapping[str, Tensor | ArrayLike] | None = None,
     ):
         super().__init__()
-        if not isinstance(kernel, Kernel):
-            raise TypeError(f"kernel is {described(kernel)}. Expected a gpytorch kernel, for instance ScaleKernel(RBFKernel()).")
-        if mean is not None and not isinstance(mean, Mean):
-            raise TypeError(f"mean is {described(mean)}. Expected a gpytorch mean, for instance ConstantMean(), or None.")
+        check_modules(kernel, mean, likelihood)
         with torch.inference_mode(False):  # else autograd could follow no copy made here
             likelihood = convert_likelihood(likelihood)
             device = next((parameter.device for parameter in kernel.parameters()), None)
@@ -143,8 +141,8 @@ class GPModel(RefreshedModule):
             self.unit, self.jitter = unit_and_jitter(jitter, y, as_likelihood(likelihood))
             for name, value in arrays.items():
                 self.register_buffer(name, check_inputs(name, value, dtype, x.shape[1]))
-            self.kernel = with_named_closures(copy.deepcopy(kernel)).to(dtype)
-            self.mean = with_named_closures(ZeroMean() if mean is None else copy.deepcopy(mean)).to(dtype)
+            self.kernel = with_named_closures(private_copy("kernel", kernel)).to(dtype)
+            self.mean = with_named_closures(ZeroMean() if mean is None else private_copy("mean", mean)).to(dtype)
             self.likelihood = with_named_closures(likelihood).to(dtype)
             check_forward(self.likelihood, self.train_y)
             self.refresh()

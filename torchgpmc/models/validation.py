@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
 import torch
+from gpytorch.kernels import InducingPointKernel, Kernel
+from gpytorch.means import Mean
 from torch import Tensor, nn
 
 from torchgpmc.arrays import as_tensor
-from torchgpmc.checks import is_number, warn
+from torchgpmc.checks import described, is_number, warn
 from torchgpmc.models.targets import Targets
 
 _JITTER = 1e-6  # of the unit
@@ -45,6 +48,49 @@ def check_inputs(name: str, x: Any, dtype: torch.dtype, num_columns: int | None 
         )
     _check_finite(name, x)
     return x.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
+
+
+def check_modules(kernel: Any, mean: Any, likelihood: Any) -> None:
+    """Checks the kinds of a model's kernel and mean, and that kernel, mean and likelihood share no parameter that is sampled.
+
+    Raises:
+        TypeError: no kernel, or no mean.
+        ValueError: a parameter is in two of them, or the kernel has inducing points of its own.
+    """
+    if not isinstance(kernel, Kernel):
+        raise TypeError(f"kernel is {described(kernel)}. Expected a gpytorch kernel, for instance ScaleKernel(RBFKernel()).")
+    if mean is not None and not isinstance(mean, Mean):
+        raise TypeError(f"mean is {described(mean)}. Expected a gpytorch mean, for instance ConstantMean(), or None.")
+    if any(isinstance(part, InducingPointKernel) for part in kernel.modules()):
+        raise ValueError(
+            "the kernel is an InducingPointKernel, an approximation of gpytorch's own. Expected its base_kernel, in "
+            "torchgpmc.SparseGP(x, y, base_kernel, likelihood, inducing_points=z), or in ProjectedProcess, which has the same prior."
+        )
+    owners: dict[int, str] = {}
+    for prefix, module in (("kernel", kernel), ("mean", mean), ("likelihood", likelihood)):
+        parameters = dict(module.named_parameters()) if isinstance(module, nn.Module) else {}
+        for name, parameter in parameters.items():
+            other = owners.setdefault(id(parameter), f"{prefix}.{name}")
+            if parameter.requires_grad and other != f"{prefix}.{name}":
+                raise ValueError(
+                    f"{other} and {prefix}.{name} are one parameter, and kernel, mean and likelihood are copied apart. Expected "
+                    f"parameters of their own, or a fixed one: requires_grad_(False)."
+                )
+
+
+def private_copy(name: str, module: Any) -> Any:
+    """A copy of a module.
+
+    Raises:
+        ValueError: it holds what cannot be copied, as kernels on grids do after a prediction.
+    """
+    try:
+        return copy.deepcopy(module)
+    except RuntimeError as error:  # torch's, of tensors that have a history
+        raise ValueError(
+            f"the {name} ({type(module).__name__}) cannot be copied, since it keeps results of earlier calls. Expected one that "
+            f"keeps none: make it anew, and load_state_dict() the trained one's values."
+        ) from error
 
 
 def check_same_order(x: Any, y: Any) -> None:
