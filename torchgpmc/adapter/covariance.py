@@ -82,7 +82,8 @@ def covariance_function(kernel: Kernel, x: Tensor) -> CovarianceFunction:
             f"the kernel could not be evaluated at inputs of shape {tuple(probe.shape)}: {error}. "
             f"Expected a kernel for {x.shape[-1]} input dimensions; check active_dims, ard_num_dims and num_dims."
         ) from error
-    check_same_at_own_values(f"the kernel ({type(kernel).__name__})", _plain_kernel(kernel), lambda part: _dense(part(probe, probe)))
+    name = f"the kernel ({type(kernel).__name__})"
+    check_same_at_own_values(name, _plain_kernel(kernel), lambda part: _dense(part(probe, probe)))
     try:
         agree = all(
             _agree(_probed(batched, perturbed_values(kernel, count), probe), expected, count) for count in probing_counts(probe)

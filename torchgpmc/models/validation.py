@@ -64,7 +64,7 @@ def check_modules(kernel: Any, mean: Any, likelihood: Any) -> None:
     if any(isinstance(part, InducingPointKernel) for part in kernel.modules()):
         raise ValueError(
             "the kernel is an InducingPointKernel, an approximation of gpytorch's own. Expected its base_kernel, in "
-            "torchgpmc.SparseGP(x, y, base_kernel, likelihood, inducing_points=z), or in ProjectedProcess, which has the same prior."
+            "torchgpmc.SparseGP(x, y, base_kernel, likelihood, inducing_points=z), or ProjectedProcess, of the same prior."
         )
     owners: dict[int, str] = {}
     for prefix, module in (("kernel", kernel), ("mean", mean), ("likelihood", likelihood)):

@@ -323,7 +323,7 @@ def _interval(name: str, owner: nn.Module, leaf: str, prior: Prior) -> Interval:
 
 
 def _priors_by_parameter(prefix: str, module: nn.Module) -> dict[int, Prior]:
-    """Priors of all parameters below ``module``, keyed by parameter, which modules may share; matches those set through a closure."""
+    """Priors of all parameters below ``module``, keyed by parameter; matches those set through a closure."""
     result: dict[int, Prior] = {}
     for path, owner in module.named_modules():
         for prior_name, (prior, closure, _) in getattr(owner, "_priors", {}).items():
