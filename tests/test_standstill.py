@@ -40,4 +40,4 @@ def test_draws_that_are_no_numbers_are_named(value):
 @pytest.mark.parametrize("value", [-math.inf, math.nan])
 def test_weights_that_are_none(value):
     values = torch.randn(1, 500, generator=torch.Generator().manual_seed(0))
-    assert "the importance weights are not numbers, or all zero" in " ".join(judged(values, torch.full((1, 500), value))[1])
+    assert "the importance weights are no numbers, or all zero" in " ".join(judged(values, torch.full((1, 500), value))[1])

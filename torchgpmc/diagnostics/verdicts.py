@@ -148,7 +148,7 @@ def complaints(summary: Summary, stats: Mapping[str, Tensor], num_chains: int, l
                 f"draw more, use heavier tails, or NUTS."
             )
         elif not kish_effective_size(log_weights) > 0:
-            found.append("the importance weights are not numbers, or all zero: the evidence failed; use stronger priors, or NUTS().")
+            found.append("the importance weights are no numbers, or all zero: the evidence failed; use stronger priors, or NUTS().")
         elif kish_effective_size(log_weights) < MIN_EFFICIENCY * log_weights.numel() and not _agreement_tells(stats, log_weights):
             found.append(_about_efficiency(kish_effective_size(log_weights), log_weights.numel()))
         found += _complaints_about_mixing(summary)  # of several chains, whose draws are weighted: weights do not make up for it
@@ -174,10 +174,12 @@ def _complaints_about_draws(summary: Summary) -> list[str]:
     """That draws are no numbers, or all the same, which effective sizes and R-hat do not show."""
     lost = [row.name for row in summary.rows if not math.isfinite(row.mean)]
     still = [row.name for row in summary.rows if row.stands_still]
-    found = [f"'{lost[0]}' is infinite, or no number, in some draws: lighter tails, or float64, would keep it in range."] if lost else []
+    found = []
+    if lost:
+        found.append(f"'{lost[0]}' is infinite, or no number, in some draws: lighter tails, or float64, would keep it in range.")
     if still:
         found.append(
-            f"'{still[0]}' never moved: all draws are the same, and say nothing of a posterior. Start every chain at another place, "
+            f"'{still[0]}' never moved: all draws are the same, and say nothing of a posterior. Start each chain at another place, "
             f"and take smaller steps, or more warmup_steps for them to be learned."
         )
     return found
