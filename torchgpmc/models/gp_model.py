@@ -32,6 +32,7 @@ from torchgpmc.models.validation import (
     names_of,
     private_copy,
     unit_and_jitter,
+    warn_of_offset,
     warn_of_scales,
 )
 from torchgpmc.models.whitening import GaussianSites
@@ -138,6 +139,7 @@ class GPModel(RefreshedModule):
             self.register_buffer("train_x", x)
             y = check_targets(arrays.pop("train_y"), x, as_likelihood(likelihood), dtype).values
             self.register_buffer("train_y", y)
+            warn_of_offset(y, mean, as_likelihood(likelihood))
             self.unit, self.jitter = unit_and_jitter(jitter, y, as_likelihood(likelihood))
             for name, value in arrays.items():
                 self.register_buffer(name, check_inputs(name, value, dtype, x.shape[1]))

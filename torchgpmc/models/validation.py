@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from gpytorch.kernels import InducingPointKernel, Kernel
-from gpytorch.means import Mean
+from gpytorch.means import Mean, ZeroMean
 from torch import Tensor, nn
 
 from torchgpmc.arrays import as_tensor
@@ -16,6 +16,8 @@ from torchgpmc.checks import described, is_number, warn
 from torchgpmc.models.targets import Targets
 
 _JITTER = 1e-6  # of the unit
+_OFFSET = 100  # of targets, in their standard deviations, from which on a zero mean hardly serves
+_SQUARABLE = 1e-6  # of the root of the largest number: what a sum of squares, over jitter, may take
 _SCALES = 1e3  # of columns, from which on one lengthscale, or one prior for several, hardly serves
 
 
@@ -30,7 +32,8 @@ def check_inputs(name: str, x: Any, dtype: torch.dtype, num_columns: int | None 
 
     Raises:
         TypeError: not numbers.
-        ValueError: wrong shape, no rows, NaN or infinite values, not ``num_columns`` columns, or half precision asked for.
+        ValueError: wrong shape, no rows, NaN or infinite values, or such as ``dtype`` cannot hold, not ``num_columns`` columns, or
+            half precision asked for.
     """
     check_dtype("dtype", dtype)
     x = as_tensor(name, x)
@@ -47,7 +50,35 @@ def check_inputs(name: str, x: Any, dtype: torch.dtype, num_columns: int | None 
             f"{f'; of one point a matrix of one row, (1, {num_columns})' if row else ''}."
         )
     _check_finite(name, x)
-    return x.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
+    return _converted(name, x, dtype).contiguous()
+
+
+def _converted(name: str, values: Tensor, dtype: torch.dtype) -> Tensor:
+    """A copy in ``dtype``, with a word where that cannot tell most values of a column apart: dates in nanoseconds, hashes.
+
+    Raises:
+        ValueError: values beyond what it holds.
+    """
+    converted = values.detach().to(dtype, copy=True)
+    if not bool(torch.isfinite(converted).all()):
+        raise ValueError(
+            f"{name} has numbers up to {float(values.double().abs().max()):.3g}, and {dtype} ends at {torch.finfo(dtype).max:.2g}. "
+            f"Expected smaller ones: rescale them, or take dtype=torch.float64."
+        )
+    if values.dim() and not torch.equal(converted.to(values.dtype), values):
+        for index, (before, after) in enumerate(zip(_columns(values), _columns(converted), strict=True)):
+            distinct, left = len(before.unique()), len(after.unique())
+            if 2 * left < distinct:
+                warn(
+                    f"{name}: column {index} has {distinct} distinct values, of which {dtype} tells {left} apart. Expected numbers "
+                    f"of moderate size: subtract the least, and rescale, before they are given.",
+                    UserWarning,
+                )
+    return converted
+
+
+def _columns(values: Tensor) -> tuple[Tensor, ...]:
+    return values.unsqueeze(-1).flatten(1).unbind(1)
 
 
 def check_modules(kernel: Any, mean: Any, likelihood: Any) -> None:
@@ -148,6 +179,18 @@ def warn_of_scales(x: Tensor) -> None:
         )
 
 
+def warn_of_offset(y: Tensor, mean: Mean | None, likelihood: Any) -> None:
+    """A word on targets ``(N,)`` that are f plus noise and far from zero, where f is zero on average a priori."""
+    if not (likelihood.is_f_plus_noise and (mean is None or isinstance(mean, ZeroMean)) and y.dim() == 1 and len(y) > 1):
+        return
+    spread, centre = float(y.std()), float(y.mean())
+    if 0 < _OFFSET * spread < abs(centre):
+        warn(
+            f"train_y: the mean is {centre:.3g} and the standard deviation {spread:.2g}, and f is zero on average a priori. "
+            f"Expected targets about zero, (y - y.mean()) / y.std(), or a mean, gpytorch.means.ConstantMean(constant_prior=...)."
+        )
+
+
 def check_targets(y: Any, x: Tensor, likelihood: Any, dtype: torch.dtype) -> Targets:
     """A copy of the targets in ``dtype``: of the likelihood's shape, or with chains first, and values as it wants them.
 
@@ -166,7 +209,7 @@ def check_targets(y: Any, x: Tensor, likelihood: Any, dtype: torch.dtype) -> Tar
     if tuple(y.shape[one_a_chain:]) != shape:
         raise ValueError(f"train_y has shape {tuple(y.shape)} but train_x has {len(x)} rows. Expected {shape}.")
     _check_finite("train_y", y)
-    return Targets(likelihood.validate_targets(y.detach().to(dtype, copy=True)), one_a_chain)
+    return Targets(likelihood.validate_targets(_converted("train_y", y, dtype)), one_a_chain)
 
 
 def unit_and_jitter(jitter: Any, y: Tensor, likelihood: Any) -> tuple[float, float]:
@@ -181,12 +224,18 @@ def unit_and_jitter(jitter: Any, y: Tensor, likelihood: Any) -> tuple[float, flo
         likelihood: says whether y is f plus noise.
 
     Raises:
-        ValueError: a jitter that is no variance.
+        ValueError: a jitter that is no variance, or targets whose squares overflow.
     """
     if jitter is not None and not (is_number(jitter) and 0 <= jitter < math.inf):
         raise ValueError(f"jitter is {jitter!r}. Expected a variance of at least 0, for instance 1e-6, or None.")
     if not likelihood.is_f_plus_noise:
         return 1.0, _JITTER if jitter is None else float(jitter)
+    largest = float(y.abs().max())
+    if not largest < _SQUARABLE * math.sqrt(torch.finfo(y.dtype).max):
+        raise ValueError(
+            f"train_y has numbers up to {largest:.3g}, whose squares {y.dtype} cannot hold. Expected smaller ones: divide them, "
+            f"for instance by y.std()."
+        )
     unit = _unit_of(y)
     if jitter is None:
         return unit, _JITTER * unit
