@@ -1,5 +1,7 @@
 """Kernels, means and likelihoods that are not what they seem: a sentence where they would be sampled as something else."""
 
+import warnings
+
 import pytest
 import torch
 from gpytorch.constraints import Interval, Positive
@@ -91,6 +93,62 @@ def test_a_kernel_that_remembers_or_draws_is_found_out(made):
         kernel.register_prior("lengthscale_prior", prior(), "lengthscale")
     with pytest.raises(ValueError, match=r"answers in two ways .* draw no random numbers .* keep nothing between calls"):
         model_of(kernel)
+
+
+class Pairs(Kernel):
+    """exp of minus the distance over ``scale``, and what ``changed`` makes of it: given the inputs, the matrix and the scales."""
+
+    has_lengthscale = True
+
+    def __init__(self, changed):
+        super().__init__(lengthscale_prior=prior())
+        self.changed = changed
+
+    def forward(self, x1, x2, diag=False, **options):
+        covariance = torch.exp(-(x1.unsqueeze(-2) - x2.unsqueeze(-3)).norm(dim=-1) / self.lengthscale)
+        covariance = self.changed(x1, x2, covariance, self.lengthscale)
+        if not diag:
+            return covariance
+        return covariance.diagonal(dim1=-2, dim2=-1) * (2.0 if self.changed is wrong_diagonal else 1.0)
+
+
+def as_it_is(x1, x2, covariance, scale):
+    return covariance
+
+
+def wrong_diagonal(x1, x2, covariance, scale):
+    return covariance
+
+
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [
+        (lambda x1, x2, covariance, scale: covariance * (1 + x1), r"K\(x, x\) is not symmetric"),
+        (wrong_diagonal, r"diag=True gives other variances than the diagonal of K\(x, x\)"),
+        (lambda x1, x2, covariance, scale: covariance / x2.sum(-2, keepdim=True), "depends on which other inputs it is asked for"),
+    ],
+)
+def test_what_is_no_covariance_function_is_refused(changed, match):
+    model_of(Pairs(as_it_is))
+    with pytest.raises(ValueError, match=match):
+        model_of(Pairs(changed))
+
+
+def test_a_kernel_that_looks_at_all_settings_at_once_is_evaluated_one_by_one():
+    kernel = Pairs(lambda x1, x2, covariance, scale: covariance if float(scale.detach().mean()) < 1 else covariance.square())
+    model = model_of(kernel)
+    theta = torch.tensor([[-2.0], [0.5], [1.5]], dtype=torch.float64)
+    alone = torch.cat([model.prior(row[None]).covariance for row in theta])
+    torch.testing.assert_close(model.prior(theta).covariance, alone)
+
+
+def test_a_kernel_without_a_derivative_gets_a_word():
+    with pytest.warns(UserWarning, match=r"the kernel \(Pairs\) has no derivative in its parameters. Expected torch operations"):
+        model_of(Pairs(lambda x1, x2, covariance, scale: covariance.detach()))
+    fixed = Pairs(as_it_is).requires_grad_(False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model_of(fixed)
 
 
 def grid_kernel(lengthscale):

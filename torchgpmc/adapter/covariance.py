@@ -16,6 +16,7 @@ from torch import Tensor
 
 from torchgpmc.adapter import stationary
 from torchgpmc.adapter.functional import PureModule, check_same_at_own_values, perturbed_values, probing_counts
+from torchgpmc.adapter.kernel_checks import check_consistent, check_input_width
 from torchgpmc.kernels import SAAS, saas_lengthscale, saas_slopes
 
 Values = Mapping[str, Tensor]
@@ -64,7 +65,7 @@ def covariance_function(kernel: Kernel, x: Tensor) -> CovarianceFunction:
         )
     closed = closed_form(kernel)
     if closed is not None:
-        _check_input_width(kernel, x)
+        check_input_width(kernel, x)
         return closed
     one_by_one, batched = OneByOne(kernel), BatchMode(kernel)
     probe = x[:_PROBED_ROWS]
@@ -83,6 +84,7 @@ def covariance_function(kernel: Kernel, x: Tensor) -> CovarianceFunction:
             f"Expected a kernel for {x.shape[-1]} input dimensions; check active_dims, ard_num_dims and num_dims."
         ) from error
     name = f"the kernel ({type(kernel).__name__})"
+    check_consistent(name, *expected)
     check_same_at_own_values(name, _plain_kernel(kernel), lambda part: _dense(part(probe, probe)))
     try:
         agree = all(
@@ -103,22 +105,6 @@ def _agree(found: tuple[Tensor, ...], expected: tuple[Tensor, ...], count: int) 
     return all(
         a.shape == (count, *b.shape[1:]) and torch.allclose(a[[0, -1]], b, rtol=1e-5) for a, b in zip(found, expected, strict=True)
     )
-
-
-def _check_input_width(kernel: Kernel, x: Tensor) -> None:
-    for part in kernel.modules():
-        if isinstance(part, Kernel) and part.ard_num_dims is not None:
-            width = x.shape[-1] if part.active_dims is None else len(part.active_dims)
-            if part.ard_num_dims not in (1, width):
-                raise ValueError(
-                    f"{type(part).__name__} has ard_num_dims={part.ard_num_dims} but its inputs have {width} columns. "
-                    f"Expected ard_num_dims={width}."
-                )
-        if isinstance(part, Kernel) and part.active_dims is not None and int(part.active_dims.max()) >= x.shape[-1]:
-            raise ValueError(
-                f"{type(part).__name__} has active_dims={part.active_dims.tolist()} but the inputs have {x.shape[-1]} columns. "
-                f"Expected indices below {x.shape[-1]}."
-            )
 
 
 # --- closed forms -----------------------------------------------------------------------------------------------------

@@ -42,11 +42,14 @@ def parameters_with_owners(module: nn.Module) -> Iterator[tuple[str, nn.Module, 
 
 
 def perturbed_values(module: nn.Module, count: int) -> dict[str, Tensor]:
-    """Different settings of every parameter, constrained; the first and the last are the same for any ``count`` from 2."""
+    """Different settings of every parameter, constrained; the first and the last are the same for any ``count`` from 2.
+
+    They lie far apart, so that a module shows whether it looks at all settings before it does something of each.
+    """
     values = {}
     for name, owner, leaf in parameters_with_owners(module):
         raw = getattr(owner, leaf).detach()
-        shifts = torch.linspace(0.1, -0.2, count).to(raw).view(-1, *[1] * raw.dim())
+        shifts = torch.linspace(1.4, -1.6, count).to(raw).view(-1, *[1] * raw.dim())
         constraint = constraint_of(owner, leaf)
         values[name] = raw + shifts if constraint is None else constraint.transform(raw + shifts)
     return values

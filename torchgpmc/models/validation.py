@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torchgpmc.arrays import as_tensor
 from torchgpmc.checks import described, is_number, warn
 from torchgpmc.models.targets import Targets
+from torchgpmc.priors import with_named_closures
 
 _JITTER = 1e-6  # of the unit
 _OFFSET = 100  # of targets, in their standard deviations, from which on a zero mean hardly serves
@@ -110,13 +111,13 @@ def check_modules(kernel: Any, mean: Any, likelihood: Any) -> None:
 
 
 def private_copy(name: str, module: Any) -> Any:
-    """A copy of a module.
+    """A copy of a module, which can be pickled whatever priors gpytorch has set in it.
 
     Raises:
         ValueError: it holds what cannot be copied, as kernels on grids do after a prediction.
     """
     try:
-        return copy.deepcopy(module)
+        return with_named_closures(copy.deepcopy(module))
     except RuntimeError as error:  # torch's, of tensors that have a history
         raise ValueError(
             f"the {name} ({type(module).__name__}) cannot be copied, since it keeps results of earlier calls. Expected one that "
@@ -159,7 +160,13 @@ def check_test_inputs(x: Any, train_x: Tensor, columns: list[str] | None) -> Ten
     return check_inputs("x", x, train_x.dtype, train_x.shape[1]).to(train_x.device)
 
 
-def warn_of_scales(x: Tensor) -> None:
+def warn_of_data(x: Tensor, y: Tensor, mean: Mean | None, likelihood: Any) -> None:
+    """Words on data that a model hardly serves: on the scales of inputs ``(N, D)``, and on targets far from a mean of zero."""
+    _warn_of_scales(x)
+    _warn_of_offset(y, mean, likelihood)
+
+
+def _warn_of_scales(x: Tensor) -> None:
     """A word on columns of the training inputs ``(N, D)`` that say nothing, or whose scales differ by more than a thousand."""
     if len(x) < 2 or x.shape[1] < 2:
         return
@@ -179,7 +186,7 @@ def warn_of_scales(x: Tensor) -> None:
         )
 
 
-def warn_of_offset(y: Tensor, mean: Mean | None, likelihood: Any) -> None:
+def _warn_of_offset(y: Tensor, mean: Mean | None, likelihood: Any) -> None:
     """A word on targets ``(N,)`` that are f plus noise and far from zero, where f is zero on average a priori."""
     if not (likelihood.is_f_plus_noise and (mean is None or isinstance(mean, ZeroMean)) and y.dim() == 1 and len(y) > 1):
         return
