@@ -143,12 +143,44 @@ def test_a_kernel_that_looks_at_all_settings_at_once_is_evaluated_one_by_one():
 
 
 def test_a_kernel_without_a_derivative_gets_a_word():
-    with pytest.warns(UserWarning, match=r"the kernel \(Pairs\) has no derivative in its parameters. Expected torch operations"):
+    with pytest.warns(UserWarning, match=r"the kernel \(Pairs\) has no derivative in lengthscale. Expected torch operations"):
         model_of(Pairs(lambda x1, x2, covariance, scale: covariance.detach()))
     fixed = Pairs(as_it_is).requires_grad_(False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model_of(fixed)
+
+
+class Noise(Likelihood):
+    """Normal noise about what ``moved`` makes of f, of a deviation that it makes of the parameter."""
+
+    def __init__(self, moved, deviation=lambda noise: noise):
+        super().__init__()
+        self.moved, self.deviation = moved, deviation
+        self.register_parameter("raw_noise", torch.nn.Parameter(torch.zeros(1)))
+        self.register_constraint("raw_noise", Positive())
+        self.register_prior("noise_prior", prior(), lambda made: made.noise)
+
+    @property
+    def noise(self):
+        return self.raw_noise_constraint.transform(self.raw_noise)
+
+    def forward(self, function_samples, *args, **kwargs):
+        return torch.distributions.Normal(self.moved(function_samples), self.deviation(self.noise))
+
+
+def test_a_likelihood_that_mixes_data_is_refused():
+    model_of(likelihood=Noise(torch.sin), y=X[:, 0])
+    for moved in (lambda f: f - f.mean(-1, keepdim=True), lambda f: f.cumsum(-1), lambda f: f.roll(1, -1)):
+        with pytest.raises(ValueError, match="Noise mixes observations: the density of one changes with f at another"):
+            model_of(likelihood=Noise(moved), y=X[:, 0])
+
+
+def test_a_likelihood_without_a_derivative_is_refused_or_gets_a_word():
+    with pytest.raises(ValueError, match=r"the log_prob of Noise has no derivative in f. .* is_smooth = False"):
+        model_of(likelihood=Noise(torch.Tensor.detach), y=X[:, 0])
+    with pytest.warns(UserWarning, match=r"the likelihood \(Noise\) has no derivative in noise. Expected torch operations"):
+        model_of(likelihood=Noise(torch.sin, torch.Tensor.detach), y=X[:, 0])
 
 
 def grid_kernel(lengthscale):

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, Transform
 from torch.func import functional_call
 
+from torchgpmc.checks import warn
+
 _MAX_NESTING = 8
 
 
@@ -130,6 +132,15 @@ def check_same_at_own_values(name: str, module: nn.Module, function: Callable[[A
             f"through their constraint, self.raw_x_constraint.transform(self.raw_x), not by a softplus or exp of your own; draw no "
             f"random numbers (dropout, weights drawn at the first call), and keep nothing between calls."
         )
+
+
+def warn_unseen(name: str, parameters: list[str]) -> None:
+    """Says that autograd does not see parameters: a gradient of zero ends fits where they begin, and slows chains down."""
+    warn(
+        f"{name} has no derivative in {', '.join(parameters)}. Expected torch operations throughout, without numpy, .detach() or "
+        f"no_grad(); as it is, fits stay where they begin, and Slice() or AdaptiveMH() serve better than methods on gradients.",
+        UserWarning,
+    )
 
 
 def convert_distribution(distribution: Distribution, dtype: torch.dtype, device: torch.device) -> Any:

@@ -9,8 +9,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from torchgpmc.adapter.functional import perturbed_values
-from torchgpmc.checks import warn
+from torchgpmc.adapter.functional import perturbed_values, public_name, warn_unseen
 
 _PROBED_ROWS = 3
 
@@ -64,21 +63,19 @@ def _differ(found: Tensor, wanted: Tensor) -> bool:
 
 
 def warn_without_slopes(bind: Callable[[Tensor, Tensor], Callable[[Mapping[str, Tensor]], Any]], kernel: Kernel, x: Tensor) -> None:
-    """Says so where autograd sees none of the parameters: a gradient of zero ends fits where they begin, and slows chains down.
+    """Says so where autograd does not see a parameter that is sampled.
 
     Args:
         bind: of the kernel's :class:`torchgpmc.adapter.covariance.CovarianceFunction`.
         kernel: the kernel itself.
         x: some inputs ``(N, D)``.
     """
-    probe = x[:_PROBED_ROWS]
+    probe, sampled = x[:_PROBED_ROWS], [name for name, parameter in kernel.named_parameters() if parameter.requires_grad]
     with torch.enable_grad():
-        values = {name: value.requires_grad_() for name, value in perturbed_values(kernel, 2).items()}
-        followed = bool(bind(probe, probe)(values).requires_grad)
-    if not followed and any(parameter.requires_grad for parameter in kernel.parameters()):
-        warn(
-            f"the kernel ({type(kernel).__name__}) has no derivative in its parameters. Expected torch operations throughout, "
-            f"without numpy, .detach() or no_grad(); as it is, fits stay where they begin, and Slice() or AdaptiveMH() serve "
-            f"better than methods on gradients.",
-            UserWarning,
-        )
+        values = {name: value.requires_grad_(name in sampled) for name, value in perturbed_values(kernel, 2).items()}
+        total = bind(probe, probe)(values).sum()
+    leaves, seen = [values[name] for name in sampled], total.requires_grad
+    found = torch.autograd.grad(total, leaves, allow_unused=True) if seen else [None] * len(leaves)
+    unseen = [public_name(name) for name, slope in zip(sampled, found, strict=True) if slope is None]
+    if unseen:
+        warn_unseen(f"the kernel ({type(kernel).__name__})", unseen)
