@@ -172,8 +172,8 @@ def _check_rows_apart(name: str, pure: PureModule, settings: dict[str, Tensor], 
     before, after = (pure(settings, partial(_forward, g)).log_prob(targets)[:, 1:] for g in (f, moved))
     if not torch.allclose(before, after, equal_nan=True):
         raise ValueError(
-            f"{name} mixes observations: the density of one changes with f at another. Expected forward(f) to give each its own; for "
-            f"a likelihood that does not factorise subclass torchgpmc.likelihoods.LogLikelihood."
+            f"{name} mixes observations: the density of one changes with f at another. Expected forward(f) to give each its own; "
+            f"for a likelihood that does not factorise subclass torchgpmc.likelihoods.LogLikelihood."
         )
 
 
