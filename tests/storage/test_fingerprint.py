@@ -351,6 +351,11 @@ def test_a_file_that_was_cut_short_is_damaged(tmp_path, share):
         read_tensors(path, "kind 1", ["draws"])
 
 
+def test_a_posterior_is_loaded_by_its_path_and_its_model(tmp_path):
+    with pytest.raises(TypeError, match=r"Expected the model that was sampled, after the path: load\(path, model\)"):
+        tg.Posterior.load(gp("probit"), tmp_path / "posterior.pt")
+
+
 def test_a_posterior_that_lacks_something_is_damaged(tmp_path):
     torch.save({"format": "torchgpmc posterior 2", "theta": torch.zeros(2, 5, 3)}, tmp_path / "posterior.pt")
     with pytest.raises(ValueError, match="is damaged: it lacks model, whitened"):

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from torchgpmc.adapter.conversion import as_likelihood
-from torchgpmc.checks import check_count, warn
+from torchgpmc.checks import check_count, described, warn
 from torchgpmc.diagnostics import (
     complaints,
     complaints_about_choice,
@@ -349,8 +349,11 @@ class Posterior:
         The model may live on another device, and sampled parameters may have other present values.
 
         Raises:
+            TypeError: ``model`` is none.
             ValueError: not such a file, one made with another model, or one whose draws are not of this model's shape.
         """
+        if not isinstance(model, GPModel):
+            raise TypeError(f"model is {described(model)}. Expected the model that was sampled, after the path: load(path, model).")
         content = read_tensors(Path(path), _FORMAT, ["model", "theta", "whitened", "log_weights", "stats", "info"])
         model.refresh()
         different = differences(content["model"], model_fingerprint(model))
