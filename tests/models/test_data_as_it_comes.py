@@ -195,3 +195,25 @@ def test_targets_far_from_zero_under_a_zero_mean_get_a_word():
         tg.GPRegression(x, y, kernel(1), noise, mean=mean)
         tg.GPRegression(x, y - 990, kernel(1), noise)
         tg.GP(x, torch.full((8,), 1000) + EIGHT, kernel(1), tg.likelihoods.Poisson())
+
+
+def test_autocast_is_refused_where_it_would_halve_the_precision():
+    """Draws of float32 models changed under it without a word; float64 it leaves alone."""
+    x = inputs(8, 1)
+    single = tg.GP(x, EIGHT, kernel(1), tg.likelihoods.Bernoulli(), dtype=torch.float32)
+    double = tg.GP(x, EIGHT, kernel(1), tg.likelihoods.Bernoulli())
+    mixed = tg.SparseGP(x, EIGHT, kernel(1), tg.likelihoods.Bernoulli(), inducing_points=x[:3], data_dtype=torch.float32)
+    options = {"num_samples": 4, "warmup_steps": 4, "num_chains": 2, "seed": 0, "progress": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", tg.SamplingWarning)
+        drawn = tg.sample(single, tg.Slice(), **options)
+        expected = tg.sample(double, tg.Slice(), **options).theta
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            for call in (
+                lambda: tg.sample(single, tg.Slice(), **options),
+                lambda: drawn.predict(x),
+                lambda: tg.sample(mixed, tg.Slice(), **options),
+            ):
+                with pytest.raises(ValueError, match=r"torch.float32, whose products torch.autocast does in half precision"):
+                    call()
+            assert torch.equal(tg.sample(double, tg.Slice(), **options).theta, expected)

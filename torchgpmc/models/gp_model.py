@@ -155,6 +155,7 @@ class GPModel(RefreshedModule):
         """
         x = self.train_x
         check_dtype("the model's dtype", x.dtype)
+        check_dtype("data_dtype", self.data_dtype or x.dtype)
         self.layout = build_layout({"kernel": self.kernel, "mean": self.mean, "likelihood": self.likelihood}, x.dtype, x.device)
         self.covariance = covariance_function(self.kernel, x)
         self.mean_function = MeanFunction(self.mean, x)

@@ -23,9 +23,14 @@ _SCALES = 1e3  # of columns, from which on one lengthscale, or one prior for sev
 
 
 def check_dtype(name: str, dtype: torch.dtype) -> None:
-    """Raises a ``ValueError`` unless torch factorises matrices in ``dtype``."""
+    """Raises a ``ValueError`` unless torch factorises matrices in ``dtype``, and multiplies them in it."""
     if dtype not in (torch.float64, torch.float32):
         raise ValueError(f"{name} is {dtype}. Expected torch.float64 (recommended) or torch.float32.")
+    if dtype == torch.float32 and any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
+        raise ValueError(
+            f"{name} is torch.float32, whose products torch.autocast does in half precision. Expected to be outside of it: within "
+            f"torch.autocast(device_type, enabled=False), or with float64, which it leaves alone."
+        )
 
 
 def check_inputs(name: str, x: Any, dtype: torch.dtype, num_columns: int | None = None) -> Tensor:
