@@ -13,15 +13,15 @@ from torchgpmc.approximations.nearest_normal import sites_of
 from torchgpmc.checks import check_count, warn
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.numerics.threads import one_torch_thread
-from torchgpmc.variational.bound import VariationalMarginal, inducing_positions
+from torchgpmc.variational.bound import inducing_positions
 from torchgpmc.variational.joint_mode import start_at_joint_mode
 from torchgpmc.variational.minibatches import ascend_by_minibatches
-from torchgpmc.variational.searches import best_beginning, search
+from torchgpmc.variational.optima import fitted_at, with_others
+from torchgpmc.variational.searches import SMALL_GAIN, Beginning, best_beginning, search
 from torchgpmc.variational.start import Start, fitted
 
 _WORTH_TORCH_THREADS = 1e9  # operations of a step, some tenths of a second: then the waiting of torch's threads is little beside it
 _NUM_STARTS = 3  # of all data at once, where a round costs a sixth of a fit
-_SMALL_GAIN = 0.01  # nats: by less a search that ends, however it ends, has converged
 
 
 def initialize(
@@ -122,7 +122,7 @@ def initialize(
             return start_at_joint_mode(model, max_iterations, num_starts, start, seed, bar)
         if batch_size is not None and by_minibatches:
             return _by_minibatches(model, moves, batch_size, max_iterations, start, seed, bar)
-        return _by_searches(model, moves, max_iterations, _NUM_STARTS if num_starts is None else num_starts, start, seed, bar)
+        return _by_searches(model, moves, max_iterations, num_starts, start, seed, bar)
 
 
 def _threads_for(operations: float) -> AbstractContextManager[object]:
@@ -148,12 +148,11 @@ def _check(model: GPModel) -> None:
 
 
 def _by_searches(
-    model: GPModel, moves: bool, max_iterations: int, num_starts: int, start: Start | None, seed: int, bar: tqdm
+    model: GPModel, moves: bool, max_iterations: int, num_starts: int | None, start: Start | None, seed: int, bar: tqdm
 ) -> Start:
-    tried: tuple[float, ...] = ()
+    begun = Beginning(model.layout.present(model)[0], None, ())
     if start is None:
-        begun = best_beginning(model, num_starts, seed, bar)
-        tried = begun.tried
+        begun = best_beginning(model, num_starts or _NUM_STARTS, seed, bar)
         found = search(model, inducing_positions(model, False), begun.theta, begun.sites, max_iterations, bar)
         theta, sites = found.position, found.sites
     else:
@@ -165,19 +164,15 @@ def _by_searches(
         found = search(model, positions, position, sites, max_iterations, bar)
         with torch.no_grad():
             model = positions.model_at(model, found.position[model.layout.size :])
-    theta = found.position[: model.layout.size]
-    model = model.with_theta(theta)
-    final = VariationalMarginal(model)
-    final.sites = found.sites
-    latents = final.optimum(theta[None])
-    final.sites = latents.sites
-    rise = found.rise + float(latents.log_evidence + model.layout.log_prior(theta[None]).detach()) - found.value
-    if rise > _SMALL_GAIN:
+    ended = fitted_at(model, found)
+    if begun.ends:
+        ended = with_others(ended, begun.ends, begun.further if num_starts is None else (), moves, max_iterations, bar)
+    if ended.found.rise > SMALL_GAIN:
         warn(
-            f"the variational fit did not converge: the bound still rose by {rise:.2g} nats in its last round. It can be used; "
-            f"raise max_iterations (now {max_iterations}) for a better one.",
+            f"the variational fit did not converge: the bound still rose by {ended.found.rise:.2g} nats in its last round. It can "
+            f"be used; raise max_iterations (now {max_iterations}) for a better one.",
         )
-    return replace(fitted(model, latents.latents, converged=rise <= _SMALL_GAIN, marginal=final), tried=tried)
+    return replace(ended.fit, tried=begun.tried)
 
 
 def _by_minibatches(
