@@ -91,7 +91,9 @@ def test_chains_are_dealt_out_by_mass_and_at_least_one_where_it_matters(start, s
     assert three.chains_began(4).startswith(expected[2])
 
 
-def test_each_chain_begins_around_its_own_optimum_in_the_coordinates_of_the_best(start):
+@pytest.mark.parametrize("worth_following", [0.0, math.inf])
+def test_each_chain_begins_around_its_own_optimum_in_the_coordinates_of_the_best(start, worth_following, monkeypatch):
+    monkeypatch.setattr(start_module, "_WORTH_FOLLOWING", worth_following)
     run = tg.NUTS().prepare(start.model, Settings(20, 20, 400, None, start))
     position, covariance = run.target.start(torch.Generator().manual_seed(0))
     theta, w = position.tensor_split([2], -1)
@@ -173,8 +175,11 @@ def test_runs_resume_and_see_the_other_optima(start, tmp_path):
     assert torch.equal(longer.theta, sampled(start, num_samples=6, warmup_steps=4).theta)
     first.save(tmp_path / "draws")
     assert tg.Posterior.load(tmp_path / "draws", start.model).info["begun"] == first.info["begun"]
-    with pytest.raises(ValueError, match="start was"):
-        sampled(dataclasses.replace(start, others=()), **settings)
+    alone, nudged = (dataclasses.replace(start, others=others) for others in ((), (dataclasses.replace(start, elbo=0.0),)))
+    assert len({one.digest() for one in (start, alone, nudged)}) == 3
+    for changed in (alone, nudged):
+        with pytest.raises(ValueError, match="start was"):
+            sampled(changed, **settings)
 
 
 def test_another_models_optima_are_refused(start):

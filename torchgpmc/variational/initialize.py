@@ -50,6 +50,11 @@ def initialize(
     of the present values and eight draws from the prior where the bound is highest, at the present values and at draws as they
     come, and the best of them goes on; of more than 4000 data they see so many. ``Start.tried`` has the bounds that they ended at.
 
+    Chains that begin at one optimum see its surroundings alone. So the other searches are carried on from there, inducing points
+    where the best has moved them, until they meet it, end elsewhere, or are 12 nats below it and hardly rise; where not all meet,
+    two more begin (not with ``num_starts``). The highest becomes the fit, unless inducing points have moved for another, and
+    ``Start.others`` has the rest. They are found by few searches: that there are no more is not known.
+
     Where the likelihood does not factorise over data, as that of gene expression, there are no sites to make q of: then it is the
     normal approximation at the mode of [theta, v] together, with the whole curvature there.
 
@@ -62,9 +67,10 @@ def initialize(
         max_iterations: rounds of each of the two searches, at most; with ``batch_size`` passes over the data, over which steps
             shrink.
         batch_size: data a step, where N is too large for all at once.
-        num_starts: searches that begin. Three by default, which takes half as long again as one (more where a fit takes tenths of a
-            second, next to nothing where inducing points move); one on minibatches, which begins at the model's present values,
-            and with ``start``. Where the likelihood does not factorise, two, each to its end.
+        num_starts: searches that begin. Three by default, which takes half as long again as one, or twice as long where they do not
+            all meet (more where a fit takes tenths of a second, next to nothing where inducing points move); one on minibatches,
+            which begins at the model's present values, and with ``start``. With one there is one optimum. Where the likelihood
+            does not factorise, two, each to its end, of which the best counts; of more than 64 hyperparameters the best of three.
         start: an earlier fit to go on from, ``tg.initialize(start.model, start=start, ...)``: of the same model, at its theta,
             inducing points and q(v).
         seed: of the draws from the prior and of the minibatches.

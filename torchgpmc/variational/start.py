@@ -56,9 +56,10 @@ class Start:
         tried: bound and log prior of theta where short searches ended, of which the highest went on, in the order of their
             beginnings, inducing points where they were; NaN of one that failed. Empty where there was one beginning, and where the
             likelihood does not factorise. Of more than 4000 data they saw so many.
-        others: fits at other optima of the bound that may hold some of the posterior, the heaviest first; some chains begin around
-            each, so that R-hat tells whether they meet. ``log_mass`` compares fits by Laplace's integral over theta, and
-            ``chains_at(num_chains)`` says how many chains begin at each of ``optima``, which are this one and the others.
+        others: fits at the other optima of the bound that were found within 12 nats, the heaviest first, each at its own theta, at
+            the same inducing points. Chains begin around each of ``optima``, which are this one and the others, that has a share of
+            at least half a hundredth of the posterior, so that R-hat tells whether they meet; see :meth:`shares` and
+            :meth:`chains_at`. All move in the coordinates of this one.
 
     Example:
         >>> import torch, torchgpmc as tg
@@ -121,8 +122,9 @@ class Start:
     def chains_at(self, num_chains: int) -> list[int]:
         """How many chains begin at each of ``optima``.
 
-        One at each that has at least a hundredth of the posterior by :meth:`shares`, which may be wrong by a factor of two, as far
-        as there are chains, the heaviest first; the rest in proportion to the shares.
+        One at each that has at least half a hundredth of the posterior by :meth:`shares`, as far as there are chains, the heaviest
+        first; the rest in proportion to the shares. A lighter one moves means by less than their errors, and a chain that stayed
+        there would spoil R-hat.
 
         Args:
             num_chains: C.
