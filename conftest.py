@@ -11,7 +11,7 @@ import pytest
 
 from torchgpmc.calls import loop
 
-OF_RUNS = ("methods/", "integrations/", "evidence/", "calls/density_sampling.py", "variational/start.py")
+OF_RUNS = ("methods/", "integrations/", "evidence/", "plots/", "prediction/", "calls/density_sampling.py", "variational/start.py")
 
 # An extra, which has no examples to run where it is not installed.
 collect_ignore_glob = [] if importlib.util.find_spec("botorch") else ["torchgpmc/integrations/botorch/*"]

@@ -41,7 +41,7 @@ from transcription_report import CHAINS, DATA_SETS, draw_figure, text_of
 import torchgpmc as tg
 from torchgpmc.diagnostics.summaries import effective_sizes
 from torchgpmc.likelihoods import Activation, Repression, Transcription
-from torchgpmc.models.gp_model import likelihood_values
+from torchgpmc.models.latents import likelihood_values
 from torchgpmc.models.ridges import StraightDensity, ridges_of
 from torchgpmc.numerics.ascent import ascend
 

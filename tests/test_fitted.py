@@ -9,7 +9,7 @@ from gpytorch.priors import GammaPrior
 import torchgpmc as tg
 from tests.problems import gp, inputs, sparse_gp
 from tests.test_conformance import quiet_sample
-from torchgpmc.models.gp_model import likelihood_parameters
+from torchgpmc.models.latents import likelihood_parameters
 
 
 @pytest.mark.parametrize("likelihood", ["probit", "softmax", "laplace"])

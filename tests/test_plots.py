@@ -9,6 +9,7 @@ from tests.problems import LIKELIHOODS, fixed_kernel, gp, inputs, targets
 from tests.speed import quick
 from tests.test_posterior import posterior_of
 from torchgpmc import plots, scores
+from torchgpmc.plots.probabilities import _binned
 from torchgpmc.storage.draws import Draws
 
 
@@ -66,7 +67,7 @@ def test_abstention_has_a_line_a_method_in_either_score():
 
 
 def test_calibration_counts_and_intervals():
-    predicted, observed, counts = plots._binned(np.array([0.1, 0.2, 0.2, 0.2, 0.9, 0.8]), np.array([0, 0, 1, 1, 1, 0]), 3)
+    predicted, observed, counts = _binned(np.array([0.1, 0.2, 0.2, 0.2, 0.9, 0.8]), np.array([0, 0, 1, 1, 1, 0]), 3)
     assert counts.sum() == 6 and float(observed @ counts) == pytest.approx(3)
     assert float(predicted @ counts) == pytest.approx(2.4)
     figure = plots.plot_calibration({"a": torch.full((10,), 0.3)}, torch.tensor([1] * 4 + [0] * 6))

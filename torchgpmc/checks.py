@@ -12,11 +12,34 @@ _PACKAGE = str(Path(__file__).parent)
 
 
 class SamplingWarning(UserWarning):
-    """The draws may not represent the posterior; the message says why and what to do."""
+    """The draws may not represent the posterior; the message says why and what to do.
+
+    Example:
+        >>> import warnings, torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("error", tg.SamplingWarning)  # for a script that is to stop there
+        ...     tg.sample(model, tg.AMIS(), num_samples=20, progress=False)
+        Traceback (most recent call last):
+            ...
+        torchgpmc.checks.SamplingWarning: 20 weighted draws are too few to judge their weights: draw at least 25.
+    """
 
 
 class NotOfferedError(AttributeError, ValueError):
-    """An attribute that others of the kind have, for instance probabilities of a regression; ``hasattr`` says ``False``."""
+    """An attribute that others of the kind have, for instance probabilities of a regression; ``hasattr`` says ``False``.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> model = tg.GP([0.0, 1.0], [0.0, 3.0], RBFKernel().requires_grad_(False), tg.likelihoods.Poisson())
+        >>> prediction = tg.approximations.predict(model, torch.zeros(1, 0).double(), tg.Laplace(), [0.5])
+        >>> hasattr(prediction, "probs"), hasattr(prediction, "intensity")
+        (False, True)
+    """
 
 
 def warn(message: str, category: type[Warning] = SamplingWarning) -> None:

@@ -140,7 +140,13 @@ class DrawnDensity(NamedTuple):
 
 
 def as_density(density: Density | Callable[[Tensor], Tensor]) -> Density:
-    """What hands out payloads as it is; a function ``(C, D) -> (C,)`` as a density with the payload ``()``."""
+    """What hands out payloads as it is; a function ``(C, D) -> (C,)`` as a density with the payload ``()``.
+
+    Example:
+        >>> import torch
+        >>> as_density(lambda x: -0.5 * x.square().sum(-1)).draw(torch.ones(3, 2), torch.Generator())
+        (tensor([-1., -1., -1.]), ())
+    """
     return density if hasattr(density, "draw") else DrawnDensity(lambda position, _: (density(position), ()))
 
 

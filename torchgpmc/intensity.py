@@ -15,7 +15,14 @@ _BISECTIONS = 60
 
 
 class CentralInterval(NamedTuple):
-    """Two ends, ``(T,)`` each."""
+    """Two ends, ``(T,)`` each.
+
+    Example:
+        >>> import torch
+        >>> lower, upper = CentralInterval(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 5.0]))
+        >>> upper - lower
+        tensor([2., 3.])
+    """
 
     lower: Tensor
     upper: Tensor
@@ -35,6 +42,11 @@ class Intensity:
         >>> intensity = Intensity(lambda points: (mean, variance), [slice(0, 2)], torch.zeros(1).double())
         >>> intensity.mean, intensity.quantile(0.5)
         (tensor([1.6487, 1.6487], dtype=torch.float64), tensor([1., 1.], dtype=torch.float64))
+        >>> intensity.variance  # exp(2) - exp(1)
+        tensor([4.6708, 4.6708], dtype=torch.float64)
+        >>> lower, upper = intensity.interval(0.9)
+        >>> lower * upper  # exp(-1.645) and exp(1.645)
+        tensor([1.0000, 1.0000], dtype=torch.float64)
     """
 
     def __init__(self, moments: Callable[[slice], tuple[Tensor, Tensor]], points: list[slice], log_weights: Tensor):

@@ -157,11 +157,27 @@ class White(Kernel):
 
 
 def saas_lengthscale(tausq: Tensor, relevance: Tensor) -> Tensor:
-    """Lengthscales ``(..., 1, D)`` of shrinkages ``(...)`` and relevances ``(..., 1, D)``."""
+    """Lengthscales (tausq relevance)^-1/2, ``(..., 1, D)``, of shrinkages ``tausq`` ``(...)`` and ``relevance`` ``(..., 1, D)``.
+
+    Example:
+        >>> saas_lengthscale(torch.tensor(0.25), torch.tensor([[4.0, 1.0]]))
+        tensor([[1., 2.]])
+    """
     return (tausq[..., None, None] * relevance).rsqrt()
 
 
 def saas_slopes(values: Mapping[str, Tensor], lengthscale: Tensor, slope: Tensor) -> dict[str, Tensor]:
-    """Derivatives in shrinkage and relevance, given those in the lengthscale ``(C, 1, D)``."""
+    """Derivatives in shrinkage and relevance, given those in the lengthscale ``(C, 1, D)``.
+
+    Args:
+        values: ``raw_tausq`` ``(C,)`` and ``raw_relevance`` ``(C, 1, D)``, constrained.
+        lengthscale: that follows from them ``(C, 1, D)``.
+        slope: in it, of the same shape.
+
+    Example:
+        >>> one = torch.ones(1, 1, 2)  # d (t r)^-1/2 = -1/2 where both are one, and t is shared
+        >>> saas_slopes({"raw_tausq": torch.ones(1), "raw_relevance": one}, one, one)
+        {'raw_tausq': tensor([-1.]), 'raw_relevance': tensor([[[-0.5000, -0.5000]]])}
+    """
     in_logs = -0.5 * slope * lengthscale
     return {"raw_tausq": in_logs.sum((1, 2)) / values["raw_tausq"], "raw_relevance": in_logs / values["raw_relevance"]}

@@ -16,7 +16,14 @@ _ROUNDING = 4.0  # units in the last place within which events are on an edge
 
 
 class BinnedEvents(NamedTuple):
-    """Counts in B cells of equal size."""
+    """Counts in B cells of equal size.
+
+    Example:
+        >>> import torch
+        >>> binned = bin_events(torch.tensor([[0.1, 0.1], [0.9, 0.2]]), [[0.0, 1.0], [0.0, 1.0]], (2, 2))
+        >>> binned.centres.tolist(), binned.counts.tolist(), float(binned.area)
+        ([[0.25, 0.25], [0.25, 0.75], [0.75, 0.25], [0.75, 0.75]], [1.0, 0.0, 1.0, 0.0], 0.25)
+    """
 
     centres: Tensor  # (B, d), the last dimension running fastest
     counts: Tensor  # (B,), whole numbers in the dtype of the centres

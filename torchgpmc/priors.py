@@ -15,7 +15,20 @@ from torchgpmc.checks import check_positive
 
 
 def register_prior_of(module: gpytorch.Module, name: str, prior: Prior) -> None:
-    """Puts ``prior`` on what the attribute ``name`` of a module gives, by functions that can be pickled, unlike gpytorch's."""
+    """Puts ``prior`` on what the attribute ``name`` of a module gives, by functions that can be pickled, unlike gpytorch's.
+
+    Args:
+        module: whose ``initialize`` takes the attribute.
+        name: of an attribute, for instance a property, in constrained values.
+        prior: on it.
+
+    Example:
+        >>> import torchgpmc as tg
+        >>> kernel = tg.kernels.White(0.5)
+        >>> register_prior_of(kernel, "variance", GammaPrior(2.0, 4.0))
+        >>> [(name, float(read(module))) for name, module, prior, read, assign in kernel.named_priors()]
+        [('variance_prior', 0.5)]
+    """
     module.register_prior(f"{name}_prior", prior, partial(_read, name), partial(_assign, name))
 
 
@@ -29,7 +42,18 @@ def _assign(name: str, module: Any, value: Tensor) -> None:
 
 
 def with_named_closures(module: Any) -> Any:
-    """The module, whose parts' priors get functions that can be pickled in place of gpytorch's own lambdas."""
+    """The module, whose parts' priors get functions that can be pickled in place of gpytorch's own lambdas.
+
+    Args:
+        module: whose own functions are kept, and changed in place.
+
+    Example:
+        >>> import pickle
+        >>> from gpytorch.kernels import RBFKernel
+        >>> kernel = RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))  # gpytorch's own could not be pickled
+        >>> pickle.loads(pickle.dumps(with_named_closures(kernel))).lengthscale_prior.rate
+        tensor(4.)
+    """
     for part in module.modules():
         for prior_name, (prior, closure, _) in getattr(part, "_priors", {}).items():
             name, kind = prior_name.removesuffix("_prior"), getattr(closure, "__qualname__", "")

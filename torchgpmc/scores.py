@@ -16,6 +16,12 @@ class AbstentionCurves(NamedTuple):
     """Accuracy and AUC of the answers given, as the threshold for giving one rises from 0 to 0.5; each ``(51,)``.
 
     NaN where no answer is left, or, for the AUC, answers of one class alone.
+
+    Example:
+        >>> import torch
+        >>> curves = abstention_curves(torch.tensor([0.9, 0.6, 0.2]), torch.tensor([1, 0, 0]))
+        >>> curves.threshold[[0, 20]], curves.accuracy[[0, 20]]  # the wrong answer, of 0.6, is the first that is not given
+        (tensor([0.0000, 0.2000]), tensor([0.6667, 1.0000]))
     """
 
     threshold: Tensor
@@ -83,6 +89,13 @@ def _area(abstention: Tensor, score: Tensor) -> float:
 def capacity_accuracy(probs: Tensor, targets: Tensor) -> float:
     """Area under accuracy against abstention, divided by the largest abstention (paper A, section 5.3); 1 is perfect.
 
+    Args:
+        probs: probability of class 1 at T test points ``(T,)``.
+        targets: labels 0/1 or -1/+1 ``(T,)``.
+
+    Raises:
+        ValueError: shapes that differ, probabilities outside [0, 1], other labels.
+
     Example:
         >>> import torch
         >>> capacity_accuracy(torch.tensor([0.1, 0.9, 0.8]), torch.tensor([0, 1, 1]))
@@ -95,6 +108,13 @@ def capacity_accuracy(probs: Tensor, targets: Tensor) -> float:
 def capacity_auc(probs: Tensor, targets: Tensor) -> float:
     """Area under AUC against abstention, divided by the largest abstention (paper A, section 5.3); 1 is perfect.
 
+    Args:
+        probs: probability of class 1 at T test points ``(T,)``.
+        targets: labels 0/1 or -1/+1 ``(T,)``.
+
+    Raises:
+        ValueError: shapes that differ, probabilities outside [0, 1], other labels.
+
     Example:
         >>> import torch
         >>> capacity_auc(torch.tensor([0.1, 0.9, 0.8]), torch.tensor([0, 1, 1]))
@@ -105,7 +125,14 @@ def capacity_auc(probs: Tensor, targets: Tensor) -> float:
 
 
 def brier(probs: Tensor, targets: Tensor) -> float:
-    """Mean squared error of the probabilities; smaller is better.
+    r"""Mean squared error of the probabilities, :math:`\frac{1}{T} \sum_t (p_t - y_t)^2`; smaller is better (Brier 1950).
+
+    Args:
+        probs: probability of class 1 at T test points ``(T,)``.
+        targets: labels 0/1 or -1/+1 ``(T,)``.
+
+    Raises:
+        ValueError: shapes that differ, probabilities outside [0, 1], other labels.
 
     Example:
         >>> import torch
@@ -117,7 +144,14 @@ def brier(probs: Tensor, targets: Tensor) -> float:
 
 
 def log_predictive_density(probs: Tensor, targets: Tensor) -> float:
-    """Mean log probability of the labels, not floored; larger is better.
+    """Mean log probability of the labels, not floored; larger is better, and -inf where a label had probability 0.
+
+    Args:
+        probs: probability of class 1 at T test points ``(T,)``.
+        targets: labels 0/1 or -1/+1 ``(T,)``.
+
+    Raises:
+        ValueError: shapes that differ, probabilities outside [0, 1], other labels.
 
     Example:
         >>> import torch
@@ -131,6 +165,14 @@ def log_predictive_density(probs: Tensor, targets: Tensor) -> float:
 
 def expected_calibration_error(probs: Tensor, targets: Tensor, num_bins: int = 10) -> float:
     """Mean distance between the probability of class 1 and its frequency, over equal bins weighted by their counts.
+
+    Args:
+        probs: probability of class 1 at T test points ``(T,)``.
+        targets: labels 0/1 or -1/+1 ``(T,)``.
+        num_bins: of equal width.
+
+    Raises:
+        ValueError: shapes that differ, probabilities outside [0, 1], other labels, ``num_bins`` below 1.
 
     Example:
         >>> import torch

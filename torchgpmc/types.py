@@ -16,7 +16,24 @@ COUNTS = ("n_steps", "n_failures", "n_factorizations")
 
 
 class LogDensity(Protocol):
-    """An unnormalised log density of C independent rows; -inf outside the support or where algebra failed."""
+    """An unnormalised log density of C independent rows; -inf outside the support or where algebra failed.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> class Normal:  # a gradient of one's own, where autograd would be slower
+        ...     def __call__(self, position):
+        ...         return -0.5 * position.square().sum(-1)
+        ...
+        ...     def value_and_grad(self, position):
+        ...         return self(position), -position
+        ...
+        ...     def select(self, rows):
+        ...         return self
+        >>> start = torch.randn(4, 2, generator=torch.Generator().manual_seed(0))
+        >>> draws = tg.sample_density(Normal(), start, tg.HMC(num_steps=3), num_samples=500, warmup_steps=100, progress=False)
+        >>> draws.position.shape
+        torch.Size([4, 500, 2])
+    """
 
     def __call__(self, position: Tensor) -> Tensor:
         """Log density, ``(C, D) -> (C,)``."""
@@ -118,6 +135,15 @@ class Sampler(NamedTuple):
     ``(C,)``; a kernel that keeps its density's payload does so as ``payload``. Info is everything else that is known about a
     transition, and has at least ``acceptance_rate``, ``n_steps`` (evaluations of the density) and ``n_failures`` (those that gave
     -inf), each ``(C,)``; its other tensors of that shape become statistics too, and what is nested is for warm-up alone.
+
+    Example:
+        >>> import torch
+        >>> from torchgpmc.samplers import elliptical_slice
+        >>> kernel, generator = elliptical_slice(lambda x: -0.5 * x.square().sum(-1)), torch.Generator().manual_seed(0)
+        >>> state = kernel.init(torch.ones(3, 2), generator)
+        >>> state, info = kernel.step(state, generator)
+        >>> state.position.shape, state.log_density.shape, info.n_steps.shape
+        (torch.Size([3, 2]), torch.Size([3]), torch.Size([3]))
     """
 
     init: Callable[[Tensor, torch.Generator], Any]
@@ -125,7 +151,16 @@ class Sampler(NamedTuple):
 
 
 class LogEstimate(NamedTuple):
-    """Log of an unbiased estimate ``(C,)`` and the relative variance of that estimate ``(C,)``."""
+    """Log of an unbiased estimate ``(C,)`` and the relative variance of that estimate ``(C,)``.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> model = tg.GP([0.0, 1.0], [0, 1], RBFKernel().requires_grad_(False), tg.likelihoods.Bernoulli())
+        >>> found = tg.evidence.importance(model)(torch.zeros(3, 0).double(), torch.Generator().manual_seed(0))  # three times
+        >>> bool((found.value.exp() - 0.222).abs().max() < 0.02), found.variance.shape
+        (True, torch.Size([3]))
+    """
 
     value: Tensor
     variance: Tensor

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from torchgpmc.adapter.conversion import as_likelihood
-from torchgpmc.models.gp_model import likelihood_values
+from torchgpmc.models.latents import likelihood_values
 
 
 def evidence_by_quadrature(model, theta, num_points=61, width=7.0):

@@ -13,7 +13,7 @@ from tests.problems import gp, sparse_gp
 from tests.speed import quick
 from torchgpmc.approximations import laplace_mode
 from torchgpmc.approximations import marginal as marginal_module
-from torchgpmc.approximations.gaussian_form import dense_r, factor_of_b, inverse_and_variances, marginal_variances
+from torchgpmc.approximations.site_algebra import dense_r, factor_of_b, inverse_and_variances, marginal_variances
 
 SMOOTH = ["probit", "logit", "poisson", "gaussian"]
 FUNCTIONS = {"laplace": tg.approximations.laplace, "ep": tg.approximations.expectation_propagation}

@@ -9,7 +9,7 @@ from tests.calibration import worst_excess
 from tests.problems import gp, sparse_gp
 from torchgpmc.approximations.nearest_normal import nearest_normal
 from torchgpmc.approximations.normal_latents import GaussianLatents, LatentSites, lower_bound, no_sites
-from torchgpmc.models.gp_model import likelihood_values
+from torchgpmc.models.latents import likelihood_values
 from torchgpmc.numerics.linalg import normal_from_natural
 from torchgpmc.trees import concatenate
 

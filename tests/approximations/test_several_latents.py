@@ -12,7 +12,7 @@ from tests.problems import gp, inputs, kernel
 from tests.speed import quick
 from torchgpmc.approximations import several_latents
 from torchgpmc.likelihoods import Factorised
-from torchgpmc.models.gp_model import likelihood_values
+from torchgpmc.models.latents import likelihood_values
 from torchgpmc.numerics.random import normal_like
 
 

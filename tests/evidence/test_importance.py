@@ -9,7 +9,7 @@ from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.approximations.gaussian_form import problem_of, without_graph
 from torchgpmc.evidence.gaussian_draws import draws_around
 from torchgpmc.evidence.importance_sampling import _CHUNK_ELEMENTS
-from torchgpmc.models.gp_model import likelihood_values
+from torchgpmc.models.latents import likelihood_values
 
 # Others are drawn from mixtures: test_mixtures.py.
 LOG_CONCAVE = [name for name in LIKELIHOODS if as_likelihood(LIKELIHOODS[name]()).is_log_concave]

@@ -10,7 +10,7 @@ from tests.evidence.test_importance import dense_precision, thetas
 from tests.problems import gp
 from tests.speed import quick
 from torchgpmc.evidence.mixtures import MixtureEstimator
-from torchgpmc.models.gp_model import likelihood_values
+from torchgpmc.models.latents import likelihood_values
 
 NORMAL = torch.distributions.MultivariateNormal
 

@@ -20,7 +20,7 @@ def whitened_quadrature(model, theta):
     """log p(y | theta) for two to six latents: a product rule in the whitened ones, trapezoidal for two, else Gauss-Hermite."""
     import numpy as np
 
-    from torchgpmc.models.gp_model import likelihood_values
+    from torchgpmc.models.latents import likelihood_values
 
     size = model.latent_size
     if size == 2:  # Gauss-Hermite sums of rates that grow like exp(f) are off by 0.0014 with sixty nodes

@@ -9,9 +9,9 @@ from gpytorch.priors import GammaPrior, MultivariateNormalPrior
 
 import torchgpmc as tg
 from torchgpmc.likelihoods import Activation, Linear, Repression, Response, Transcription
-from torchgpmc.likelihoods.likelihood import LogLikelihood
+from torchgpmc.likelihoods.log_likelihood import LogLikelihood
 from torchgpmc.models import JointLogDensity
-from torchgpmc.models.gp_model import likelihood_values
+from torchgpmc.models.latents import likelihood_values
 from torchgpmc.runs.blocks import JointWithPrior, LatentsGivenTheta, decided_by_parameters
 from torchgpmc.runs.likelihood_parts import PartsGivenF, parts_of
 from torchgpmc.runs.run import Settings

@@ -10,7 +10,7 @@ from tests.problems import LIKELIHOODS, fixed_kernel, gp, inputs, sparse_gp, tar
 from tests.speed import quick
 from tests.test_loop import Stop, same
 from torchgpmc.models import JointLogDensity
-from torchgpmc.models.gp_model import likelihood_values
+from torchgpmc.models.latents import likelihood_values
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.parameterizations import ThetaGiven, _single_site_precision
 from torchgpmc.samplers import auxiliary_gradient

@@ -8,8 +8,11 @@ from gpytorch.priors import LogNormalPrior
 import torchgpmc as tg
 from tests.problems import LIKELIHOODS, SEVERAL_LATENTS, fixed_kernel, gp, inputs, sparse_gp, targets
 from tests.speed import quick
+from torchgpmc.diagnostics.noisy_evidence import _longest_stay
 from torchgpmc.diagnostics.summaries import summarise
-from torchgpmc.diagnostics.verdicts import _longest_stay, complaints
+from torchgpmc.diagnostics.verdicts import (
+    complaints,
+)
 
 OPTIONS = {"num_samples": 30, "warmup_steps": 30, "num_chains": 2, "seed": 1, "progress": False}
 

@@ -16,7 +16,7 @@ from torchgpmc.evidence import importance
 from torchgpmc.models import JointLogDensity
 from torchgpmc.models.affine import AffineJointLogDensity
 from torchgpmc.models.following import following_map
-from torchgpmc.models.gp_model import likelihood_values
+from torchgpmc.models.latents import likelihood_values
 from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.runs.blocks import JointWithPrior, LatentsGivenTheta
 from torchgpmc.runs.class_chains import ClassChains, ClassTuning

@@ -13,7 +13,7 @@ import torchgpmc as tg
 from tests.calibration import rank_excess, without_jacobian
 from tests.problems import LIKELIHOODS, fixed_kernel, gp, inputs, targets
 from tests.statistical.kernels import SAMPLERS
-from torchgpmc.models.gp_model import likelihood_values
+from torchgpmc.models.latents import likelihood_values
 from torchgpmc.runs.blocks import JointWithPrior
 
 CHAINS, DRAWS = 1000, 9

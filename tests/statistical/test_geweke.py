@@ -40,7 +40,7 @@ from torchgpmc.evidence import ImportanceEstimator
 from torchgpmc.models import JointLogDensity
 from torchgpmc.models.class_coordinates import class_map
 from torchgpmc.models.following import FollowingMap
-from torchgpmc.models.gp_model import likelihood_values
+from torchgpmc.models.latents import likelihood_values
 from torchgpmc.models.whitening import GaussianSites, whiten_under_sites
 from torchgpmc.runs import class_chains, white_moves
 from torchgpmc.runs.integrated_latents import ThroughEstimates

@@ -10,7 +10,7 @@ from gpytorch.priors import GammaPrior
 import torchgpmc as tg
 from tests.speed import quick
 from tests.test_conformance import METHODS, OF_LATENTS, quiet_sample
-from torchgpmc.likelihoods.likelihood import LogLikelihood
+from torchgpmc.likelihoods.log_likelihood import LogLikelihood
 
 REPLICAS, TIMES, GRID = 2, 3, 7
 

@@ -9,7 +9,7 @@ import torchgpmc as tg
 from tests.speed import quick
 from tests.test_conformance import METHODS, NEED_START, OF_CLASSES, OF_LATENTS, WEIGHTED, quiet_sample
 from torchgpmc.models import GPModel
-from torchgpmc.models.gp_model import Cross
+from torchgpmc.models.latents import Cross
 from torchgpmc.numerics.linalg import cholesky, solve_lower
 
 

@@ -17,7 +17,8 @@ from torchgpmc.likelihoods.bernoulli import Bernoulli
 from torchgpmc.likelihoods.beta import Beta
 from torchgpmc.likelihoods.fixed_noise import FixedNoiseGaussian
 from torchgpmc.likelihoods.gaussian import Gaussian
-from torchgpmc.likelihoods.likelihood import Factorised, LogLikelihood, require_targets
+from torchgpmc.likelihoods.likelihood import Factorised
+from torchgpmc.likelihoods.log_likelihood import LogLikelihood, require_targets
 from torchgpmc.likelihoods.rows import log_prob_by_rows
 from torchgpmc.likelihoods.softmax import Softmax
 from torchgpmc.likelihoods.student_t import StudentT

@@ -38,7 +38,8 @@ from torchgpmc.approximations.gaussian_form import (
     without_graph,
 )
 from torchgpmc.approximations.several_latents import curvature
-from torchgpmc.models.gp_model import GPModel, LatentPrior
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.latents import LatentPrior
 from torchgpmc.models.targets import Targets
 from torchgpmc.numerics.linalg import cholesky, identity_matrix
 from torchgpmc.numerics.matched_points import matched_points
@@ -55,7 +56,19 @@ _POINTS = 32  # and their mirror images
 
 
 class ClassApproximation(NamedTuple):
-    """What ``GaussianApproximation`` is, of sites with a number a function: no matrix has K N rows."""
+    """What ``GaussianApproximation`` is, of sites with a number a function: no matrix has K N rows.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> kernel, likelihood = RBFKernel().requires_grad_(False), tg.likelihoods.Softmax(num_classes=3, mixing_weights=False)
+        >>> model = tg.GP(torch.linspace(0, 1, 6), torch.arange(6) // 2, kernel, likelihood)
+        >>> found = tg.approximations.ClassEP().importance_density(model, model.prior(torch.zeros(1, 0)))
+        >>> found.mean.unflatten(-1, (3, 6)).argmax(1)  # the function that is highest at each datum: its class's
+        tensor([[0, 0, 1, 1, 2, 2]])
+        >>> found.precision.sum(-1).abs().max() < 1e-12  # data say nothing of what all functions share
+        tensor(True)
+    """
 
     mean: Tensor  # (C, V), of f
     alpha: Tensor  # (C, V)

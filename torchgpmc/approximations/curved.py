@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from torchgpmc.models.gp_model import GPModel, likelihood_parameters
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.latents import likelihood_parameters
 from torchgpmc.numerics.random import make_generator, normal_like
 
 _SETTINGS = 8

@@ -12,16 +12,15 @@ from torchgpmc.approximations.gaussian_form import (
     Approximation,
     GaussianApproximation,
     LatentProblem,
-    apply_r,
-    factor_of_b,
-    inverse_and_variances,
     iterate,
     needs_gradient,
     problem_of,
     with_gradient,
     without_graph,
 )
-from torchgpmc.models.gp_model import GPModel, LatentPrior
+from torchgpmc.approximations.site_algebra import apply_r, factor_of_b, inverse_and_variances
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.latents import LatentPrior
 from torchgpmc.models.targets import Targets
 from torchgpmc.numerics.linalg import solve_lower, times_vector, triangular_log_determinant
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from torchgpmc.approximations.ep import EP
 from torchgpmc.approximations.gaussian_form import Approximation, GaussianApproximation, check_model
 from torchgpmc.approximations.laplace_mode import Laplace
-from torchgpmc.models.gp_model import GPModel, LatentPrior, conditional_variance, likelihood_values
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.latents import LatentPrior, conditional_variance, likelihood_values
 from torchgpmc.models.validation import check_test_inputs
 from torchgpmc.numerics.linalg import solve_lower
 from torchgpmc.prediction import Prediction
@@ -44,6 +45,13 @@ def expectation_propagation(
     model: GPModel, theta: Tensor, *, tolerance: float | None = None, damping: float = 1.0, max_iterations: int = 200
 ) -> GaussianApproximation:
     """Expectation propagation at C thetas ``(C, P)`` at once, for one latent function; see :class:`EP` and :func:`laplace`.
+
+    Args:
+        model: a :class:`GP` with a factorised likelihood of one latent function.
+        theta: unconstrained hyperparameters ``(C, P)``; with ``requires_grad``, ``log_evidence`` is differentiable (once).
+        tolerance: see :class:`EP`; 1e-6 by default.
+        damping: the same.
+        max_iterations: the same.
 
     Raises:
         ValueError: a model that cannot be approximated so.

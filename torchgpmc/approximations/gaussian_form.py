@@ -10,10 +10,11 @@ from torch import Tensor
 
 from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.likelihoods.likelihood import Derivatives, TiltedMoments
-from torchgpmc.models.gp_model import GPModel, LatentPrior, likelihood_values
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.latents import LatentPrior, likelihood_values
 from torchgpmc.models.remedies import what_samples
 from torchgpmc.models.targets import Targets
-from torchgpmc.numerics.linalg import cholesky, cholesky_in_place, identity_matrix, solve_lower, times_blocks
+from torchgpmc.numerics.linalg import cholesky, identity_matrix, solve_lower, times_blocks
 
 
 class GaussianApproximation(NamedTuple):
@@ -21,6 +22,16 @@ class GaussianApproximation(NamedTuple):
 
     m and K are the prior's mean and covariance; W is diagonal. Nothing here needs K^-1, and B is never badly conditioned.
     K latents a datum are stacked, one after the other, in vectors of V = K N; W then has one K x K matrix a datum.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> kernel = RBFKernel().requires_grad_(False)
+        >>> model = tg.GP(torch.linspace(0, 1, 8), torch.arange(8) > 3, kernel, tg.likelihoods.Bernoulli())
+        >>> prior = model.prior(torch.zeros(1, 0))
+        >>> found = tg.Laplace().evidence(model, prior)
+        >>> torch.allclose(found.mean, (prior.covariance @ found.alpha.unsqueeze(-1)).squeeze(-1), atol=1e-6)  # m is zero
+        True
     """
 
     mean: Tensor  # (C, V), of f
@@ -78,6 +89,22 @@ class Approximation:
 
     One of your own is a frozen dataclass that subclasses this, has :meth:`importance_density` and, to be a ``marginal`` too,
     :meth:`evidence`, and says what it serves.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> @dataclass(frozen=True)
+        ... class Hasty(tg.approximations.Approximation):  # Laplace's after two steps, converged or not
+        ...     def importance_density(self, model, prior, targets=None, start=None):
+        ...         return tg.Laplace(max_iterations=2).importance_density(model, prior, targets, start)
+        >>> kernel = RBFKernel().requires_grad_(False)
+        >>> model = tg.GP(torch.linspace(0, 1, 8), torch.arange(8) > 3, kernel, tg.likelihoods.Bernoulli())
+        >>> def estimate(approximation):  # unbiased whatever the approximation is
+        ...     estimator = tg.evidence.importance(model, approximation, num_importance=1000)
+        ...     return estimator(torch.zeros(1, 0).double(), torch.Generator().manual_seed(0)).value
+        >>> (estimate(Hasty()) - estimate(tg.Laplace())).abs() < 0.1
+        tensor([True])
     """
 
     serves_inducing_values: ClassVar[bool] = False  # it is of p(v | y, theta), not of f at the data
@@ -249,57 +276,14 @@ def needs_gradient(problem: LatentProblem) -> bool:
     return torch.is_grad_enabled() and any(part.requires_grad for part in parts)
 
 
-def factor_of_b(covariance: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
-    """Lower factor of B = I + W^1/2 K W^1/2, no graph, and whether each factorisation succeeded; ``root`` is W^1/2 ``(C, N)``.
-
-    B and its factor have the precision of ``root``.
-    """
-    column = root.unsqueeze(-1)
-    b = (covariance * column if covariance.dtype == root.dtype else covariance.to(root.dtype).mul_(column)).mul_(root.unsqueeze(-2))
-    b.diagonal(dim1=-2, dim2=-1).add_(1.0)
-    return cholesky_in_place(b)
-
-
-def apply_r(factor: Tensor, root: Tensor, right: Tensor) -> Tensor:
-    """R right, R = (W^-1 + K)^-1 = W^1/2 B^-1 W^1/2, for right-hand sides ``(C, N, R)``."""
-    half = solve_lower(factor, right * root.unsqueeze(-1))
-    return torch.linalg.solve_triangular(factor.mT, half, upper=True).mul_(root.unsqueeze(-1))
-
-
-def marginal_variances(covariance: Tensor, factor: Tensor, root: Tensor) -> Tensor:
-    """Diagonal of (K^-1 + W)^-1 = K - K R K, ``(C, N)``."""
-    half = solve_lower(factor, covariance * root.unsqueeze(-1))
-    return covariance.diagonal(dim1=-2, dim2=-1) - half.square_().sum(-2)
-
-
-def inverse_and_variances(covariance: Tensor, factor: Tensor, ok: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
-    """B^-1 ``(C, N, N)``, and the :func:`marginal_variances` from its diagonal, (1 - B^-1) / W; garbage where not ``ok`` ``(C,)``.
-
-    Where little of a variance depends on the site, that cancels: such data have theirs by K - K R K.
-    """
-    if not bool(ok.all()):
-        factor = factor.masked_fill(~ok[:, None, None], 1.0)  # or torch refuses to invert
-    inverse = torch.cholesky_inverse(factor)
-    explained = 1 - inverse.diagonal(dim1=-2, dim2=-1)
-    variance = explained / root.square()
-    faint = (explained < torch.finfo(factor.dtype).eps ** 0.5).any(0)
-    if bool(faint.any()):
-        rows = faint.nonzero().squeeze(-1)
-        half = solve_lower(factor, covariance[..., rows] * root.unsqueeze(-1))
-        variance[:, rows] = covariance.diagonal(dim1=-2, dim2=-1)[:, rows] - half.square_().sum(-2)
-    return inverse, variance
-
-
-def dense_r(factor: Tensor, root: Tensor) -> Tensor:
-    """R = W^1/2 B^-1 W^1/2 as a matrix ``(C, N, N)``."""
-    half = solve_lower(factor, torch.diag_embed(root))
-    return half.mT @ half
-
-
 def covariance_factor(prior: LatentPrior, approximation: GaussianApproximation) -> Tensor:
     """A square root S of the approximation's covariance ``(C, V, V)``: S S' = (K^-1 + W)^-1.
 
     Made from the prior's factor L as L (I + L' W L)^-T/2, so that rounding can never make it indefinite; not triangular.
+
+    Args:
+        prior: of C thetas.
+        approximation: at the same.
 
     Example:
         >>> import torch, torchgpmc as tg

@@ -12,7 +12,8 @@ from torchgpmc.approximations.ep import EP
 from torchgpmc.approximations.gaussian_form import LatentProblem
 from torchgpmc.density import keep_freed_memory, mask_failures, mask_value
 from torchgpmc.likelihoods import Bernoulli
-from torchgpmc.models.gp_model import GPModel, likelihood_parameters
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.latents import likelihood_parameters
 from torchgpmc.models.reverse import by_autograd, prior_part
 from torchgpmc.overriding import keeps_methods, methods_of
 from torchgpmc.trees import mapped, put

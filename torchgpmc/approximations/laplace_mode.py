@@ -13,16 +13,15 @@ from torchgpmc.approximations.gaussian_form import (
     Approximation,
     GaussianApproximation,
     LatentProblem,
-    dense_r,
-    factor_of_b,
     iterate,
-    marginal_variances,
     needs_gradient,
     problem_of,
     with_gradient,
     without_graph,
 )
-from torchgpmc.models.gp_model import GPModel, LatentPrior
+from torchgpmc.approximations.site_algebra import dense_r, factor_of_b, marginal_variances
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.latents import LatentPrior
 from torchgpmc.models.targets import Targets
 from torchgpmc.numerics.linalg import identity_matrix, solve_lower, times_vector, triangular_log_determinant
 from torchgpmc.trees import put, take

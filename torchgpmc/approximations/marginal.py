@@ -26,6 +26,20 @@ class ApproximateMarginal(AutogradDensity):
 
     Raises:
         ValueError: a model that cannot be approximated so.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+        >>> density = ApproximateMarginal(model, tg.EP())
+        >>> value, gradient = density.value_and_grad(torch.zeros(3, 1).double())  # three chains, the log of one lengthscale
+        >>> value.shape, gradient.shape
+        (torch.Size([3]), torch.Size([3, 1]))
+        >>> loose = ApproximateMarginal(model, tg.EP(), loose=True)(torch.zeros(1, 1).double())  # in fewer factorisations
+        >>> (loose - value[0]).abs() < 0.01
+        tensor([True])
     """
 
     def __init__(

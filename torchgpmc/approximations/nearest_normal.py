@@ -21,7 +21,8 @@ from torch import Tensor
 from torchgpmc.approximations.gaussian_form import Approximation, iterate
 from torchgpmc.approximations.normal_latents import GaussianLatents, LatentSites, at_boundary, lower_bound, no_sites, under_sites
 from torchgpmc.likelihoods.slopes import ExpectedSlopes, slopes_function
-from torchgpmc.models.gp_model import GPModel, LatentPrior, LatentsAt, likelihood_values
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.latents import LatentPrior, LatentsAt, likelihood_values
 from torchgpmc.models.targets import Targets
 from torchgpmc.numerics.linalg import solve_lower
 from torchgpmc.numerics.matched_points import matched_points

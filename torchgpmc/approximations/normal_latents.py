@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.models.gp_model import GPModel, LatentsAt, likelihood_values
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.latents import LatentsAt, likelihood_values
 from torchgpmc.models.targets import Targets
 from torchgpmc.numerics.linalg import cholesky, normal_from_natural, triangular_log_determinant
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from torchgpmc.likelihoods.slopes import slopes_function
-from torchgpmc.models.gp_model import GPModel, LatentsAt, likelihood_values
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.latents import LatentsAt, likelihood_values
 from torchgpmc.models.targets import Targets
 from torchgpmc.numerics.linalg import cholesky, triangular_log_determinant
 

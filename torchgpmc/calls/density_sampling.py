@@ -37,6 +37,18 @@ class DensityDraws:
         position: ``(chains, draws, D)``.
         stats: per-draw statistics ``(chains, draws)``: ``lp``, ``acceptance_rate``, ``n_steps``, ``diverging``, ...
         info: what was run: method, seed, steps, seconds, gradient evaluations; plain numbers and strings.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> start = torch.randn(4, 1, generator=torch.Generator().manual_seed(0))
+        >>> density = lambda position: -0.5 * (position - 3).square().sum(-1)
+        >>> draws = tg.sample_density(density, start, tg.HMC(num_steps=3), num_samples=1000, warmup_steps=200, progress=False)
+        >>> draws.position.shape, 2.8 < draws.summary()["position"].mean < 3.2
+        (torch.Size([4, 1000, 1]), True)
+        >>> draws.complaints()
+        []
+        >>> draws.to_arviz().posterior["position"].shape
+        (4, 1000, 1)
     """
 
     def __init__(self, position: Tensor, stats: dict[str, Tensor], info: dict[str, Any], parts: Parts | None = None):

@@ -23,7 +23,14 @@ MIN_EVEN_DRAWS = 2.0  # by Kish's size; one draw has no spread
 
 
 class Row(NamedTuple):
-    """Summary of one scalar quantity."""
+    """Summary of one scalar quantity.
+
+    Example:
+        >>> import torch
+        >>> row = summarise({"a": torch.arange(400.0)[None]}, torch.zeros(1, 400))["a"]
+        >>> row.mean, round(row.sd, 1), round(row.ess_bulk)  # of 0 to 399, which weigh the same
+        (199.5, 115.5, 400)
+    """
 
     name: str
     mean: float
@@ -46,6 +53,12 @@ class Summary:
 
     Raises:
         KeyError: by ``summary[name]``, if no row has this name.
+
+    Example:
+        >>> import torch
+        >>> summary = summarise({"a": torch.randn(4, 500, 2, generator=torch.Generator().manual_seed(0))})
+        >>> [row.name for row in summary], abs(summary["a[0]"].mean) < 0.1
+        (['a[0]', 'a[1]'], True)
     """
 
     def __init__(self, rows: list[Row], verdict: str | None = None):
@@ -137,6 +150,10 @@ def nested_rhat(values: Tensor, superchain_ids: list[int]) -> float:
 
     Raises:
         NotImplementedError: on Python 3.10, which arviz-stats does not serve.
+
+    Args:
+        values: ``(C, S)``.
+        superchain_ids: of each chain, the number of its group; all groups are of one size, and of two chains at least.
     """
     return chain_statistics.rhat_nested(values.double().numpy(), superchain_ids)
 
@@ -151,6 +168,13 @@ def summarise(samples: Mapping[str, Tensor], log_weights: Tensor | None = None) 
             R-hat. The sizes of several chains are those of the draws times Kish's fraction, and R-hat is that of the draws.
             ``khat`` is the larger of those of the weights and of :func:`log_contributions`, which is about the mean itself. Draws
             worth less than two have no spread to speak of: sd, quantiles and R-hat are then NaN, and ``khat`` is infinite.
+
+    Example:
+        >>> import torch
+        >>> values = torch.tensor([[0.0, 0.0, 3.0, 3.0]])
+        >>> summary = summarise({"a": values}, torch.tensor([[1.0, 1.0, 0.5, 0.5]]).log())
+        >>> round(summary["a"].mean, 6)  # the threes count half
+        1.0
     """
     kish = math.inf if log_weights is None else kish_effective_size(log_weights)
     collapsed = kish < MIN_EVEN_DRAWS

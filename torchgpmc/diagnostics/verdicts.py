@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.diagnostics.divergences import about_divergences
+from torchgpmc.diagnostics.noisy_evidence import complaints_about_noise, complaints_about_stays, estimate_noise
 from torchgpmc.diagnostics.summaries import Source, Summary, effective_sizes, scalar_columns
 from torchgpmc.diagnostics.weights import (
     MAX_KHAT,
@@ -24,7 +25,6 @@ MAX_RHAT = 1.01  # Vehtari et al. 2021, section 4
 MAX_LATENT_RHAT = 1.1  # Gelman et al. 2013, section 11.4; of hundreds of latents the worst exceeds 1.01 by chance
 MIN_ESS_PER_CHAIN = 100  # the same
 ENOUGH_ESS = 400  # the same, of four chains; of more chains it is as many draws
-MAX_ESTIMATE_VARIANCE = 0.5  # relative: that of a mean of n weights with fewer than two effective ones, and 1 is the most it can be
 MAX_FAILED_SHARE = 0.01  # of weighted draws
 MAX_HEAT = 0.1  # by which the temperature of stochastic gradients may miss 1, and variances with it
 MIN_EFFICIENCY = 0.1  # Kish's size over draws; ours: at 4 % most of a posterior was missed (docs/results/theta_engines.md)
@@ -68,6 +68,15 @@ def least_effective(summary: Summary, whitened: Tensor, log_weights: Tensor | No
         summary: of the hyperparameters and ``lp``.
         whitened: latents ``(C, S, V)``.
         log_weights: ``(C, S)`` for weighted draws.
+
+    Example:
+        >>> import torch
+        >>> from torchgpmc.diagnostics.summaries import summarise
+        >>> draws = torch.randn(4, 500, 2, generator=torch.Generator().manual_seed(0))
+        >>> draws[..., 1] = draws[..., 1].repeat_interleave(10, 1)[:, :500]  # every value ten times: a tenth as many
+        >>> name, size = least_effective(summarise({"a": draws[..., 0], "b": draws[..., 1]}), draws[..., :0], None)
+        >>> name, 100 < size < 300
+        ('b', True)
     """
     sizes = [(row.name, min(row.ess_bulk, row.ess_tail)) for row in summary.rows]
     if log_weights is None and whitened.shape[-1]:
@@ -84,6 +93,15 @@ def verdict(summary: Summary, least: tuple[str, float], found: list[str], biased
         least: what :func:`least_effective` says.
         found: what :func:`complaints` and :func:`complaints_about_latents` say.
         biased: why the draws would not be exact however many there were, if so.
+
+    Example:
+        >>> import torch
+        >>> from torchgpmc.diagnostics.summaries import summarise
+        >>> summary = summarise({"a": torch.randn(4, 500, generator=torch.Generator().manual_seed(0))})
+        >>> verdict(summary, ("a", 1800.0), [])
+        'Trustworthy: worst effective size 1800 (a), R-hat 1.00...'
+        >>> verdict(summary, ("a", 1800.0), ["the chains have not mixed.", "a region may be missed."])
+        'Do not trust: the chains have not mixed. (and 1 more: see complaints())'
     """
     if found:
         more = f" (and {len(found) - 1} more: see complaints())" if len(found) > 1 else ""
@@ -115,13 +133,35 @@ def complaints_about_divergences(samples: Mapping[str, Tensor], summary: Summary
         samples: ``{name: (C, S, *shape)}``.
         summary: of them.
         stats: per-draw statistics ``(C, S)``.
+
+    Example:
+        >>> import torch
+        >>> from torchgpmc.diagnostics.summaries import summarise
+        >>> samples = {"a": torch.randn(4, 500, generator=torch.Generator().manual_seed(0))}
+        >>> complaints_about_divergences(samples, summarise(samples), {"diverging": samples["a"] > 2.5})  # all in one tail
+        ["... of 2000 transitions diverged (stats['diverging'] says which), where 'a' is large: ..."]
     """
     sizes = [min(row.ess_bulk, row.ess_tail) for row in summary.rows if math.isfinite(row.ess_bulk)]
     return about_divergences(stats["diverging"], scalar_columns(samples), min(sizes, default=0.0)) if "diverging" in stats else []
 
 
 def complaints_about_latents(whitened: Tensor) -> list[str]:
-    """That chains are in different modes of f, which hyperparameters and densities need not show; empty if nothing says so."""
+    """That chains are in different modes of f, which hyperparameters and densities need not show; empty if nothing says so.
+
+    Args:
+        whitened: ``(C, S, V)``.
+
+    Source: rank R-hat of Vehtari et al. 2021.
+
+    Example:
+        >>> import torch
+        >>> v = torch.randn(4, 500, 3, generator=torch.Generator().manual_seed(0))
+        >>> complaints_about_latents(v)
+        []
+        >>> v[3, :, 2] -= 5.0  # one chain in another mode
+        >>> complaints_about_latents(v)
+        ['R-hat of latent 2 is ...']
+    """
     index, rhat = worst_latent(whitened)
     if not rhat > MAX_LATENT_RHAT:
         return []
@@ -144,6 +184,20 @@ def complaints(
         num_chains: C.
         log_weights: ``(C, S)`` for weighted draws.
         begun: at which of several optima chains began, in words.
+
+    Source: Vehtari et al. 2021 for chains, 2024 for k-hat; the other limits are this module's, with their reasons.
+
+    Example:
+        >>> import torch
+        >>> from torchgpmc.diagnostics.summaries import summarise
+        >>> draws = torch.randn(4, 500, generator=torch.Generator().manual_seed(0))
+        >>> complaints(summarise({"a": draws}), {}, 4, None)
+        []
+        >>> complaints(summarise({"a": draws[:, :80]}), {}, 4, None)
+        ["'a' has ... effective draws (at least 400 for 4 chains is reliable): increase num_samples."]
+        >>> weights = torch.zeros(1, 2000).index_fill(1, torch.tensor(7), 20.0)  # one draw that weighs more than all others
+        >>> complaints(summarise({"a": draws.view(1, -1)}, weights), {}, 1, weights)[0]
+        'the importance weights have k-hat ... (at most 0.7 is reliable): draw more, use heavier tails, or NUTS.'
     """
     found = []
     if log_weights is not None:
@@ -161,10 +215,10 @@ def complaints(
             found.append(_about_efficiency(kish_effective_size(log_weights), log_weights.numel()))
         found += _complaints_about_mixing(summary)  # of several chains, whose draws are weighted: weights do not make up for it
         found += [] if found else _complaints_about_size(summary, num_chains)
-        return found + _complaints_about_noise(stats, log_weights) + _complaints_about_failures(stats, MAX_FAILED_SHARE)
+        return found + complaints_about_noise(stats, log_weights) + _complaints_about_failures(stats, MAX_FAILED_SHARE)
     found += _complaints_about_mixing(summary, begun)
     found += _complaints_about_size(summary, num_chains)
-    found += _complaints_about_temperature(stats) + _complaints_about_noise(stats, None) + _complaints_about_stays(stats)
+    found += _complaints_about_temperature(stats) + complaints_about_noise(stats, None) + complaints_about_stays(stats)
     return found + _complaints_about_failures(stats, 0.0)
 
 
@@ -174,6 +228,15 @@ def complaints_about_choice(summary: Summary, source: Source) -> list[str]:
     Args:
         summary: of the chosen draws, by :meth:`Source.judged`.
         source: what they were chosen from.
+
+    Example:
+        >>> import torch
+        >>> from torchgpmc.diagnostics.summaries import summarise
+        >>> weighted = summarise({"a": torch.arange(400.0)[None]}, torch.zeros(1, 400))
+        >>> source = Source(weighted.rows, [])
+        >>> chosen = summarise({"a": torch.arange(50.0)[None]})
+        >>> complaints_about_choice(Summary(source.judged(chosen.rows, 50)), source)
+        ["'a' has 44 effective draws (at least 100 for one chain is reliable): increase num_draws."]
     """
     return list(source.complaints) or _complaints_about_size(summary, 1, "num_draws")
 
@@ -251,6 +314,14 @@ def complaints_about_runs(samples: Mapping[str, Tensor], stats: Mapping[str, Ten
         samples: ``{name: (1, S, *shape)}``.
         stats: per-draw statistics ``(1, S)``, among them ``run`` where there are several.
         log_weights: ``(1, S)``.
+
+    Example:
+        >>> import torch
+        >>> values, run = torch.randn(1, 400, generator=torch.Generator().manual_seed(0)), torch.arange(400)[None] % 2
+        >>> complaints_about_runs({"a": values}, {"run": run}, torch.zeros(1, 400))
+        []
+        >>> complaints_about_runs({"a": values + run}, {"run": run}, torch.zeros(1, 400))  # means that are 1 apart
+        ["the 2 runs disagree: they differ as if the mean of 'a' were known to ..."]
     """
     if "run" not in stats:
         return []
@@ -264,49 +335,6 @@ def complaints_about_runs(samples: Mapping[str, Tensor], stats: Mapping[str, Ten
     return [
         f"the {len(runs.unique())} runs disagree: they differ as if {name} were known to {worst:.2f}, {unit} (at most {limit:.2f} "
         f"is reliable), since some have hardly seen a part of the posterior that others have. Pool more runs, or longer ones."
-    ]
-
-
-_LESS_NOISE = "use more importance samples (num_importance), EP() in place of Laplace()"
-
-
-def estimate_noise(stats: Mapping[str, Tensor], log_weights: Tensor | None) -> float:
-    """Relative variance of the evidence estimates that the draws rest on, zero where the evidence is exact.
-
-    It is estimated from the weights whose mean an estimate is, and one that misses most of p(f | y, theta) looks small; those that
-    hit what the others miss are kept for long, or weigh much. So the average is that over the posterior draws.
-    """
-    if "log_evidence_variance" not in stats:
-        return 0.0
-    variance = stats["log_evidence_variance"].double().flatten()
-    known = torch.isfinite(variance)  # not where an estimate is a single weight
-    weights = torch.ones_like(variance) if log_weights is None else torch.softmax(log_weights.double().flatten(), 0)
-    total = float(weights[known].sum())
-    return float((weights * variance)[known].sum()) / total if total > 0 else 0.0
-
-
-def _complaints_about_noise(stats: Mapping[str, Tensor], log_weights: Tensor | None) -> list[str]:
-    """That draws rest on evidence estimates which came out high by one lucky importance sample."""
-    average = estimate_noise(stats, log_weights)
-    if average <= MAX_ESTIMATE_VARIANCE:
-        return []
-    return [
-        f"the evidence estimates have relative variance {average:.2g} (at most {MAX_ESTIMATE_VARIANCE:g} is reliable: two samples "
-        f"decide each): most may have missed a part of p(f | y, theta), and chains stick, or a few draws weigh much, where one hit "
-        f"it: {_LESS_NOISE}, or NUTS()."
-    ]
-
-
-def _complaints_about_stays(stats: Mapping[str, Tensor]) -> list[str]:
-    """That a pseudo-marginal chain sat on one estimate."""
-    if not ("n_factorizations" in stats and "log_evidence" in stats):
-        return []
-    longest, expected = _longest_stay(stats["log_evidence"])
-    if longest <= 5 * expected + 20:
-        return []
-    return [
-        f"a chain stayed at one draw for {longest} transitions, where about {expected:.0f} is the most to expect at its "
-        f"acceptance rate: its evidence estimate there came out far too high; {_LESS_NOISE}, or correlation=0.99."
     ]
 
 
@@ -330,15 +358,3 @@ def _complaints_about_failures(stats: Mapping[str, Tensor], tolerated: float) ->
             f"if they are many, raise the model's jitter or use stronger priors."
         )
     return found
-
-
-def _longest_stay(values: Tensor) -> tuple[int, float]:
-    """Most successive draws ``(C, S)`` of one value in a chain, and about the most to expect from the overall rate of change."""
-    changed = values[:, 1:] != values[:, :-1]
-    draws = values.numel()
-    rate = max(float(changed.double().mean()), 1 / draws) if changed.numel() else 1.0
-    longest = 0
-    for chain in changed:
-        places = torch.cat([torch.tensor([-1]), chain.nonzero().squeeze(-1), torch.tensor([len(chain)])])
-        longest = max(longest, int(places.diff().max()))
-    return longest, math.log(max(math.e, rate * draws)) / rate

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.distributed.ranks import RankLostError, Ranks, held_interrupt
-from torchgpmc.models.gp_model import LatentsAt
+from torchgpmc.models.latents import LatentsAt
 from torchgpmc.models.sparse import SparseGP
 from torchgpmc.models.sparse_gradient import SparseDensity, automatic_chunk
 from torchgpmc.models.targets import Targets

@@ -30,6 +30,16 @@ class AnnealedEstimator:
 
     Densities :math:`q(f) w(f)^{\beta_t}`, w = p(y, f | theta) / q(f), with :math:`\beta_t` from 0 to 1. In the coordinates that
     make q standard normal, elliptical slice sampling leaves each invariant and has nothing to tune. Made by :func:`annealed`.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> kernel = RBFKernel().requires_grad_(False)
+        >>> model = tg.GP(torch.linspace(0, 1, 8), torch.arange(8) > 3, kernel, tg.likelihoods.Bernoulli())
+        >>> theta, generator = torch.zeros(1, 0).double(), torch.Generator().manual_seed(0)  # one setting, nothing to sample
+        >>> at_once, in_steps = (tg.evidence.annealed(model, num_importance=200, num_temperatures=count) for count in (1, 10))
+        >>> bool(in_steps(theta, generator).variance < at_once(theta, generator).variance)  # no step has to bridge all of the gap
+        True
     """
 
     model: GPModel

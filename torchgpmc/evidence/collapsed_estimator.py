@@ -18,6 +18,20 @@ class CollapsedEstimator:
 
     Args:
         marginal: of a model that ``collapses``.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.likelihoods import GaussianLikelihood
+        >>> kernel, likelihood = RBFKernel().requires_grad_(False), GaussianLikelihood().requires_grad_(False)
+        >>> x = torch.linspace(0, 1, 8)
+        >>> model = tg.SparseGP(x, x.sin(), kernel, likelihood, inducing_points=x[::2])
+        >>> estimator = CollapsedEstimator(tg.approximations.CollapsedMarginal(model))
+        >>> found = estimator.draw(torch.zeros(2, 0).double(), torch.Generator().manual_seed(0))  # twice the same setting
+        >>> bool(found.value[0] == found.value[1]), found.variance  # exact
+        (True, tensor([0., 0.], dtype=torch.float64))
+        >>> found.whitened.shape
+        torch.Size([2, 4])
     """
 
     marginal: CollapsedMarginal

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from torchgpmc.approximations import ClassApproximation, GaussianApproximation
 from torchgpmc.approximations.gaussian_form import LatentProblem
-from torchgpmc.models.gp_model import GPModel, LatentPrior
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.latents import LatentPrior
 from torchgpmc.models.targets import Targets
 from torchgpmc.numerics.linalg import times_blocks, triangular_log_determinant
 

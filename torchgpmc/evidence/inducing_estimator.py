@@ -9,7 +9,8 @@ from torchgpmc.approximations.gaussian_form import LatentProblem
 from torchgpmc.approximations.nearest_normal import NearestNormal, Variational
 from torchgpmc.approximations.normal_latents import GaussianLatents, LatentSites
 from torchgpmc.evidence.importance_sampling import ImportanceEstimate, ImportanceEstimator
-from torchgpmc.models.gp_model import GPModel, LatentPrior, LatentsAt, likelihood_values
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.latents import LatentPrior, LatentsAt, likelihood_values
 from torchgpmc.models.targets import Targets
 from torchgpmc.numerics.linalg import identity_matrix, times_matrix, triangular_log_determinant
 from torchgpmc.trees import where
@@ -26,6 +27,19 @@ class InducingEstimator(ImportanceEstimator):
 
     whatever mean and S are. With the sites' W, e'e = d'd + sum_n W_n (a_n'd)^2 at d = v - mean: field ``alpha`` of an
     estimate is the mean ``(C, M)``, and ``precision`` is W.
+
+    Made by :func:`torchgpmc.evidence.importance`.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> kernel, x = RBFKernel().requires_grad_(False), torch.linspace(0, 1, 8)
+        >>> model = tg.SparseGP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli(), inducing_points=x[::2])
+        >>> theta = torch.zeros(1, 0).double()
+        >>> found = tg.evidence.importance(model, num_importance=64)(theta, torch.Generator().manual_seed(0))
+        >>> bound = tg.approximations.Variational().evidence(model, model.prior(theta)).log_evidence
+        >>> bool(bound < found.value), bool(found.variance < 1e-3)  # the bound is below what the estimates are of
+        (True, True)
     """
 
     approximation: Variational

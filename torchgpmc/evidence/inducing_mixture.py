@@ -14,7 +14,8 @@ from torchgpmc.approximations.normal_latents import LatentSites, joint_precision
 from torchgpmc.checks import check_count
 from torchgpmc.evidence.defended import LEAST_DRAWS, chosen_draws, defended_draws, mean_weight
 from torchgpmc.evidence.latent_estimates import LatentEstimate, stacked_latents
-from torchgpmc.models.gp_model import GPModel, LatentsAt, likelihood_values
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.latents import LatentsAt, likelihood_values
 from torchgpmc.models.targets import Targets
 from torchgpmc.numerics.random import normal_like
 from torchgpmc.numerics.threads import even_slices, side_by_side
@@ -66,13 +67,34 @@ class InducingMixture:
 
 
 def serves_inducing_mixture(model: GPModel) -> bool:
-    """Whether the latents are values at inducing points, and p(y | v) a product over data of functions of f's marginals."""
+    """Whether the latents are values at inducing points, and p(y | v) a product over data of functions of f's marginals.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> kernel, x = RBFKernel().requires_grad_(False), torch.linspace(0, 1, 8)
+        >>> of_data = x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli()
+        >>> serves_inducing_mixture(tg.GP(*of_data)), serves_inducing_mixture(tg.SparseGP(*of_data, inducing_points=x[::2]))
+        (False, True)
+    """
     return model.factorises and not model.has_latents_at_data and model.is_smooth
 
 
 @dataclass(frozen=True, eq=False)
 class InducingMixtureEstimator:
-    """Unbiased estimates of the integral over v, each with a draw of it; made by :class:`InducingMixture`."""
+    """Unbiased estimates of the integral over v, each with a draw of it; made by :class:`InducingMixture`.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> kernel, x = RBFKernel().requires_grad_(False), torch.linspace(0, 1, 6)
+        >>> likelihood = tg.likelihoods.Softmax(num_classes=3, mixing_weights=False)
+        >>> model = tg.SparseGP(x, torch.arange(6) // 2, kernel, likelihood, inducing_points=x[::3])
+        >>> estimator = tg.evidence.InducingMixture(num_importance=100).estimator(model)
+        >>> found = estimator.draw(torch.zeros(1, 0).double(), torch.Generator().manual_seed(0))
+        >>> found.whitened.shape, bool(found.variance < 0.01)  # two inducing values of three functions
+        (torch.Size([1, 6]), True)
+    """
 
     model: GPModel
     targets: Targets

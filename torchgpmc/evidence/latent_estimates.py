@@ -15,14 +15,38 @@ LATENTS_KEPT = 4  # given theta they vary far more than their mean does with the
 
 
 def latents_kept(model: GPModel) -> int:
-    """Latent vectors of a theta that a run keeps: one where predictions would not use more, dear as they are or exact without."""
+    """Latent vectors of a theta that a run keeps: one where predictions would not use more, dear as they are or exact without.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.likelihoods import GaussianLikelihood
+        >>> kernel, x = RBFKernel().requires_grad_(False), torch.linspace(0, 1, 8)
+        >>> binary = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+        >>> regression = tg.GPRegression(x, x.sin(), kernel, GaussianLikelihood().requires_grad_(False))  # f is integrated out
+        >>> latents_kept(binary), latents_kept(regression)
+        (4, 1)
+    """
     likelihood = as_likelihood(model.likelihood)
     several = likelihood.predicts_quickly or likelihood.has_moments_by_formula
     return LATENTS_KEPT if several and not model.is_conjugate else 1
 
 
 class LatentEstimate(NamedTuple):
-    """Estimates at C thetas, with one of the latent vectors each was made from, chosen by its weight."""
+    """Estimates at C thetas, with one of the latent vectors each was made from, chosen by its weight.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> kernel = RBFKernel().requires_grad_(False)
+        >>> model = tg.GP(torch.linspace(0, 1, 8), torch.arange(8) > 3, kernel, tg.likelihoods.Bernoulli())
+        >>> theta, generator = torch.zeros(1, 0).double(), torch.Generator().manual_seed(0)  # one setting, nothing to sample
+        >>> found = tg.evidence.Orthant().estimator(model).draw(theta, generator, num_latents=2)
+        >>> found.value.shape, found.whitened.shape, found.further_whitened.shape
+        (torch.Size([1]), torch.Size([1, 8]), torch.Size([1, 1, 8]))
+        >>> torch.allclose(found.log_likelihood, model.log_likelihood(model.at(model.prior(theta)), found.whitened))
+        True
+    """
 
     value: Tensor  # (C,), log of the unbiased estimate of p(y | theta); -inf where K could not be factorised
     variance: Tensor  # (C,), relative variance of the estimate
@@ -34,7 +58,20 @@ class LatentEstimate(NamedTuple):
 
 
 class LatentEstimator(Protocol):
-    """An unbiased estimator with latent draws; what it returns has at least the fields of :class:`LatentEstimate`."""
+    """An unbiased estimator with latent draws; what it returns has at least the fields of :class:`LatentEstimate`.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> kernel = RBFKernel().requires_grad_(False)
+        >>> model = tg.GP(torch.linspace(0, 1, 8), torch.arange(8) > 3, kernel, tg.likelihoods.Bernoulli())
+        >>> theta, generator = torch.zeros(1, 0).double(), torch.Generator().manual_seed(0)  # one setting, nothing to sample
+        >>> estimator = tg.evidence.Orthant().estimator(model)
+        >>> auxiliary = torch.randn(1, estimator.auxiliary_size, generator=generator, dtype=torch.float64)
+        >>> first, again = (estimator.evaluate(theta, auxiliary) for _ in range(2))  # a function of them
+        >>> bool(first.value == again.value), bool(first.value == estimator.draw(theta, generator).value)
+        (True, False)
+    """
 
     @property
     def auxiliary_size(self) -> int:
@@ -63,7 +100,19 @@ class LatentEstimator(Protocol):
 
 
 class Evidence(Protocol):
-    """Options of one kind of unbiased estimate, in place of an engine's own importance sampling."""
+    """Options of one kind of unbiased estimate, in place of an engine's own importance sampling.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> kernel = RBFKernel().requires_grad_(False)
+        >>> model = tg.GP(torch.linspace(0, 1, 8), torch.arange(8) > 3, kernel, tg.likelihoods.Bernoulli())
+        >>> theta, generator = torch.zeros(1, 0).double(), torch.Generator().manual_seed(0)  # one setting, nothing to sample
+        >>> def value_of(evidence):
+        ...     return evidence.estimator(model).draw(theta, generator).value
+        >>> (value_of(tg.evidence.Orthant(1000)) - value_of(tg.evidence.SmoothProbit(num_importance=1000))).abs() < 0.1
+        tensor([True])
+    """
 
     def estimator(self, model: GPModel, targets: Targets | None = None) -> LatentEstimator:
         """The estimator for a model; its own targets by default.

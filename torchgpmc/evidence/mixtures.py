@@ -19,7 +19,7 @@ from torchgpmc.evidence.gaussian_draws import (
     stacked_mean,
 )
 from torchgpmc.evidence.importance_sampling import ImportanceEstimate, ImportanceEstimator
-from torchgpmc.models.gp_model import LatentPrior
+from torchgpmc.models.latents import LatentPrior
 from torchgpmc.numerics.linalg import cholesky_in_place, times_blocks
 from torchgpmc.numerics.random import uniform
 

@@ -22,7 +22,8 @@ from torchgpmc.checks import check_count
 from torchgpmc.evidence.defended import LEAST_DRAWS, chosen_draws, defended_draws, mean_weight
 from torchgpmc.evidence.latent_estimates import LatentEstimate, stacked_latents
 from torchgpmc.likelihoods import HeteroskedasticGaussian
-from torchgpmc.models.gp_model import GPModel, LatentPrior
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.latents import LatentPrior
 from torchgpmc.models.targets import Targets
 from torchgpmc.numerics.linalg import cholesky, solve_lower, times_vector, triangular_log_determinant
 from torchgpmc.numerics.random import normal_like
@@ -112,7 +113,16 @@ class NoiseAlone:
 
 
 def is_heteroskedastic(model: GPModel) -> bool:
-    """Whether it is a full GP with the likelihood whose mean function integrates out."""
+    """Whether it is a full GP with the likelihood whose mean function integrates out.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> kernel, x = RBFKernel().requires_grad_(False), torch.linspace(0, 1, 8)
+        >>> likelihoods = tg.likelihoods.HeteroskedasticGaussian(scale=0.1), tg.likelihoods.StudentT().requires_grad_(False)
+        >>> [is_heteroskedastic(tg.GP(x, x.sin(), kernel, likelihood)) for likelihood in likelihoods]
+        [True, False]
+    """
     kind: Any = type(model.likelihood)
     known = isinstance(model.likelihood, HeteroskedasticGaussian) and is_newest(
         kind, "expected_log_likelihood", ("pointwise_log_prob", "forward", "log_prob", "_log_deviation")
@@ -122,7 +132,18 @@ def is_heteroskedastic(model: GPModel) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class NoiseAloneEstimator:
-    """Unbiased estimates of p(y | theta), each with latent draws; made by :class:`NoiseAlone`."""
+    """Unbiased estimates of p(y | theta), each with latent draws; made by :class:`NoiseAlone`.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> kernel, x = RBFKernel().requires_grad_(False), torch.linspace(0, 1, 8)
+        >>> model = tg.GP(x, x.sin(), kernel, tg.likelihoods.HeteroskedasticGaussian(scale=0.1))
+        >>> estimator = tg.evidence.NoiseAlone(num_importance=100).estimator(model)
+        >>> found = estimator.draw(torch.zeros(1, 0).double(), torch.Generator().manual_seed(0))
+        >>> found.whitened.shape, bool(found.variance < 0.05)  # the mean function's values, then the log deviations'
+        (torch.Size([1, 16]), True)
+    """
 
     model: GPModel
     targets: Targets

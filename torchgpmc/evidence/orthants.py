@@ -20,7 +20,8 @@ from torchgpmc.approximations.gaussian_form import check_model, without_it
 from torchgpmc.checks import check_count
 from torchgpmc.evidence.latent_estimates import LatentEstimate, spread_levels, stacked_latents
 from torchgpmc.likelihoods import Bernoulli
-from torchgpmc.models.gp_model import GPModel, LatentPrior
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.latents import LatentPrior
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.validation import check_test_inputs
 from torchgpmc.numerics.linalg import cholesky, identity_matrix
@@ -38,7 +39,15 @@ _WORTH_A_THREAD = 4  # thetas
 
 
 def is_probit(model: GPModel) -> bool:
-    """Whether it is a full GP with the probit likelihood."""
+    """Whether it is a full GP with the probit likelihood.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> kernel, x = RBFKernel().requires_grad_(False), torch.linspace(0, 1, 8)
+        >>> [is_probit(tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli(link))) for link in ("probit", "logit")]
+        [True, False]
+    """
     return model.has_latents_at_data and isinstance(model.likelihood, Bernoulli) and model.likelihood.is_probit
 
 
@@ -123,6 +132,18 @@ class OrthantEstimator:
 
     The draw is chosen by its weight among the points; with it (theta, f) is a joint posterior draw, as in
     :class:`ImportanceEstimator`.
+
+    Made by :class:`Orthant`.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> kernel = RBFKernel().requires_grad_(False)
+        >>> model = tg.GP(torch.linspace(0, 1, 8), torch.arange(8) > 3, kernel, tg.likelihoods.Bernoulli())
+        >>> theta, generator = torch.zeros(1, 0).double(), torch.Generator().manual_seed(0)  # one setting, nothing to sample
+        >>> found = tg.evidence.Orthant(num_points=256).estimator(model).draw(theta.expand(100, 0), generator)
+        >>> bool(found.value.var() < found.variance.mean() < 1e-4)  # of a net, and as if its points were independent
+        True
     """
 
     model: GPModel
@@ -224,6 +245,15 @@ class LatentDraws(NamedTuple):
 def exact_latents(model: GPModel, theta: Tensor, num_samples: int, generator: torch.Generator) -> LatentDraws:
     """Independent posterior draws of the latents at one theta ``(1, P)``, exact unless acceptance is below 1e-4.
 
+    Args:
+        model: a :class:`GP` with ``Bernoulli(link="probit")``.
+        theta: unconstrained ``(1, P)``.
+        num_samples: S.
+        generator: of the draws.
+
+    Returns:
+        ``whitened`` ``(S, N)``, ``log_weight`` ``(S,)``, ``acceptance_rate`` and ``exact``.
+
     Raises:
         ValueError: not a probit GP, or a covariance that cannot be factorised.
 
@@ -261,6 +291,17 @@ class OrthantClassifier:
     Attributes:
         log_evidence: ``(C,)``.
         variance: its relative variance ``(C,)``, as if points were independent.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> kernel = RBFKernel().requires_grad_(False)
+        >>> model = tg.GP(torch.tensor([0.0, 100.0]), torch.tensor([0, 1]), kernel, tg.likelihoods.Bernoulli())
+        >>> found = tg.evidence.classify(model, torch.zeros(1, 0).double())
+        >>> found.log_evidence.exp().round(decimals=3)  # two labels that know nothing of one another
+        tensor([0.2500], dtype=torch.float64)
+        >>> found.probabilities(torch.tensor([0.0, 50.0, 100.0])).round(decimals=2)  # of f ~ N(0, 1): 1/2 + asin(1/2) / pi at a 1
+        tensor([[0.3300, 0.5000, 0.6700]], dtype=torch.float64)
     """
 
     def __init__(self, model: GPModel, prior: LatentPrior, found: ProbitProblem, log_weight: Tensor, t: Tensor):
@@ -271,7 +312,11 @@ class OrthantClassifier:
         self.log_evidence = torch.where(found.ok, value, -torch.inf)
 
     def probabilities(self, x: Tensor) -> Tensor:
-        """P(y* = 1) ``(C, T)`` at test inputs ``(T, D)``: the soft count of eq. 62."""
+        """P(y* = 1) ``(C, T)`` at test inputs ``(T, D)``: the soft count of eq. 62.
+
+        Raises:
+            ValueError: inputs of the wrong shape, NaN or infinite values.
+        """
         model, prior = self._model, self._prior
         x = check_test_inputs(x, model.train_x, model.columns)
         with torch.no_grad():

@@ -16,7 +16,18 @@ _ROUNDS = 5
 
 
 class AdaptiveState(NamedTuple):
-    """All draws so far, the proposals they came from, and the proposal to draw from next."""
+    """All draws so far, the proposals they came from, and the proposal to draw from next.
+
+    Example:
+        >>> import math, torch
+        >>> from torchgpmc.importance import draw_from, from_modes
+        >>> unit = from_modes(torch.zeros(1, 1), torch.eye(1)[None], torch.zeros(1), math.inf)  # N(0, 1)
+        >>> state = start(unit)
+        >>> position = draw_from(state.current, 1000, torch.Generator().manual_seed(0))
+        >>> state = add_draws(state, position, -0.5 * position.square().sum(-1))
+        >>> state.position.shape, state.counts, state.past.mean.shape  # a batch of one proposal, of one component
+        (torch.Size([1000, 1]), tensor([1000.]), torch.Size([1, 1, 1]))
+    """
 
     position: Tensor  # (S, D)
     log_target: Tensor  # (S,), log of the (estimated) unnormalised target
@@ -38,6 +49,11 @@ class Adaptation(NamedTuple):
     among the others: one that stands where little mass is keeps its part of that, however few draws it answers for. ``rounds`` of
     expectation maximisation a batch bring one that has far to go there in half the draws; of many components they make more of the
     draws they are learned from than is there, and so of those draws' weights less.
+
+    Example:
+        >>> plan = Adaptation(modified=False, diagonal=False, prior_strength=10.0, defensive_share=0.1)
+        >>> plan.modified, plan.defensive_share  # AMIS, with a component that stays
+        (False, 0.1)
     """
 
     modified: bool
@@ -49,7 +65,16 @@ class Adaptation(NamedTuple):
 
 
 def start(first: Proposal) -> AdaptiveState:
-    """No draws yet."""
+    """No draws yet.
+
+    Example:
+        >>> import math, torch
+        >>> from torchgpmc.importance import draw_from, from_modes
+        >>> unit = from_modes(torch.zeros(1, 1), torch.eye(1)[None], torch.zeros(1), math.inf)  # N(0, 1)
+        >>> state = start(unit)
+        >>> len(state.position), state.current is unit
+        (0, True)
+    """
     like = first.mean
     none = like.new_zeros(0)
     past = Proposal(*(part.new_zeros(0, *part.shape) for part in first))
@@ -60,6 +85,17 @@ def add_draws(state: AdaptiveState, position: Tensor, log_target: Tensor) -> Ada
     """A batch ``(B, D)`` drawn from ``state.current``, with log targets ``(B,)``; all weights brought up to date.
 
     Algorithm 1 of paper E: old draws see the new proposal, new ones all proposals; O(S + T B) evaluations, no target again.
+
+    Example:
+        >>> import math, torch
+        >>> from torchgpmc.importance import draw_from, from_modes
+        >>> unit = from_modes(torch.zeros(1, 1), torch.eye(1)[None], torch.zeros(1), math.inf)  # N(0, 1)
+        >>> state = start(unit)
+        >>> position = draw_from(state.current, 1000, torch.Generator().manual_seed(0))
+        >>> state = add_draws(state, position, -0.5 * (position - 0.5).square().sum(-1))  # N(1/2, 1), without its constant
+        >>> weights = torch.softmax(log_weights(state), 0)
+        >>> round(float(weights @ position[:, 0]), 1)
+        0.5
     """
     count = position.new_tensor([float(len(position))])
     old = torch.logaddexp(state.log_denominator, count.log() + log_density_of(state.current, state.position))
@@ -80,7 +116,18 @@ def add_draws(state: AdaptiveState, position: Tensor, log_target: Tensor) -> Ada
 
 
 def log_weights(state: AdaptiveState) -> Tensor:
-    """Unnormalised log weights ``(S,)`` of eq. 10 (eq. 23 for estimated targets): the target over the mixture of all proposals."""
+    """Unnormalised log weights ``(S,)`` of eq. 10 (eq. 23 for estimated targets): the target over the mixture of all proposals.
+
+    Example:
+        >>> import math, torch
+        >>> from torchgpmc.importance import draw_from, from_modes
+        >>> unit = from_modes(torch.zeros(1, 1), torch.eye(1)[None], torch.zeros(1), math.inf)  # N(0, 1)
+        >>> state = start(unit)
+        >>> position = draw_from(state.current, 1000, torch.Generator().manual_seed(0))
+        >>> state = add_draws(state, position, -0.5 * position.square().sum(-1))
+        >>> log_weights(state)[:2].exp()  # the target over N(0, 1), which lacks the constant (2 pi)^1/2
+        tensor([2.5066, 2.5066])
+    """
     return state.log_target - state.log_denominator + state.counts.sum().log()
 
 
@@ -89,6 +136,20 @@ def own_log_weights(state: AdaptiveState) -> Tensor:
 
     A proposal is settled before its draws are, so each of these weights has the evidence for its mean, whatever was learned when;
     those of :func:`log_weights` have not, since the proposals in their denominators were learned from the draws they weigh.
+
+    Example:
+        >>> import math, torch
+        >>> from torchgpmc.importance import draw_from, from_modes
+        >>> unit = from_modes(torch.zeros(1, 1), torch.eye(1)[None], torch.zeros(1), math.inf)  # N(0, 1)
+        >>> state = start(unit)
+        >>> position = draw_from(state.current, 1000, torch.Generator().manual_seed(0))
+        >>> state = add_draws(state, position, -0.5 * position.square().sum(-1))
+        >>> wide = state._replace(current=from_modes(torch.zeros(1, 1), 4 * torch.eye(1)[None], torch.zeros(1), math.inf))
+        >>> state = add_draws(wide, torch.zeros(1000, 1), torch.zeros(1000))  # a second batch, for once all at zero
+        >>> own_log_weights(state)[[0, -1]].exp()  # by the proposal of each: the density of N(0, 4) at zero is half that of N(0, 1)
+        tensor([2.5066, 5.0133])
+        >>> log_weights(state)[-1].exp()  # by the mixture of both, three quarters of it
+        tensor(3.3422)
     """
     return state.log_target - _of_own_proposal(state, _log_densities(state))
 
@@ -103,6 +164,17 @@ def log_evidence(state: AdaptiveState) -> tuple[Tensor, Tensor]:
     its t statistic falls below :math:`-z - \kappa (2 z^2 + 1) / 6` as seldom as a normal one below :math:`-z` (Hall 1992, "On the
     removal of skewness by transformation"). The error is the larger of the two estimates times :math:`1 + 11 \kappa / 8`, at which
     even four errors reach as far as they say; where weights are even, it is the usual one.
+
+    Example:
+        >>> import math, torch
+        >>> from torchgpmc.importance import draw_from, from_modes
+        >>> unit = from_modes(torch.zeros(1, 1), torch.eye(1)[None], torch.zeros(1), math.inf)  # N(0, 1)
+        >>> state = start(unit)
+        >>> position = draw_from(state.current, 1000, torch.Generator().manual_seed(0))
+        >>> state = add_draws(state, position, -0.5 * (position - 0.5).square().sum(-1))
+        >>> value, error = log_evidence(state)
+        >>> bool((value - 0.5 * math.log(2 * math.pi)).abs() < 3 * error), bool(error < 0.05)
+        (True, True)
     """
     log_density = _log_densities(state)
     count = float(state.counts.sum())
@@ -140,7 +212,20 @@ def _skewed_error(log_relative: Tensor, log_share: Tensor, count: float) -> Tens
 
 
 def adapt(state: AdaptiveState, plan: Adaptation) -> AdaptiveState:
-    """Moves every component to the weighted moments of the draws it answers for."""
+    """Moves every component to the weighted moments of the draws it answers for.
+
+    Example:
+        >>> import math, torch
+        >>> from torchgpmc.importance import draw_from, from_modes
+        >>> unit = from_modes(torch.zeros(1, 1), torch.eye(1)[None], torch.zeros(1), math.inf)  # N(0, 1)
+        >>> state = start(unit)
+        >>> position = draw_from(state.current, 1000, torch.Generator().manual_seed(0))
+        >>> state = add_draws(state, position, -2 * (position - 2).square().sum(-1))  # N(2, 1/4)
+        >>> plan = Adaptation(modified=False, diagonal=False, prior_strength=0.0)
+        >>> moved = adapt(state, plan).current
+        >>> moved.mean.round(decimals=1), moved.factor.round(decimals=1)
+        (tensor([[2.]]), tensor([[[0.5000]]]))
+    """
     if plan.modified:
         last = int(state.counts[-1])
         position = state.position[-last:]
@@ -162,13 +247,34 @@ def hold_their_part(state: AdaptiveState, components: int) -> bool:
     """Whether the first components of a run's only proposal weigh as much as their part of the draws, or more.
 
     By how likely each draw is to be of one of them: a share of the mass, where proposals cover it, against a share of the draws.
+
+    Example:
+        >>> import math, torch
+        >>> from torchgpmc.importance import draw_from, from_modes
+        >>> both = from_modes(torch.tensor([[-3.0], [3.0]]), torch.ones(2, 1, 1), torch.zeros(2), math.inf)
+        >>> position = draw_from(both, 1000, torch.Generator().manual_seed(0))
+        >>> left, right = (add_draws(start(both), position, -0.5 * (position - at).square().sum(-1)) for at in (-3, 3))
+        >>> hold_their_part(left, 1), hold_their_part(right, 1)  # the first component is the one at -3
+        (True, False)
     """
     shares = _responsibilities(state.current, state.position).exp()[:components].sum(0)
     return bool(torch.softmax(log_weights(state), 0) @ shares >= shares.mean())
 
 
 def begun_again(state: AdaptiveState, beginning: Proposal) -> AdaptiveState:
-    """The same draws, with weights as they are, and a ``beginning`` to go on from, whose last component is a defensive one."""
+    """The same draws, with weights as they are, and a ``beginning`` to go on from, whose last component is a defensive one.
+
+    Example:
+        >>> import math, torch
+        >>> from torchgpmc.importance import draw_from, from_modes
+        >>> unit = from_modes(torch.zeros(1, 1), torch.eye(1)[None], torch.zeros(1), math.inf)  # N(0, 1)
+        >>> state = start(unit)
+        >>> position = draw_from(state.current, 1000, torch.Generator().manual_seed(0))
+        >>> state = add_draws(state, position, -0.5 * position.square().sum(-1))
+        >>> again = begun_again(state, from_modes(torch.zeros(2, 1), torch.ones(2, 1, 1), torch.zeros(2), math.inf))
+        >>> len(again.current.mean), torch.equal(log_weights(again), log_weights(state))
+        (2, True)
+    """
     size = max(len(beginning.mean), len(state.first.mean))
     again = _divided(beginning, size)
     past = [_divided(Proposal(*(part[batch] for part in state.past)), size) for batch in range(len(state.counts))]

@@ -18,7 +18,15 @@ _SLOPE = 1e-3  # of the log density, where a search may end: a proposal's centre
 
 
 class Mode(NamedTuple):
-    """A local maximum."""
+    """A local maximum.
+
+    Example:
+        >>> import torch
+        >>> narrow = Mode(torch.zeros(1), torch.tensor(0.0), torch.tensor([[1.0]]))
+        >>> wide = Mode(torch.ones(1), torch.tensor(0.0), torch.tensor([[4.0]]))  # as high, of twice the deviation
+        >>> (wide.log_mass - narrow.log_mass).exp().round()
+        tensor(2.)
+    """
 
     position: Tensor  # (D,)
     log_density: Tensor  # ()
@@ -38,6 +46,15 @@ def find_modes(density: LogDensity, starts: Tensor, *, bound: float = 15.0, max_
         starts: ``(number, D)``.
         bound: of every coordinate's absolute value.
         max_iterations: of each run of L-BFGS-B (scipy).
+
+    Example:
+        >>> import torch
+        >>> from torchgpmc.density import AutogradDensity
+        >>> def two_humps(x):  # of deviations 1 and 1/2, the second twice as high
+        ...     return torch.logaddexp(-0.5 * (x - 5).square(), -2 * (x + 5).square() + torch.tensor(2.0).log()).sum(-1)
+        >>> found = find_modes(AutogradDensity(two_humps), torch.tensor([[-3.0], [3.0], [4.0]]).double())
+        >>> [(round(float(mode.position), 3), round(float(mode.covariance), 3)) for mode in found]
+        [(-5.0, 0.25), (5.0, 1.0)]
     """
     found: list[Mode] = []
     for start in starts:

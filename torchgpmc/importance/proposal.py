@@ -14,7 +14,16 @@ from torchgpmc.numerics.random import sobol_points
 
 
 class Proposal(NamedTuple):
-    """A mixture with components of given mean and covariance; Student t components are scaled to have that covariance."""
+    """A mixture with components of given mean and covariance; Student t components are scaled to have that covariance.
+
+    Example:
+        >>> import math, torch
+        >>> half = torch.tensor([0.5, 0.5]).log()
+        >>> proposal = Proposal(half, torch.tensor([[-3.0], [3.0]]), torch.ones(2, 1, 1), torch.tensor(math.inf))  # two normals
+        >>> draws = draw_from(proposal, 1024, torch.Generator().manual_seed(0))
+        >>> draws.shape, (draws > 0).double().mean().round(decimals=2)
+        (torch.Size([1024, 1]), tensor(0.5000, dtype=torch.float64))
+    """
 
     log_share: Tensor  # (components,)
     mean: Tensor  # (components, D)
@@ -33,6 +42,18 @@ def draw_from(proposal: Proposal, num_draws: int, generator: torch.Generator) ->
 
     Each draw alone has the proposal's density, so estimates from fixed proposals are unbiased; together they are negatively
     dependent, and errors computed as for independent draws are too large, if anything (Owen 1997, "Scrambled net variance").
+
+    Args:
+        proposal: of D dimensions.
+        num_draws: S.
+        generator: for the net's randomisation.
+
+    Example:
+        >>> import math, torch
+        >>> unit = from_modes(torch.zeros(1, 2), torch.eye(2)[None], torch.zeros(1), math.inf)  # N(0, I)
+        >>> draws = draw_from(unit, 1024, torch.Generator().manual_seed(0))
+        >>> (draws.mean(0).abs() < 0.002).all(), 1024**-0.5  # of independent draws the error would be
+        (tensor(True), 0.03125)
     """
     dimension = proposal.mean.shape[-1]
     degrees = float(proposal.degrees_of_freedom)
@@ -48,7 +69,15 @@ def draw_from(proposal: Proposal, num_draws: int, generator: torch.Generator) ->
 
 
 def log_density_of(proposal: Proposal, position: Tensor) -> Tensor:
-    """Log density at ``(S, D)``: ``(S,)``."""
+    """Log density of the mixture at positions ``(S, D)``, normalised: ``(S,)``.
+
+    Example:
+        >>> import math, torch
+        >>> half = torch.tensor([0.5, 0.5]).log()
+        >>> proposal = Proposal(half, torch.tensor([[-3.0], [3.0]]), torch.ones(2, 1, 1), torch.tensor(math.inf))
+        >>> log_density_of(proposal, torch.tensor([[0.0]])).exp() * (2 * math.pi) ** 0.5  # both have exp(-9 / 2)
+        tensor([0.0111])
+    """
     dimension = position.shape[-1]
     white = solve_lower(proposal.factor, (position - proposal.mean.unsqueeze(1)).mT) / _scale(proposal)  # (components, D, S)
     square = white.square().sum(1)
@@ -74,6 +103,12 @@ def from_modes(mean: Tensor, covariance: Tensor, log_share: Tensor, degrees_of_f
 
     Raises:
         ValueError: a covariance that is not positive definite.
+
+    Example:
+        >>> import torch
+        >>> proposal = from_modes(torch.zeros(2, 1), torch.tensor([[[4.0]], [[9.0]]]), torch.tensor([5.0, 5.0]), 5)
+        >>> proposal.factor.flatten(), proposal.log_share.exp()  # deviations; shares add up to one
+        (tensor([2., 3.]), tensor([0.5000, 0.5000]))
     """
     factor, ok = cholesky(covariance)
     if not bool(ok.all()):
@@ -83,7 +118,25 @@ def from_modes(mean: Tensor, covariance: Tensor, log_share: Tensor, degrees_of_f
 
 
 def with_defence(proposal: Proposal, mean: Tensor, factor: Tensor, share: float) -> Proposal:
-    """The same with one more component, last, of the given share: its mean ``(D,)`` and factor ``(D, D)``."""
+    """The same with one more component, last, of the given share.
+
+    Args:
+        proposal: what keeps the rest, 1 - ``share``.
+        mean: of the new component ``(D,)``.
+        factor: lower Cholesky factor of its covariance ``(D, D)``.
+        share: in (0, 1).
+
+    Source: Hesterberg 1995, who bounds weights so.
+
+    Example:
+        >>> import math, torch
+        >>> narrow = from_modes(torch.zeros(1, 1), torch.tensor([[[0.01]]]), torch.zeros(1), math.inf)
+        >>> defended = with_defence(narrow, torch.zeros(1), torch.eye(1), 0.1)
+        >>> far = torch.tensor([[3.0]])
+        >>> target = torch.distributions.Normal(0.0, 1.0).log_prob(far).sum(-1)
+        >>> (target - log_density_of(defended, far)).exp().round(), (target - log_density_of(narrow, far)).exp() > 1e30
+        (tensor([10.]), tensor([True]))
+    """
     log_share = torch.cat([proposal.log_share + math.log1p(-share), proposal.log_share.new_tensor([math.log(share)])])
     means, factors = torch.cat([proposal.mean, mean[None]]), torch.cat([proposal.factor, factor[None]])
     return Proposal(log_share, means, factors, proposal.degrees_of_freedom)

@@ -33,6 +33,15 @@ def default_kernel(num_columns: int, variance_prior: Prior) -> Kernel:
     """A squared exponential for D standardised columns: distances grow with sqrt(D), and so does the prior of the lengthscale.
 
     The lengthscale's prior is LogNormal(sqrt(2) + log(D) / 2, sqrt(3)) (Hvarfner, Hellsten & Nardi 2024).
+
+    Args:
+        num_columns: D.
+        variance_prior: of the kernel's variance.
+
+    Example:
+        >>> kernel = default_kernel(4, GammaPrior(2.0, 0.5))
+        >>> round(float(kernel.base_kernel.lengthscale_prior.loc), 4)  # sqrt(2) + log(4) / 2
+        2.1074
     """
     lengthscale = LogNormalPrior(math.sqrt(2) + 0.5 * math.log(num_columns), math.sqrt(3))
     return ScaleKernel(RBFKernel(lengthscale_prior=lengthscale), outputscale_prior=variance_prior)
@@ -121,8 +130,8 @@ class GPClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         >>> from sklearn.datasets import load_iris
         >>> x, y = load_iris(return_X_y=True)
         >>> classifier = GPClassifier(num_samples=200, random_state=0).fit(x[40:110:2], y[40:110:2])
-        >>> classifier.predict_proba(x[40:44]).shape
-        (4, 3)
+        >>> classifier.predict_proba(x[40:44]).shape, classifier.predict(x[[45, 75, 105]]).tolist()
+        ((4, 3), [0, 1, 2])
     """
 
     def __init__(
@@ -217,6 +226,8 @@ class GPRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         >>> mean, deviation = regressor.predict(x[:3], return_std=True)
         >>> bool((abs(mean - np.sin(x[:3, 0])) < 4 * deviation).all())
         True
+        >>> regressor.sample_y(x[:3], 100).shape
+        (3, 100)
     """
 
     def __init__(

@@ -4,7 +4,8 @@ from torchgpmc.likelihoods.bernoulli import Bernoulli
 from torchgpmc.likelihoods.beta import Beta
 from torchgpmc.likelihoods.gaussian import Gaussian
 from torchgpmc.likelihoods.heteroskedastic import HeteroskedasticGaussian
-from torchgpmc.likelihoods.likelihood import Factorised, LogLikelihood
+from torchgpmc.likelihoods.likelihood import Factorised
+from torchgpmc.likelihoods.log_likelihood import LogLikelihood
 from torchgpmc.likelihoods.negative_binomial import NegativeBinomial
 from torchgpmc.likelihoods.ordinal import Ordinal
 from torchgpmc.likelihoods.poisson import Poisson

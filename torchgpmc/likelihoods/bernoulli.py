@@ -13,7 +13,8 @@ from torch.autograd.function import once_differentiable
 from torch.distributions import Bernoulli as BernoulliDistribution
 from torch.nn.functional import logsigmoid
 
-from torchgpmc.likelihoods.likelihood import Derivatives, Factorised, Moments, TiltedMoments, require_targets
+from torchgpmc.likelihoods.likelihood import Derivatives, Factorised, Moments, TiltedMoments
+from torchgpmc.likelihoods.log_likelihood import require_targets
 from torchgpmc.likelihoods.slopes import ExpectedSlopes
 from torchgpmc.numerics import quadrature
 from torchgpmc.numerics.random import uniform

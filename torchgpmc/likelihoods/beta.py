@@ -9,7 +9,8 @@ from gpytorch.likelihoods import BetaLikelihood
 from torch import Tensor
 from torch.distributions import Beta as BetaDistribution
 
-from torchgpmc.likelihoods.likelihood import Factorised, require_targets
+from torchgpmc.likelihoods.likelihood import Factorised
+from torchgpmc.likelihoods.log_likelihood import require_targets
 from torchgpmc.numerics import quadrature
 
 

@@ -10,7 +10,8 @@ from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
 from torchgpmc.arrays import as_tensor
-from torchgpmc.likelihoods.likelihood import Factorised, require_targets
+from torchgpmc.likelihoods.likelihood import Factorised
+from torchgpmc.likelihoods.log_likelihood import require_targets
 
 
 class Counts(Factorised, Likelihood):

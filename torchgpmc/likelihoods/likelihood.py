@@ -1,4 +1,4 @@
-"""What every likelihood does: log p(y | f), and, when it factorises, expectations of it under scalar normal marginals.
+"""What likelihoods do that factorise over data: log p(y | f), and expectations of it under scalar normal marginals.
 
 A likelihood needs one method, gpytorch's ``forward(f)``, which returns a torch distribution. Everything else follows from it by
 quadrature and autograd; a class that knows a closed form overrides the method, and a test compares the two.
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from torchgpmc.likelihoods.log_likelihood import LogLikelihood
 from torchgpmc.likelihoods.rows import log_prob_by_rows
 from torchgpmc.likelihoods.slopes import ExpectedSlopes, slopes_by_autograd
 from torchgpmc.numerics import quadrature
@@ -60,118 +61,6 @@ class TiltedMoments(NamedTuple):
     variance: Tensor
 
 
-class LogLikelihood:
-    """Mixin for any log p(y | f), also one that does not factorise over data: ``log_prob`` is all that samplers need.
-
-    ``is_log_concave``: whether log p(y | f) is concave in f for all parameters and targets. p(f | y, theta) then has one mode, and
-    a Gaussian density there is all that f is drawn from; else other modes are searched for. Nothing is taken on trust: say so.
-
-    ``has_normal_sites``: whether p(y_n | f_n) is a normal density of f_n up to a factor, for all parameters and targets.
-    ``is_f_plus_noise``: whether y_n is f_n plus noise, so that f has the unit of the targets.
-    ``is_smooth``: whether log p(y | f) is differentiable in f, and its slopes tell where it rises. Methods that follow gradients in
-    f refuse one that is not. Its expectations, which the sparse model has in its place, are smooth all the same.
-    """
-
-    num_latents = 1
-    is_log_concave = False
-    has_normal_sites = False
-    is_smooth = True
-    is_f_plus_noise = False
-    sees_differences = False  # whether p(y | f) stays as it is where all latent functions move by as much
-    num_parts = 1  # that p(y | f) is a product over, each with parameters of its own: (num_parts,) each, see log_prob_by_part
-    is_classification = False  # whether the mean response is a class probability
-    is_ordered = True  # whether responses have quantiles
-    has_intensity = False  # whether exp(f) is a rate per unit of exposure
-    needs_exposure = False  # whether test points need to be given theirs
-
-    def target_shape(self, num_inputs: int) -> tuple[int, ...]:
-        """The shape of the targets that go with N inputs: ``(N,)``, unless the likelihood says otherwise."""
-        return (num_inputs,)
-
-    def check_train_inputs(self, x: Tensor) -> None:
-        """Raises a ``ValueError`` for inputs ``(N, D)`` that the likelihood cannot be of; most take any."""
-
-    def validate_targets(self, targets: Tensor) -> Tensor:
-        """The targets in the form ``log_prob`` takes.
-
-        Raises:
-            ValueError: a target is outside the set the likelihood describes.
-        """
-        return targets
-
-    def for_data(self, rows: slice | Tensor) -> Any:
-        """The likelihood of some data, a slice or indices: itself, unless it holds a number for every datum (exposures, noise).
-
-        Such a likelihood has to override this: the sparse model takes data in chunks, and in minibatches.
-        """
-        return self
-
-    def at_test_points(self, exposure: Tensor | None = None) -> Any:
-        """The likelihood of new observations: itself, unless it holds something for each datum.
-
-        Raises:
-            ValueError: an ``exposure`` that the likelihood has no use for, or none where it needs one.
-        """
-        if exposure is not None:
-            raise ValueError(f"{type(self).__name__} has no exposure. Expected none; Poisson and NegativeBinomial take one.")
-        return self
-
-    def log_prob(self, f: Tensor, targets: Tensor) -> Tensor:
-        """log p(y | f): f ``(C, N)`` or ``(C, N, K)``, targets ``(N,)`` or ``(C, N)``, to ``(C,)``."""
-        raise NotImplementedError(f"{type(self).__name__} must define log_prob(f, targets)")
-
-    def log_prob_by_part(self, f: Tensor, targets: Tensor) -> Tensor:
-        """:meth:`log_prob` of each part ``(C, num_parts)``, for likelihoods of several."""
-        raise NotImplementedError(f"{type(self).__name__} must define log_prob_by_part(f, targets) for its {self.num_parts} parts")
-
-    def ridges(self) -> dict[str, Tensor]:
-        """Of parameters that others nearly determine, given data: what their theta (the log, above zero) is measured from.
-
-        A function of *other* parameters than those it is of, by name ``(C, *shape)``; any will do. Where posteriors are curved
-        ridges, as of sums of positive parameters, gradients move along them in far longer steps.
-        """
-        return {}
-
-    def levels(self) -> dict[str, float] | None:
-        """Of parameters that take back a number added to all of f: how their theta (the log, above zero) goes with it, by name.
-
-        With f + c and each of them at theta + power c every density stays as it was. ``None``: there are none.
-        """
-        return None
-
-    def at_these_parameters(self) -> Any:
-        """What parameters decide of :meth:`log_prob`: a NamedTuple of tensors ``(C, ...)``; ``None`` if that is little.
-
-        Chains keep it for as long as their parameters stay. Of a likelihood of several parts ``(C, num_parts, ...)``, each part's
-        from its own parameters. Without a graph to the parameters, which the three methods that take it must not look at.
-        """
-        return None
-
-    def log_prob_at(self, decided: Any, f: Tensor, targets: Tensor) -> Tensor:
-        """:meth:`log_prob` from what :meth:`at_these_parameters` gave; differentiable in f."""
-        return self.log_prob_by_part_at(decided, f, targets).sum(-1)
-
-    def log_prob_by_part_at(self, decided: Any, f: Tensor, targets: Tensor) -> Tensor:
-        """:meth:`log_prob_by_part` from what :meth:`at_these_parameters` gave."""
-        raise NotImplementedError(f"{type(self).__name__} must define log_prob_at(decided, f, targets), or this for its parts")
-
-    def log_prob_and_slope_at(self, decided: Any, f: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """:meth:`log_prob_at` and its derivative in f, without a graph; by autograd unless a closed form overrides this."""
-        with torch.enable_grad():
-            leaf = f.detach().requires_grad_(True)
-            value = self.log_prob_at(decided, leaf, targets)
-            (slope,) = torch.autograd.grad(value.sum(), leaf)
-        return value.detach(), slope
-
-    def log_prob_and_slope(self, f: Tensor, targets: Tensor) -> tuple[Tensor, Tensor] | None:
-        """:meth:`log_prob` and its derivative in f, without a graph; ``None`` where they have no closed form."""
-        return None
-
-    def expected_response(self, f: Tensor) -> Tensor:
-        """The mean of y given f, noise left out: f ``(C, N)`` or ``(C, N, K)``, to ``(C, *target_shape)``."""
-        raise NotImplementedError(f"{type(self).__name__} must define expected_response(f) to show how it fits")
-
-
 class Factorised(LogLikelihood):
     """Mixin for p(y | f) = prod_n p(y_n | f_n); see the module's docstring.
 
@@ -180,6 +69,20 @@ class Factorised(LogLikelihood):
     ``is_analytic``: whether log p(y | f) is so in f, without kinks, which evenly spaced nodes may miss.
     ``expectation_operations``: floating-point operations that products of matrices make in the time of a datum's expectation with
     slopes; 0 where it is quick.
+
+    Example:
+        >>> import gpytorch, torch
+        >>> from torch.distributions import Exponential
+        >>> class Waiting(Factorised, gpytorch.likelihoods.Likelihood):  # times between events of rate exp(f)
+        ...     is_log_concave = True
+        ...
+        ...     def forward(self, f):
+        ...         return Exponential(f.exp())
+        >>> mean, variance, y = torch.tensor([[0.0]]), torch.tensor([[2.0]]), torch.tensor([1.0])
+        >>> Waiting().expected_log_likelihood(mean, variance, y)  # E f - y E exp(f), E exp(f) = exp(variance / 2)
+        tensor([[-2.7183]])
+        >>> Waiting().response_moments(mean, variance).mean  # E exp(-f)
+        tensor([[2.7183]])
     """
 
     predicts_quickly = False
@@ -373,16 +276,3 @@ def _slope(value: Tensor, f: Tensor) -> Tensor:
         return torch.zeros_like(f)
     (gradient,) = torch.autograd.grad(value.sum(), f, create_graph=True, allow_unused=True)
     return torch.zeros_like(f) if gradient is None else gradient
-
-
-def require_classes(targets: Tensor, num_classes: int, name: str, option: str) -> None:
-    """Raises a ``ValueError`` unless all targets are among 0 .. num_classes - 1."""
-    ok = (targets >= 0) & (targets < num_classes) & (targets == targets.round())
-    require_targets(ok, targets, f"{name} 0 to {num_classes - 1}", f"Encode the {name} from 0, or set {option}.")
-
-
-def require_targets(ok: Tensor, targets: Tensor, expected: str, remedy: str) -> None:
-    """Raises a ``ValueError`` that shows the first few targets outside the set a likelihood describes."""
-    if not bool(ok.all()):
-        wrong = targets[~ok].unique()[:5].tolist()
-        raise ValueError(f"the targets hold {wrong}. Expected {expected}. {remedy}")

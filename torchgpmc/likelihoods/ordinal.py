@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.distributions import Categorical
 
 from torchgpmc.checks import check_count
-from torchgpmc.likelihoods.likelihood import Derivatives, Factorised, Moments, TiltedMoments, require_classes
+from torchgpmc.likelihoods.likelihood import Derivatives, Factorised, Moments, TiltedMoments
+from torchgpmc.likelihoods.log_likelihood import require_classes
 from torchgpmc.numerics import quadrature
 from torchgpmc.numerics.random import normal_like
 from torchgpmc.numerics.special import LOG_SQRT_2PI, log_ndtr_interval

@@ -14,7 +14,8 @@ from torch.distributions import Categorical
 
 from torchgpmc.checks import check_count, check_positive
 from torchgpmc.likelihoods.largest import QUICK, probabilities_of_largest, probability_and_slopes, probability_of_largest
-from torchgpmc.likelihoods.likelihood import Factorised, Moments, require_classes
+from torchgpmc.likelihoods.likelihood import Factorised, Moments
+from torchgpmc.likelihoods.log_likelihood import require_classes
 from torchgpmc.likelihoods.slopes import ExpectedSlopes
 from torchgpmc.numerics.random import uniform
 from torchgpmc.priors import register_prior_of

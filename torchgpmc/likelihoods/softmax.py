@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.distributions import Categorical
 
 from torchgpmc.likelihoods.gumbel import WIDEST, Lattice, RuleEdges, by_rule
-from torchgpmc.likelihoods.likelihood import Curvature, Factorised, Moments, require_classes
+from torchgpmc.likelihoods.likelihood import Curvature, Factorised, Moments
+from torchgpmc.likelihoods.log_likelihood import require_classes
 from torchgpmc.likelihoods.log_sum_exp import expected_log_sum_exp, log_sum_exp_and_slopes
 from torchgpmc.likelihoods.slopes import ExpectedSlopes
 from torchgpmc.numerics.quadrature import log_integral_of_several
@@ -34,8 +35,14 @@ class Softmax(Factorised, SoftmaxLikelihood):
     Without mixing weights predictive probabilities are right to 1e-6 in the logarithm (:func:`log_probabilities_of_normals`). With
     mixing weights they come from 4096 quasi-random points, right to about 1e-3, and a warning says where they are worse than 1e-2.
 
+    Args:
+        num_features: K, the number of latent functions; by default as many as classes, each with one of its own.
+        num_classes: how many.
+        mixing_weights: whether W is a parameter, ``(classes, K)``; by default where ``num_features`` is given.
+        mixing_weights_prior: a gpytorch prior, to sample W.
+
     Raises:
-        ValueError: without ``num_classes``.
+        ValueError: without ``num_classes``, or with ``mixing_weights=True`` without ``num_features``.
 
     Example:
         >>> import torch

@@ -21,7 +21,7 @@ from torch import Tensor
 from torchgpmc.arrays import as_tensor
 from torchgpmc.checks import check_count, warn
 from torchgpmc.likelihoods.decaying_integral import DecayingIntegral, decayed
-from torchgpmc.likelihoods.likelihood import LogLikelihood
+from torchgpmc.likelihoods.log_likelihood import LogLikelihood
 from torchgpmc.likelihoods.responses import Response
 from torchgpmc.numerics.random import draw, normal_like
 from torchgpmc.numerics.special import LOG_SQRT_2PI

@@ -11,7 +11,8 @@ from torch import Tensor
 from torchgpmc.checks import check_positive
 from torchgpmc.kept_rows import KeptRows
 from torchgpmc.methods.latent_options import LatentOptions
-from torchgpmc.models.gp_model import GPModel, LatentPrior
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.latents import LatentPrior
 from torchgpmc.runs.control_inputs import ControlSearch, ControlTuning, prior_of_controls
 from torchgpmc.runs.latent_moves import Move
 from torchgpmc.samplers.control_variables import ControlPrior, control_variables

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.methods.latent_options import LatentOptions
-from torchgpmc.models.gp_model import GPModel, LatentPrior, likelihood_values
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.latents import LatentPrior, likelihood_values
 from torchgpmc.models.remedies import what_moves
 from torchgpmc.models.targets import Targets
 from torchgpmc.runs.blocks import sees_f_alone

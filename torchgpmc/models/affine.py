@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.density import mask_failures
-from torchgpmc.models.gp_model import LatentsAt
+from torchgpmc.models.latents import LatentsAt
 from torchgpmc.models.whitening import GaussianSites, root_and_shift
 from torchgpmc.numerics.linalg import inverse_lower, times_blocks
 

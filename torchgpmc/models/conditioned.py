@@ -10,7 +10,8 @@ from gpytorch.means import Mean
 from torch import Tensor
 
 from torchgpmc.adapter.covariance import Covariance
-from torchgpmc.models.gp_model import Cross, GPModel, LatentPrior, conditional_variance
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.latents import Cross, LatentPrior, conditional_variance
 from torchgpmc.models.reverse import DENSITY, PriorPart, prior_part, value_and_grad_by_parts
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.validation import check_devices, check_inputs

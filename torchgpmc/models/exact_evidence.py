@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from torchgpmc.likelihoods.gaussian import Gaussian
-from torchgpmc.models.gp_model import GPModel, likelihood_parameters
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.latents import likelihood_parameters
 from torchgpmc.models.reverse import Part, by_autograd, covariance_part, mean_part
 from torchgpmc.models.targets import Targets
 from torchgpmc.numerics.linalg import (

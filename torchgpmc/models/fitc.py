@@ -9,8 +9,8 @@ from torch import Tensor
 
 from torchgpmc.adapter.covariance import Covariance
 from torchgpmc.models.exact_evidence import LowRank
-from torchgpmc.models.gp_model import Cross, LatentPrior, conditional_variance
 from torchgpmc.models.inducing import InducingModel
+from torchgpmc.models.latents import Cross, LatentPrior, conditional_variance
 from torchgpmc.numerics.linalg import cholesky, identity_matrix, whiten
 from torchgpmc.overriding import keeps_methods, methods_of
 from torchgpmc.parameters.layout import Hyperparameters

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from torchgpmc.models.affine import Mapped
-from torchgpmc.models.gp_model import GPModel, LatentPrior
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.latents import LatentPrior
 from torchgpmc.models.whitening import white_under_precision
 from torchgpmc.numerics.linalg import factor_adjoint, factor_with_gradient, identity_matrix, inverse_lower, solve_lower
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from gpytorch.kernels import Kernel
@@ -15,12 +15,22 @@ from torch import Tensor
 from typing_extensions import Self
 
 from torchgpmc.adapter.conversion import as_likelihood, check_forward, convert_likelihood, count_latents
-from torchgpmc.adapter.covariance import BoundClosedForm, Covariance, CovarianceFunction, covariance_function
+from torchgpmc.adapter.covariance import BoundClosedForm, CovarianceFunction, covariance_function
 from torchgpmc.adapter.functional import PureModule, constraint_of, parameters_with_owners
 from torchgpmc.adapter.mean_function import MeanFunction
 from torchgpmc.arrays import as_tensor
 from torchgpmc.checks import described
 from torchgpmc.likelihoods.likelihood import Factorised
+from torchgpmc.models.latents import (
+    Bindings,
+    Cross,
+    JointGaussian,
+    LatentGaussian,
+    LatentPrior,
+    LatentsAt,
+    conditional_variance,
+    likelihood_values,
+)
 from torchgpmc.models.refreshed import RefreshedModule
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.validation import (
@@ -39,54 +49,6 @@ from torchgpmc.parameters.layout import Hyperparameters, Layout, build_layout
 from torchgpmc.priors import with_named_closures
 
 
-class Bindings(NamedTuple):
-    """Covariances at a model's own inputs, ready to be evaluated at thetas; models that need others have more fields."""
-
-    among_latents: Covariance  # of the latent inputs
-    jitter: Tensor  # (M, M), which is added to it
-
-
-class LatentPrior(NamedTuple):
-    """p(u | theta) at C settings, u being f at the model's M latent inputs: everything that depends on theta alone."""
-
-    values: dict[str, dict[str, Tensor]]  # module -> raw parameter name -> constrained (C, *shape)
-    mean: Tensor  # (C, M)
-    covariance: Tensor  # (C, M, M), jitter included; derivatives in theta flow through it
-    factor: Tensor  # its lower Cholesky factor L, a constant to autograd; u = mean + L v
-    ok: Tensor  # (C,), whether the factorisation succeeded
-
-
-class Cross(NamedTuple):
-    """How f at N inputs varies together with the latents u, a priori."""
-
-    mean: Tensor  # (C, N), of f
-    covariance: Tensor  # (C, M, N), of u and f
-    variance: Tensor  # (C, N), of f
-
-
-class LatentsAt(NamedTuple):
-    """f at N inputs given the whitened latents: N(mean + projection' v, variance), inputs independent of one another."""
-
-    prior: LatentPrior
-    mean: Tensor  # (C, N)
-    projection: Tensor  # (C, M, N), L^-1 cov(u, f)
-    variance: Tensor  # (C, N); zero where f is a function of v
-
-
-class LatentGaussian(NamedTuple):
-    """Marginals of f at N inputs given theta and v: mean and variance ``(C, K, N)``."""
-
-    mean: Tensor
-    variance: Tensor
-
-
-class JointGaussian(NamedTuple):
-    """f at T inputs together, given theta and v: K latents of means of their own and one covariance."""
-
-    mean: Tensor  # (C, K, T)
-    covariance: Tensor  # (C, T, T), jitter included
-
-
 class GPModel(RefreshedModule):
     """Base of the latent Gaussian models; see :class:`GP` and :class:`SparseGP`.
 
@@ -95,6 +57,26 @@ class GPModel(RefreshedModule):
 
     A model with another prior on f overrides :meth:`prior_at`, :meth:`cross` and :meth:`prior_covariance`; engines ask for what it
     can do (``has_latents_at_data``, ``is_conjugate``, ``is_smooth``, ``num_latents``), never for its class.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+        >>> prior = model.prior(torch.zeros(2, 1).double())  # two settings of theta, the log of the one lengthscale
+        >>> v = torch.zeros(2, model.latent_size).double()
+        >>> model.latents(prior, v).abs().max()  # f is the mean function, zero, where v is
+        tensor(0., dtype=torch.float64)
+        >>> torch.equal(model.whiten(prior, model.latents(prior, v)), v)  # and back
+        True
+        >>> model.log_likelihood(model.at(prior), v)  # eight labels of probability one half
+        tensor([-5.5452, -5.5452], dtype=torch.float64)
+        >>> new = torch.tensor([[0.5], [9.0]]).double()
+        >>> model.marginals(model.at(prior, new), v).variance[0, 0] < 0.5  # of f at an input among the data, and far from them
+        tensor([ True, False])
+        >>> model.predict_jointly(prior, v, new).covariance.shape
+        torch.Size([2, 2, 2])
     """
 
     train_x: Tensor
@@ -153,6 +135,17 @@ class GPModel(RefreshedModule):
         """Works out again what depends on the modules and data: after fixing a parameter or changing a prior in place.
 
         :func:`torchgpmc.sample` does this first, so only those who call densities themselves need to.
+
+        Example:
+            >>> import torch, torchgpmc as tg
+            >>> from gpytorch.kernels import RBFKernel
+            >>> from gpytorch.priors import GammaPrior
+            >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+            >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+            >>> _ = model.kernel.requires_grad_(False)  # from now on fixed
+            >>> model.refresh()
+            >>> model.layout.names
+            []
         """
         x = self.train_x
         check_dtype("the model's dtype", x.dtype)
@@ -233,13 +226,31 @@ class GPModel(RefreshedModule):
         return Targets(targets, targets.dim() > len(shape))
 
     def with_targets(self, targets: Tensor) -> GPModel:
-        """A copy of the model with other targets: ``(N,)``, or ``(C, N)`` for one data set a chain (calibration tests)."""
+        """A copy of the model with other targets: ``(N,)``, or ``(C, N)`` for one data set a chain (calibration tests).
+
+        Example:
+            >>> import torch, torchgpmc as tg
+            >>> from gpytorch.kernels import RBFKernel
+            >>> model = tg.GP([0.0, 1.0], [0, 1], RBFKernel().requires_grad_(False), tg.likelihoods.Bernoulli())
+            >>> model.with_targets(torch.tensor([1, 1])).train_y, model.train_y
+            (tensor([1., 1.], dtype=torch.float64), tensor([0., 1.], dtype=torch.float64))
+        """
         model = copy.deepcopy(self)
         model.train_y = check_targets(targets, model.train_x, as_likelihood(model.likelihood), model.train_x.dtype).values
         return model
 
     def with_theta(self, theta: Tensor) -> Self:
-        """A copy whose modules hold the hyperparameters ``theta`` ``(P,)`` as their present values."""
+        """A copy whose modules hold the hyperparameters ``theta`` ``(P,)`` as their present values.
+
+        Example:
+            >>> import torch, torchgpmc as tg
+            >>> from gpytorch.kernels import RBFKernel
+            >>> from gpytorch.priors import GammaPrior
+            >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+            >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+            >>> round(model.with_theta(torch.tensor([2.0]).log()).kernel.lengthscale.item(), 6)
+            2.0
+        """
         model = copy.deepcopy(self)
         values = self.layout.raw_values(theta[None]).by_module
         for prefix in self.layout.prefixes:
@@ -382,18 +393,3 @@ class GPModel(RefreshedModule):
     def likelihood_function(self, values: dict[str, Tensor], function: Any) -> Any:
         """``function(likelihood)`` with the likelihood's parameters at C settings; see :class:`Factorised` for its methods."""
         return self._pure_likelihood(values, function)
-
-
-def likelihood_parameters(values: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The likelihood's parameters at C settings, at least ``(C, 1)`` so that they broadcast against f."""
-    return {name: value if value.dim() > 1 else value.unsqueeze(-1) for name, value in values.items()}
-
-
-def likelihood_values(prior: LatentPrior) -> dict[str, Tensor]:
-    """:func:`likelihood_parameters` of a prior."""
-    return likelihood_parameters(prior.values["likelihood"])
-
-
-def conditional_variance(diagonal: Tensor, explained: Tensor) -> Tensor:
-    """Prior variance less what is explained, kept above rounding error: it is a variance, and its root is taken."""
-    return torch.maximum(diagonal - explained, torch.finfo(diagonal.dtype).eps * diagonal.detach())

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from torchgpmc.arrays import as_tensor
 from torchgpmc.density import AutogradDensity, keep_freed_memory, mask_failures, mask_value
-from torchgpmc.models.gp_model import GPModel, LatentsAt
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.latents import LatentsAt
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.whitening import GaussianSites, undo_whitening
 from torchgpmc.numerics.special import log_standard_normal
@@ -31,6 +32,16 @@ class JointLogDensity(AutogradDensity):
         fixed: f at the data for a model whose hyperparameters are all fixed, if it is at hand; else worked out here, once for all
             positions.
         sites: Gaussian sites at the data, constants; for one latent function.
+
+    Example:
+        >>> import math, torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> kernel = RBFKernel().requires_grad_(False)
+        >>> model = tg.GP(torch.linspace(0, 1, 3), torch.tensor([0, 1, 1]), kernel, tg.likelihoods.Bernoulli())
+        >>> density = tg.joint_log_density(model)  # of v alone, since no hyperparameter is sampled
+        >>> at_zero = 3 * (math.log(0.5) - 0.5 * math.log(2 * math.pi))  # labels of probability one half, v at the mode of N(0, I)
+        >>> torch.allclose(density(torch.zeros(1, 3)), torch.tensor([at_zero]).double())
+        True
     """
 
     def __init__(
@@ -121,6 +132,9 @@ def joint_log_density(model: GPModel, targets: Tensor | Targets | None = None) -
     Args:
         model: a GP or SparseGP.
         targets: ``(N,)``, or ``(C, N)`` for one data set a chain; the model's own by default.
+
+    Raises:
+        TypeError: something that is not a model.
 
     Example:
         >>> import torch, torchgpmc as tg

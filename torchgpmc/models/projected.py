@@ -9,8 +9,8 @@ from torch import Tensor
 
 from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.adapter.covariance import Covariance
-from torchgpmc.models.gp_model import Cross, LatentPrior, LatentsAt, likelihood_values
 from torchgpmc.models.inducing import InducingModel
+from torchgpmc.models.latents import Cross, LatentPrior, LatentsAt, likelihood_values
 from torchgpmc.models.targets import Targets
 
 

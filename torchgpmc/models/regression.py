@@ -14,7 +14,7 @@ from torch import Tensor
 from torchgpmc.adapter.conversion import convert_likelihood
 from torchgpmc.likelihoods.fixed_noise import FixedNoiseGaussian
 from torchgpmc.models.full import GP
-from torchgpmc.models.gp_model import LatentGaussian, LatentsAt, conditional_variance, likelihood_values
+from torchgpmc.models.latents import LatentGaussian, LatentsAt, conditional_variance, likelihood_values
 from torchgpmc.numerics.linalg import cholesky, solve_lower
 
 
@@ -78,6 +78,17 @@ class GPRegression(GP):
         .. math:: m_* + k_*^T A^{-1} (y - m), \quad k_{**} - k_*^T A^{-1} k_*, \quad A = K + jitter \cdot I + noise \cdot I
 
         (Rasmussen & Williams 2006, eqs 2.25 and 2.26.)
+
+        Example:
+            >>> import torch, torchgpmc as tg
+            >>> from gpytorch.kernels import RBFKernel
+            >>> from gpytorch.likelihoods import GaussianLikelihood
+            >>> likelihood = GaussianLikelihood().requires_grad_(False)
+            >>> likelihood.noise = 1.0
+            >>> model = tg.GPRegression([0.0, 100.0], [2.0, -4.0], RBFKernel().requires_grad_(False), likelihood)
+            >>> found = model.given_data(model.at(model.prior(torch.zeros(1, 0))))
+            >>> found.mean.round(decimals=3), found.variance.round(decimals=3)  # of as much noise as signal: half of each datum
+            (tensor([[[ 1., -2.]]], dtype=torch.float64), tensor([[[0.5000, 0.5000]]], dtype=torch.float64))
         """
         prior = at.prior
         noise = self.likelihood_function(likelihood_values(prior), lambda likelihood: likelihood.noise)

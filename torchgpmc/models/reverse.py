@@ -13,8 +13,9 @@ from torch import Tensor
 
 from torchgpmc.adapter.covariance import BoundClosedForm, Covariance, Values
 from torchgpmc.adapter.mean_function import MeanFunction
-from torchgpmc.likelihoods.likelihood import LogLikelihood
-from torchgpmc.models.gp_model import GPModel, likelihood_parameters
+from torchgpmc.likelihoods.log_likelihood import LogLikelihood
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.latents import likelihood_parameters
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.whitening import GaussianSites, white_under_prior, white_under_sites
 from torchgpmc.numerics.linalg import cholesky

@@ -8,8 +8,9 @@ from torch import Tensor
 from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.models.affine import AffineMap
 from torchgpmc.models.following import FollowingMap
-from torchgpmc.models.gp_model import GPModel, likelihood_parameters
+from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
+from torchgpmc.models.latents import likelihood_parameters
 
 
 class Ridges:

@@ -15,8 +15,8 @@ from torchgpmc.adapter.covariance import ClosedForm, Covariance, covariance_func
 from torchgpmc.checks import check_count
 from torchgpmc.likelihoods.gaussian import Gaussian
 from torchgpmc.models.collapsed import CollapsedDensity
-from torchgpmc.models.gp_model import Cross, LatentsAt, likelihood_values
 from torchgpmc.models.inducing import InducingModel
+from torchgpmc.models.latents import Cross, LatentsAt, likelihood_values
 from torchgpmc.models.sparse_gradient import DataBindings, SparseDensity, automatic_chunk
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.validation import check_inducing_points

@@ -22,7 +22,8 @@ from torch import Tensor
 from torchgpmc.adapter.covariance import ClosedForm, Covariance, CovarianceFunction
 from torchgpmc.density import WORTH_A_THREAD
 from torchgpmc.likelihoods.slopes import ExpectedSlopes, slopes_function
-from torchgpmc.models.gp_model import GPModel, likelihood_parameters
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.latents import likelihood_parameters
 from torchgpmc.models.reverse import Part, by_autograd, covariance_part, mean_part
 from torchgpmc.models.targets import Targets
 from torchgpmc.numerics.linalg import cholesky_in_place, factor_adjoint

@@ -97,10 +97,20 @@ def truncated_normal_draws(
 ) -> TruncatedDraws:
     """Draws from multivariate normals within limits, exact wherever at least one proposal in 10,000 is accepted.
 
-    Arguments and errors as for :func:`log_probability`.
+    Args:
+        covariance: ``(N, N)`` or ``(B, N, N)``.
+        mean: a number, ``(N,)`` or ``(B, N)``.
+        lower: the same; -inf for no limit.
+        upper: the same; inf for no limit.
+        num_samples: S.
+        generator: by default a fresh one with seed 0.
 
     Returns:
         :class:`TruncatedDraws`; where acceptance is rarer, weighted proposals with ``exact`` false.
+
+    Raises:
+        TypeError: covariance is not numbers.
+        ValueError: as :func:`log_probability` does, or ``num_samples`` below 1.
 
     Example:
         >>> import torch
@@ -130,6 +140,8 @@ def truncated_normal_samples(
     """The draws of :func:`truncated_normal_draws` alone, ``(num_samples, N)`` or ``(B, num_samples, N)``.
 
     Where exact draws are out of reach, weighted ones are resampled, with a warning: their distribution is then approximate.
+
+    Arguments and errors are those of :func:`truncated_normal_draws`.
 
     Example:
         >>> import torch

@@ -21,7 +21,15 @@ class Problem(NamedTuple):
 
 
 class OrthantEstimate(NamedTuple):
-    """Estimates of B probabilities, with what tells whether to trust them."""
+    """Estimates of B probabilities, with what tells whether to trust them.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> covariance = torch.full((20, 20), 0.5, dtype=torch.float64) + 0.5 * torch.eye(20)
+        >>> found = tg.orthant.log_probability(covariance, lower=0.0, generator=torch.Generator().manual_seed(0))  # of 1 / 21
+        >>> bool((found.value.exp() * 21 - 1).abs() < 5 * found.variance.sqrt()), bool(found.effective_size > 100)
+        (True, True)
+    """
 
     value: Tensor  # (B,), log of an unbiased estimate
     variance: Tensor  # (B,), relative variance of that estimate; NaN where the method cannot tell

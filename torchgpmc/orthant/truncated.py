@@ -19,7 +19,16 @@ _FIRST_ROUND = 1000  # proposals from which the rate of acceptance is first judg
 
 
 class TruncatedDraws(NamedTuple):
-    """Draws from B truncated normals, and whether they are exact."""
+    """Draws from B truncated normals, and whether they are exact.
+
+    Example:
+        >>> import math, torch, torchgpmc as tg
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> found = tg.orthant.truncated_normal_draws(torch.eye(1).double(), lower=0.0, num_samples=10_000, generator=generator)
+        >>> mean = (2 / math.pi) ** 0.5
+        >>> bool(found.exact), bool((found.log_weight == 0).all()), bool((found.samples.mean() - mean).abs() < 0.03)
+        (True, True, True)
+    """
 
     samples: Tensor  # (B, S, N), within the limits
     log_weight: Tensor  # (B, S), zero for exact draws

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.models.gp_model import GPModel, JointGaussian, likelihood_parameters
-from torchgpmc.prediction import Given, Jointly
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.latents import JointGaussian, likelihood_parameters
+from torchgpmc.prediction.components import Given, Jointly
 
 _CHUNK_ELEMENTS = 1_000_000  # of the matrices of a block of draws: passes over larger ones wait for memory
 

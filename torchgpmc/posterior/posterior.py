@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import os
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,28 +22,18 @@ from torchgpmc.diagnostics import (
     verdict,
 )
 from torchgpmc.diagnostics.chain_statistics import as_datatree
-from torchgpmc.diagnostics.summaries import Row, Source, Summary, nested_rhat, summarise
+from torchgpmc.diagnostics.summaries import Source, Summary, nested_rhat, summarise
 from torchgpmc.fitted import Fitted
 from torchgpmc.likelihoods.counts import checked_exposure
-from torchgpmc.models.gp_model import GPModel, likelihood_parameters
+from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.validation import check_test_inputs
 from torchgpmc.numerics.random import make_generator
-from torchgpmc.posterior.function_draws import FunctionDraws, draws_at_once
+from torchgpmc.posterior.at_data import expected_responses, latents_of_draws
+from torchgpmc.posterior.function_draws import FunctionDraws
+from torchgpmc.posterior.named_samples import NamedSamples
+from torchgpmc.posterior.saved import SavedDraws, read_draws, write_draws
 from torchgpmc.prediction import Prediction
-from torchgpmc.storage.draws import Draw, Draws, check_draws
-from torchgpmc.storage.files import read_tensors, write_atomically
-from torchgpmc.storage.fingerprint import differences, model_fingerprint
-
-_FORMAT = "torchgpmc posterior 2"
-
-
-class _Samples(dict[str, Tensor]):
-    """Draws by name, which know what else a name that is not there may have meant."""
-
-    def __missing__(self, name: Any) -> Tensor:
-        near = [key for key in self if str(name) in key] or difflib.get_close_matches(str(name), self, n=1, cutoff=0.0)
-        expected = f"Expected {' or '.join(map(repr, near))}, or another of {list(self)}" if near else "All are fixed"
-        raise KeyError(f"no hyperparameter {name!r}. {expected}; function values are in posterior.latents.")
+from torchgpmc.storage.draws import Draws
 
 
 class Posterior:
@@ -71,13 +59,15 @@ class Posterior:
         >>> posterior = tg.sample(model, tg.AMIS(), num_samples=4000, progress=False)
         >>> posterior.samples["kernel.lengthscale"].shape, posterior.latents.shape, posterior.log_weights.shape
         (torch.Size([1, 4000, 1, 1]), torch.Size([1, 4000, 8]), torch.Size([1, 4000]))
-        >>> posterior.complaints()
-        []
+        >>> posterior.verdict()
+        'Trustworthy: worst effective size ... (kernel.lengthscale).'
+        >>> posterior.complaints(), posterior.effective_size() > 400
+        ([], True)
         >>> posterior
         Posterior(GP: 1 x 4000 weighted draws of 1 hyperparameters and 8 latents; summary() says whether to trust them)
         >>> equal = posterior.resampled(1000)  # draws of equal weight, some of which repeat
-        >>> equal.log_weights is None, equal.num_draws
-        (True, 1000)
+        >>> equal.log_weights is None, (equal.num_chains, equal.num_draws)
+        (True, (1, 1000))
     """
 
     def __init__(self, model: GPModel, draws: Draws, stats: dict[str, Tensor], info: dict[str, Any], source: Source | None = None):
@@ -92,7 +82,7 @@ class Posterior:
         self._source = source
         chains, count, size = draws.theta.shape
         flat = model.layout.constrain(draws.theta.reshape(chains * count, size).to(model.train_x.device))
-        self.samples = _Samples({name: value.reshape(chains, count, *value.shape[1:]).cpu() for name, value in flat.items()})
+        self.samples = NamedSamples({name: value.reshape(chains, count, *value.shape[1:]).cpu() for name, value in flat.items()})
         self._latents: Tensor | None = None
 
     def __repr__(self) -> str:
@@ -119,12 +109,7 @@ class Posterior:
         Computed from ``whitened`` when first asked for: one factorisation a draw, or one for all of fixed hyperparameters.
         """
         if self._latents is None:
-            theta, v = self._flat(None)
-            if theta.shape[1]:
-                pieces = zip(*(part.split(draws_at_once(self.model)) for part in (theta, v)), strict=True)
-                joined = torch.cat([self.model.latents(self.model.prior(t), w).cpu() for t, w in pieces])
-            else:
-                joined = self.model.latents(self.model.prior(theta[:1]), v).cpu()
+            joined = latents_of_draws(self.model, *self._flat(None))
             self._latents = joined.reshape(self.num_chains, self.num_draws, *joined.shape[1:])
         return self._latents
 
@@ -156,6 +141,16 @@ class Posterior:
         Raises:
             ValueError: wrong shape, NaN or infinite values, a frame of other columns than ``train_x`` was, ``num_draws`` or
                 ``test_chunk`` below 1, or an exposure that is not positive or of no use to the likelihood.
+
+        Example:
+            >>> import torch, torchgpmc as tg
+            >>> from gpytorch.kernels import RBFKernel
+            >>> from gpytorch.priors import GammaPrior
+            >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+            >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+            >>> posterior = tg.sample(model, tg.AMIS(), num_samples=1000, progress=False)
+            >>> posterior.predict([0.1, 0.9]).probs > 0.5
+            tensor([False,  True])
         """
         x = check_test_inputs(x, self.model.train_x, self.model.columns)
         if num_draws is not None:
@@ -203,6 +198,16 @@ class Posterior:
         Raises:
             ValueError: the model's latents leave f at the data open, as those of a SparseGP do.
             NotImplementedError: a likelihood of one's own that does not factorise has no ``expected_response(f)``.
+
+        Example:
+            >>> import torch, torchgpmc as tg
+            >>> from gpytorch.kernels import RBFKernel
+            >>> from gpytorch.priors import GammaPrior
+            >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+            >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+            >>> posterior = tg.sample(model, tg.AMIS(), num_samples=1000, progress=False)
+            >>> posterior.fitted().mean.round()  # probabilities of class 1 at the data
+            tensor([0., 0., 0., 0., 1., 1., 1., 1.], dtype=torch.float64)
         """
         model = self.model
         if not model.settles_f_at_data:
@@ -212,15 +217,7 @@ class Posterior:
             )
         theta, v = self._flat(None)
         latents = self.latents.flatten(0, 1).to(theta) if model.has_latents_at_data else v
-        parts = []
-        with torch.no_grad():
-            for t, f in zip(*(part.split(draws_at_once(model)) for part in (theta, latents)), strict=True):
-                if not model.has_latents_at_data:
-                    mean = model.marginals(model.at(model.prior(t)), f).mean
-                    f = mean.squeeze(1) if model.num_latents == 1 else mean.mT
-                values = likelihood_parameters(model.layout.raw_values(t).by_module["likelihood"])
-                parts.append(model.likelihood_function(values, lambda likelihood, f=f: likelihood.expected_response(f)).cpu())
-        joined = torch.cat(parts)
+        joined = expected_responses(model, theta, latents)
         return Fitted(joined.reshape(self.num_chains, self.num_draws, *joined.shape[1:]), self._log_weights())
 
     def _log_weights(self) -> Tensor:
@@ -233,6 +230,17 @@ class Posterior:
 
         Weighted draws count by their weights; see :func:`torchgpmc.diagnostics.summaries.summarise`. The line above the table is
         :meth:`verdict`.
+
+        Example:
+            >>> import torch, torchgpmc as tg
+            >>> from gpytorch.kernels import RBFKernel
+            >>> from gpytorch.priors import GammaPrior
+            >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+            >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+            >>> posterior = tg.sample(model, tg.AMIS(), num_samples=1000, progress=False)
+            >>> summary = posterior.summary()
+            >>> [row.name for row in summary], 0.1 < summary["kernel.lengthscale"].mean < 1
+            (['kernel.lengthscale', 'lp'], True)
         """
         rows = self._rows()
         return Summary(rows.rows, self._verdict(rows))
@@ -272,6 +280,17 @@ class Posterior:
 
         Raises:
             ValueError: the draws weigh the same already, or ``num_draws`` is below 1.
+
+        Example:
+            >>> import torch, torchgpmc as tg
+            >>> from gpytorch.kernels import RBFKernel
+            >>> from gpytorch.priors import GammaPrior
+            >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+            >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+            >>> posterior = tg.sample(model, tg.AMIS(), num_samples=1000, progress=False)
+            >>> equal = posterior.resampled(200)
+            >>> equal.log_weights is None, equal.latents.shape
+            (True, torch.Size([1, 200, 8]))
         """
         if self.log_weights is None:
             raise ValueError("these draws weigh the same. Expected weighted draws, for instance of AMIS(); use them as they are.")
@@ -301,7 +320,10 @@ class Posterior:
         return found + complaints_about_divergences(named, rows, self.stats) + complaints_about_latents(self.whitened)
 
     def nested_rhat(self, name: str, superchain_ids: list[int]) -> Tensor:
-        """R-hat for many short chains in groups that share a start, for each element of ``samples[name]``."""
+        """R-hat for many short chains in groups that share a start, for each element of ``samples[name]``.
+
+        Arguments and errors are those of :func:`torchgpmc.diagnostics.summaries.nested_rhat`.
+        """
         values = self.samples[name]
         flat = values.reshape(*values.shape[:2], -1)
         return torch.tensor([nested_rhat(flat[..., i], superchain_ids) for i in range(flat.shape[-1])]).reshape(values.shape[2:])
@@ -311,6 +333,16 @@ class Posterior:
 
         Warns (:class:`SamplingWarning`) where draws are weighted, since ArviZ takes all draws for equal: the weights are among the
         statistics, and ``resampled(n).to_arviz()`` needs none.
+
+        Example:
+            >>> import torch, torchgpmc as tg
+            >>> from gpytorch.kernels import RBFKernel
+            >>> from gpytorch.priors import GammaPrior
+            >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+            >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+            >>> posterior = tg.sample(model, tg.AMIS(), num_samples=1000, progress=False)
+            >>> posterior.resampled(200).to_arviz().posterior["latents"].shape  # of chains, draws and data
+            (1, 200, 8)
         """
         groups: dict[str, dict[str, Any]] = {
             "posterior": {name: value.numpy() for name, value in self.samples.items()},
@@ -328,38 +360,31 @@ class Posterior:
         return as_datatree(groups)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes draws, statistics and settings to one file, atomically; tensors, numbers and strings only."""
-        content = {
-            "format": _FORMAT,
-            "model": model_fingerprint(self.model),
-            "theta": self.theta,
-            "whitened": self.whitened,
-            "log_weights": self.log_weights,
-            "further_whitened": self._further,
-            "stats": self.stats,
-            "info": self.info,
-            "source": None if self._source is None else [[tuple(row) for row in self._source.rows], self._source.complaints],
-        }
-        write_atomically(Path(path), content)
+        """Writes draws, statistics and settings to one file, atomically; tensors, numbers and strings only.
+
+        Example:
+            >>> import tempfile, torch, torchgpmc as tg
+            >>> from gpytorch.kernels import RBFKernel
+            >>> from gpytorch.priors import GammaPrior
+            >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+            >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+            >>> posterior = tg.sample(model, tg.AMIS(), num_samples=1000, progress=False)
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     posterior.save(f"{folder}/posterior.pt")
+            ...     again = tg.Posterior.load(f"{folder}/posterior.pt", model)
+            >>> torch.equal(again.latents, posterior.latents)
+            True
+        """
+        draws = Draws(self.theta, self.whitened, self.log_weights, further_whitened=self._further)
+        write_draws(path, self.model, SavedDraws(draws, self.stats, self.info, self._source))
 
     @staticmethod
     def load(path: str | os.PathLike[str], model: GPModel) -> Posterior:
         """Reads what :meth:`save` wrote, for a model with the same density: data, kernel, mean, likelihood, priors, constants.
 
-        The model may live on another device, and sampled parameters may have other present values.
+        The model may live on another device, and sampled parameters may have other present values. :meth:`save` has an example.
 
         Raises:
             ValueError: not such a file, one made with another model, or one whose draws are not of this model's shape.
         """
-        content = read_tensors(Path(path), _FORMAT, ["model", "theta", "whitened", "log_weights", "stats", "info"])
-        model.refresh()
-        different = differences(content["model"], model_fingerprint(model))
-        if different:
-            raise ValueError(f"{path} was made with another model: {different}. Expected the model it was sampled from.")
-        further = content.get("further_whitened")
-        draw = Draw(content["theta"], content["whitened"], content["log_weights"], further)
-        check_draws(path, draw, content["stats"], model.layout.size, model.latent_size)
-        draws, source = Draws(*draw[:3], further_whitened=further), content.get("source")
-        if source is not None:
-            source = Source([Row(*row) for row in source[0]], source[1])
-        return Posterior(model, draws, content["stats"], content["info"], source)
+        return Posterior(model, *read_draws(path, model))

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from torchgpmc.density import AutogradDensity, mask_failures
-from torchgpmc.likelihoods.likelihood import LogLikelihood
-from torchgpmc.models.gp_model import GPModel, LatentsAt, likelihood_parameters, likelihood_values
+from torchgpmc.likelihoods.log_likelihood import LogLikelihood
+from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
+from torchgpmc.models.latents import LatentsAt, likelihood_parameters, likelihood_values
 from torchgpmc.models.reverse import has_slope
 from torchgpmc.numerics.linalg import times_blocks
 from torchgpmc.numerics.special import log_standard_normal

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from torchgpmc.density import AutogradDensity
-from torchgpmc.models.gp_model import GPModel, LatentPrior
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.latents import LatentPrior
 from torchgpmc.numerics.ascent import ascend
 from torchgpmc.numerics.linalg import cholesky, solve_lower
 from torchgpmc.samplers.adaptation import DualAveraging, start_dual_averaging, update_dual_averaging

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.density import AutogradDensity, mask_value
-from torchgpmc.models.gp_model import GPModel, likelihood_parameters
+from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
+from torchgpmc.models.latents import likelihood_parameters
 from torchgpmc.models.ridges import Ridges
 from torchgpmc.runs.blocks import decided_by_parameters, kept_prior
 from torchgpmc.runs.part_coordinates import PartCoordinates, Parts

@@ -20,8 +20,9 @@ from torch import Tensor
 from torchgpmc.approximations import Approximation
 from torchgpmc.checks import check_positive
 from torchgpmc.density import AutogradDensity, mask_value
-from torchgpmc.models.gp_model import GPModel, LatentsAt, likelihood_values
+from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
+from torchgpmc.models.latents import LatentsAt, likelihood_values
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.whitening import GaussianSites, undo_whitening, whiten_under_sites
 from torchgpmc.numerics.linalg import factor_with_gradient, triangular_log_determinant

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.models.gp_model import GPModel, LatentsAt
+from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
+from torchgpmc.models.latents import LatentsAt
 from torchgpmc.runs.blocks import JointWithPrior
 from torchgpmc.runs.parameterizations import Moved, Recoordinated
 from torchgpmc.types import WarmUp

@@ -16,7 +16,18 @@ from torchgpmc.variational import Start
 
 
 class Settings(NamedTuple):
-    """What the user asked of :func:`torchgpmc.sample`, checked; ``None`` where the user said nothing."""
+    """What the user asked of :func:`torchgpmc.sample`, checked; ``None`` where the user said nothing.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from torchgpmc.methods import Settings
+        >>> kernel = RBFKernel().requires_grad_(False)
+        >>> model = tg.GP(torch.linspace(0, 1, 8), torch.arange(8) > 3, kernel, tg.likelihoods.Bernoulli())
+        >>> settings = Settings(num_samples=100, warmup_steps=None, num_chains=None, chain_chunk=None)
+        >>> tg.EllipticalSlice().prepare(model, settings).num_advances()  # as many to warm up, where the user said nothing
+        200
+    """
 
     num_samples: int
     warmup_steps: int | None
@@ -27,7 +38,25 @@ class Settings(NamedTuple):
 
 
 class Run(Protocol):
-    """One run of an engine on one model. Its state holds everything that changes, adaptation included."""
+    """One run of an engine on one model. Its state holds everything that changes, adaptation included.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from torchgpmc.methods import Settings
+        >>> kernel = RBFKernel().requires_grad_(False)
+        >>> model = tg.GP(torch.linspace(0, 1, 8), torch.arange(8) > 3, kernel, tg.likelihoods.Bernoulli())
+        >>> run = tg.EllipticalSlice().prepare(model, Settings(num_samples=2, warmup_steps=1, num_chains=4, chain_chunk=None))
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> state, found = run.init(generator), []
+        >>> while not run.is_finished(state):
+        ...     state, draw, statistics = run.advance(state, generator)
+        ...     found.append(None if draw is None else draw.whitened.shape)
+        >>> found  # a step to warm up, then draws of four chains
+        [None, torch.Size([4, 1, 8]), torch.Size([4, 1, 8])]
+        >>> run.label
+        'the exact posterior'
+    """
 
     @property
     def label(self) -> str:
@@ -61,7 +90,20 @@ class Run(Protocol):
 
 
 class Method(Protocol):
-    """An engine's options."""
+    """An engine's options.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from torchgpmc.methods import Settings
+        >>> kernel = RBFKernel().requires_grad_(False)
+        >>> model = tg.GP(torch.linspace(0, 1, 8), torch.arange(8) > 3, kernel, tg.likelihoods.Bernoulli())
+        >>> class Patient:  # one of your own, which tg.sample takes
+        ...     def prepare(self, model, settings):
+        ...         return tg.EllipticalSlice().prepare(model, settings._replace(warmup_steps=10 * settings.num_samples))
+        >>> Patient().prepare(model, Settings(num_samples=100, warmup_steps=None, num_chains=4, chain_chunk=None)).num_advances()
+        1100
+    """
 
     def prepare(self, model: GPModel, settings: Settings) -> Run:
         """A run of this engine.

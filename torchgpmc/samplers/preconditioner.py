@@ -12,7 +12,15 @@ from torchgpmc.numerics.linalg import identity_matrix, solve_lower
 
 
 class MassMatrix(Enum):
-    """Which covariances of the position warm-up estimates; the inverse mass matrix is that estimate."""
+    """Which covariances of the position warm-up estimates; the inverse mass matrix is that estimate.
+
+    Example:
+        >>> [MassMatrix.BLOCK.dense_size(3, 100), MassMatrix.DENSE.dense_size(3, 100), MassMatrix.DIAGONAL.dense_size(3, 100)]
+        [3, 100, 0]
+        >>> import torchgpmc as tg
+        >>> tg.HMC(mass_matrix=tg.MassMatrix.DENSE).mass_matrix
+        <MassMatrix.DENSE: 'dense'>
+    """
 
     IDENTITY = "identity"
     DIAGONAL = "diagonal"

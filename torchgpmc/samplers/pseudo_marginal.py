@@ -134,6 +134,29 @@ def correlated_pseudo_marginal(
 
     Returns:
         A sampler with :class:`PseudoMarginalState` and :class:`PseudoMarginalInfo`.
+
+    Example:
+        >>> import torch
+        >>> from torchgpmc import samplers
+        >>> class NoisyNormal:  # N(0, 1), known through estimates with log-normal errors of mean one
+        ...     auxiliary_size = 1
+        ...
+        ...     def evaluate(self, position, auxiliary):
+        ...         return -0.5 * position.square().sum(-1) + auxiliary.sum(-1) - 0.5, ()
+        ...
+        ...     def work(self, payload):
+        ...         return 0.0
+        >>> walk = {"step_size": torch.tensor(0.5), "preconditioner": samplers.Preconditioner(torch.eye(1), torch.zeros(0))}
+        >>> rates = []
+        >>> for correlation in (0.0, 0.99):
+        ...     generator = torch.Generator().manual_seed(0)
+        ...     kernel = samplers.correlated_pseudo_marginal(NoisyNormal(), correlation=correlation, **walk)
+        ...     state = kernel.init(torch.randn(4000, 1, generator=generator), generator)
+        ...     for _ in range(10):
+        ...         state, info = kernel.step(state, generator)
+        ...     rates.append(round(float(info.acceptance_rate.mean()), 1))
+        >>> rates  # noise that stays cancels in the ratio
+        [0.5, 0.8]
     """
     fresh = math.sqrt(1 - correlation**2)
 
@@ -176,6 +199,30 @@ def delayed_acceptance(
     Returns:
         A sampler with :class:`PseudoMarginalState` and :class:`PseudoMarginalInfo`; ``acceptance_rate`` is the product of both
         stages' and ``n_steps`` counts estimates.
+
+    Example:
+        >>> import torch
+        >>> from torchgpmc import samplers
+        >>> class NoisyNormal:  # N(0, 1), known through estimates with log-normal errors of mean one
+        ...     auxiliary_size = 1
+        ...
+        ...     def evaluate(self, position, auxiliary):
+        ...         return -0.5 * position.square().sum(-1) + auxiliary.sum(-1) - 0.5, ()
+        ...
+        ...     def draw(self, position, generator):
+        ...         return self.evaluate(position, torch.randn(len(position), 1, generator=generator))
+        ...
+        ...     def work(self, payload):
+        ...         return 0.0
+        ...
+        ...     def select(self, rows):
+        ...         return self
+        >>> walk = {"step_size": torch.tensor(10.0), "preconditioner": samplers.Preconditioner(torch.eye(1), torch.zeros(0))}
+        >>> kernel = samplers.delayed_acceptance(NoisyNormal(), lambda position: -0.4 * position.square().sum(-1), **walk)
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> state, info = kernel.step(kernel.init(torch.zeros(1000, 1), generator), generator)
+        >>> info.n_steps.mean() < 0.2  # steps so long that most proposals are screened out, at no estimate
+        tensor(True)
     """
     screen: Any = as_density(surrogate)
 
@@ -242,6 +289,23 @@ def pseudo_marginal_slice(density: NoisyDensity, *, width: Tensor, max_steps_out
 
     Returns:
         A sampler with :class:`PseudoMarginalState` and :class:`PseudoMarginalInfo`.
+
+    Example:
+        >>> import torch
+        >>> from torchgpmc import samplers
+        >>> class NoisyNormal:  # N(0, 1), known through estimates with log-normal errors of mean one
+        ...     auxiliary_size = 1
+        ...
+        ...     def evaluate(self, position, auxiliary):
+        ...         return -0.5 * position.square().sum(-1) + auxiliary.sum(-1) - 0.5, ()
+        ...
+        ...     def work(self, payload):
+        ...         return 0.0
+        >>> kernel, generator = samplers.pseudo_marginal_slice(NoisyNormal(), width=torch.ones(1)), torch.Generator().manual_seed(0)
+        >>> before = kernel.init(torch.zeros(1000, 1), generator)
+        >>> after, info = kernel.step(before, generator)
+        >>> (after.position != before.position).all(), (after.auxiliary != before.auxiliary).all()  # no chain stays
+        (tensor(True), tensor(True))
     """
 
     def init(position: Tensor, generator: torch.Generator) -> PseudoMarginalState:

@@ -47,6 +47,13 @@ class Conditional(NamedTuple):
         payload: the sweep's, if it depends on these columns (``density`` then hands out new ones); else ``None``.
         rest: what ``density`` leaves out of the whole position's, as a function of the columns, if that costs less than either:
             then neither is evaluated where the chains are, nor where they end.
+
+    Example:
+        >>> import torch
+        >>> def second(position, payload):  # x_1 ~ N(x_0, 1)
+        ...     return Conditional(lambda x: -0.5 * (x - position[:, :1]).square().sum(-1))
+        >>> second(torch.tensor([[3.0, 0.0]]), ()).density(torch.tensor([[5.0]]))
+        tensor([-2.])
     """
 
     density: Any
@@ -75,6 +82,18 @@ class Block(NamedTuple):
         steps: the kernel's, a sweep.
         work: factorisations that an evaluation of the conditional density takes.
         first_work: those of the kernel's ``init`` beyond them.
+
+    Example:
+        >>> import torch
+        >>> from torchgpmc.density import as_density
+        >>> from torchgpmc.samplers import Block, given_the_rest, slice_sampler, sweep
+        >>> density = as_density(lambda x: -0.5 * x.square().sum(-1))
+        >>> first = range(1)
+        >>> block = Block(first, given_the_rest(density, first), lambda part: slice_sampler(part, width=torch.ones(1)), steps=3)
+        >>> sampler, generator = sweep(density, [block]), torch.Generator().manual_seed(0)
+        >>> state, info = sampler.step(sampler.init(torch.ones(1000, 2), generator), generator)
+        >>> (state.position == 1).double().mean(0)  # the second column is no block's
+        tensor([0., 1.], dtype=torch.float64)
     """
 
     columns: range
@@ -242,7 +261,21 @@ class _OfSome(NamedTuple):
 
 
 def given_the_rest(density: Any, columns: range) -> Callable[[Tensor, Any], Conditional]:
-    """The conditional of a block whose columns the payload depends on: ``density`` with all others where they are."""
+    """The conditional of a block whose columns the payload depends on: ``density`` with all others where they are.
+
+    Args:
+        density: of whole positions ``(C, D)``.
+        columns: the block's, B of them.
+
+    Returns:
+        What :class:`Block` takes: from a position and its payload to the density of ``(C, B)``.
+
+    Example:
+        >>> import torch
+        >>> conditional = given_the_rest(lambda x: -0.5 * (x[:, 0] - x[:, 1]).square(), range(1))
+        >>> conditional(torch.tensor([[0.0, 3.0]]), ()).density(torch.tensor([[1.0]]))  # at [1, 3]
+        tensor([-2.])
+    """
 
     def conditional(position: Tensor, payload: Any) -> Conditional:
         return Conditional(_GivenTheRest(density, position, columns), payload=payload)

@@ -45,12 +45,28 @@ class Checkpoint(NamedTuple):
     every: int = 100
 
     def exists(self) -> bool:
-        """Whether there is something to go on from."""
+        """Whether there is something to go on from.
+
+        Example:
+            >>> Checkpoint("no such folder/run.ckpt").exists()
+            False
+        """
         return Path(self.path).exists()
 
 
 class CheckpointError(ValueError):
-    """A checkpoint file that is damaged, or belongs to another run."""
+    """A checkpoint file that is damaged, or belongs to another run.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = pathlib.Path(folder) / "run.ckpt"
+        ...     _ = file.write_text("no tensors")
+        ...     saved_seed(Checkpoint(file))
+        Traceback (most recent call last):
+            ...
+        torchgpmc.storage.checkpoint.CheckpointError: ...
+    """
 
 
 def as_checkpoint(checkpoint: Any) -> Checkpoint | None:

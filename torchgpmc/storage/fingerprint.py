@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, Transform
 from torch.distributions.utils import lazy_property
 
-from torchgpmc.models.gp_model import GPModel, likelihood_parameters
+from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
+from torchgpmc.models.latents import likelihood_parameters
 from torchgpmc.models.targets import Targets
 from torchgpmc.types import LogDensity
 

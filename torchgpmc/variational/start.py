@@ -208,6 +208,15 @@ class Start:
 
         Raises:
             ValueError: inputs of the wrong shape, NaN or infinite values.
+
+        Example:
+            >>> import torch, torchgpmc as tg
+            >>> from gpytorch.kernels import RBFKernel
+            >>> from gpytorch.priors import GammaPrior
+            >>> x, kernel = torch.linspace(0, 1, 12), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+            >>> model = tg.SparseGP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli(), inducing_points=x[::4])
+            >>> tg.initialize(model, progress=False).predict([0.0, 1.0]).probs > 0.5
+            tensor([False,  True])
         """
         model = self.model
         x = check_test_inputs(x, model.train_x, model.columns)

@@ -62,6 +62,14 @@ class MCMC(AbstractMCMC):  # type: ignore[misc]  # Pyro's classes are untyped
         torch.Size([4, 500])
         >>> pyro.infer.Predictive(model, mcmc.get_samples(20))(x)["y"].shape
         torch.Size([20, 20])
+        >>> mcmc.draws.complaints(), mcmc.diagnostics()["divergences"]["chain 0"], mcmc.to_arviz().posterior["slope"].shape
+        ([], [], (4, 500))
+        >>> mcmc.summary()
+        <BLANKLINE>
+                  mean ...
+             slope 0.5...
+        <BLANKLINE>
+        Number of divergences: 0
     """
 
     def __init__(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -13,22 +12,14 @@ from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.arrays import as_tensor
 from torchgpmc.checks import NotOfferedError, check_count
 from torchgpmc.intensity import CentralInterval, Intensity, check_levels, interval_levels
-from torchgpmc.models.gp_model import GPModel, JointGaussian
 from torchgpmc.numerics.linalg import cholesky
-from torchgpmc.numerics.quadrature import FIRST_NODES
-from torchgpmc.numerics.random import make_generator, normal_like, uniform
+from torchgpmc.numerics.random import make_generator, uniform
 from torchgpmc.numerics.threads import slices
-
-# Elements in the largest temporary; quadrature multiplies a draw's test points by its number of nodes.
-_CHUNK_ELEMENTS = 2_000_000
-
-# Draws to test points to mean and variance of f (s, K, t): what depends on the draws alone is worked out by the first call.
-Given = Callable[[slice], Callable[[slice], tuple[Tensor, Tensor]]]
-# Draws, by their indices, to f at all test points together.
-Jointly = Callable[[Tensor], JointGaussian]
+from torchgpmc.prediction.components import CHUNK_ELEMENTS, Components, independent_normals
+from torchgpmc.prediction.mixture_moments import MixtureMoments
 
 
-class Prediction:
+class Prediction(Components):
     """The predictive distribution at T test points, a weighted mixture over S draws.
 
     Args:
@@ -56,39 +47,15 @@ class Prediction:
         True
         >>> torch.allclose(prediction.log_prob(torch.tensor([1, 1, 1])), prediction.probs.log())
         True
+        >>> torch.allclose(prediction.variance, prediction.mean * (1 - prediction.mean))  # of a label, 0 or 1
+        True
+        >>> prediction.latent_mean.shape, bool(prediction.latent_variance[1] < 1)  # of f, whose prior variance is 1
+        (torch.Size([3]), True)
         >>> prediction.sample(100).shape
         torch.Size([100, 3])
     """
 
-    def __init__(
-        self,
-        model: GPModel,
-        given: Given,
-        num_points: int,
-        chunk: int,
-        draws_at_once: int,
-        likelihood_values: dict[str, Tensor],
-        log_weights: Tensor,
-        *,
-        exposure: Tensor | None = None,
-        jointly: Jointly | None = None,
-        each: int = 1,
-    ):
-        self._model = model
-        self._num_points = num_points
-        self._likelihood_values = likelihood_values
-        self._log_weights = log_weights
-        self._exposure = exposure
-        self._jointly = jointly
-        self._each = each
-        self._points = slices(num_points, chunk)
-        self._draws = slices(len(log_weights), draws_at_once)
-        self._given = given
-        if len(self._points) == 1:
-            mean, variance = self._of_all_draws(self._points[0])
-            self._draws = [slice(0, len(log_weights))]
-            self._given = lambda _: lambda _: (mean, variance)
-        self._averages: tuple[Tensor, ...] | None = None
+    _averages: tuple[Tensor, ...] | None = None
 
     def __repr__(self) -> str:
         offered = ["latent_mean", "latent_variance"]
@@ -147,6 +114,18 @@ class Prediction:
 
         Raises:
             ValueError: ``test_y`` is not ``(T,)``, or outside the set the likelihood describes; the likelihood does not factorise.
+
+        Example:
+            >>> import torch, torchgpmc as tg
+            >>> from gpytorch.kernels import RBFKernel
+            >>> from gpytorch.likelihoods import GaussianLikelihood
+            >>> from gpytorch.priors import GammaPrior, HalfNormalPrior
+            >>> x, likelihood = torch.linspace(0, 1, 8), GaussianLikelihood(noise_prior=HalfNormalPrior(0.1))
+            >>> model = tg.GPRegression(x, x.sin(), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0)), likelihood)
+            >>> prediction = tg.sample(model, tg.AMIS(), num_samples=1000, progress=False).predict([0.5, 5.0])
+            >>> near, far = prediction.log_prob([0.5, 5.0])  # sin(0.5) is near 0.5, and known; at 5.0 the prior has little there
+            >>> bool(near > 0 > far)
+            True
         """
         self._require_response("log_prob")
         count = self._num_points
@@ -177,6 +156,19 @@ class Prediction:
 
         Raises:
             AttributeError: a likelihood that is not one of counts.
+
+        Example:
+            >>> import torch, torchgpmc as tg
+            >>> from gpytorch.kernels import RBFKernel
+            >>> from gpytorch.means import ConstantMean
+            >>> from gpytorch.priors import NormalPrior
+            >>> kernel, mean = RBFKernel().requires_grad_(False), ConstantMean(constant_prior=NormalPrior(0.0, 3.0))
+            >>> binned = tg.bin_events(torch.arange(100) / 100, (0.0, 1.0), 10)  # ten a cell of 0.1: a rate of 100
+            >>> model = tg.GP(binned.centres, binned.counts, kernel, tg.likelihoods.Poisson(exposure=binned.area), mean=mean)
+            >>> intensity = tg.sample(model, tg.AMIS(), num_samples=500, progress=False).predict([0.5]).intensity
+            >>> lower, upper = intensity.interval(0.9)
+            >>> bool(lower < 100 < upper), bool(upper - lower < 80)
+            (True, True)
         """
         likelihood = self._model.likelihood
         if not as_likelihood(likelihood).has_intensity:
@@ -204,6 +196,18 @@ class Prediction:
 
         Raises:
             ValueError: a level outside (0, 1), ``num_samples`` below 1, or a response without an order.
+
+        Example:
+            >>> import torch, torchgpmc as tg
+            >>> from gpytorch.kernels import RBFKernel
+            >>> from gpytorch.likelihoods import GaussianLikelihood
+            >>> from gpytorch.priors import GammaPrior, HalfNormalPrior
+            >>> x, likelihood = torch.linspace(0, 1, 8), GaussianLikelihood(noise_prior=HalfNormalPrior(0.1))
+            >>> model = tg.GPRegression(x, x.sin(), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0)), likelihood)
+            >>> prediction = tg.sample(model, tg.AMIS(), num_samples=1000, progress=False).predict([0.5, 5.0])
+            >>> prediction.quantile([0.1, 0.5, 0.9]).diff(dim=0) > 0  # a row a level
+            tensor([[True, True],
+                    [True, True]])
         """
         self._require_response("quantile")
         levels = check_levels(q)
@@ -222,14 +226,38 @@ class Prediction:
         parts = []
         for whole in self._points:
             mean, variance = self._of_all_draws(whole)
-            for part in slices(whole.stop - whole.start, max(1, _CHUNK_ELEMENTS // num_samples)):
+            for part in slices(whole.stop - whole.start, max(1, CHUNK_ELEMENTS // num_samples)):
                 points = slice(whole.start + part.start, whole.start + part.stop)
-                f = _independent(mean[..., part][chosen], variance[..., part][chosen], generator)
+                f = independent_normals(mean[..., part][chosen], variance[..., part][chosen], generator)
                 parts.append(self._responses(chosen, points, f, generator).sort(0).values[ranks])
         return torch.cat(parts, -1).view(*levels.shape, -1)
 
     def interval(self, level: float = 0.95, *, num_samples: int = 20_000, seed: int = 0) -> CentralInterval:
-        """The central interval of the response of probability ``level``, point by point; see :meth:`quantile`."""
+        """The central interval of the response of probability ``level``, point by point; see :meth:`quantile`.
+
+        Args:
+            level: in (0, 1).
+            num_samples: response draws a test point.
+            seed: of the draws.
+
+        Returns:
+            ``lower`` and ``upper``, ``(T,)`` each.
+
+        Raises:
+            ValueError: as :meth:`quantile` does.
+
+        Example:
+            >>> import torch, torchgpmc as tg
+            >>> from gpytorch.kernels import RBFKernel
+            >>> from gpytorch.likelihoods import GaussianLikelihood
+            >>> from gpytorch.priors import GammaPrior, HalfNormalPrior
+            >>> x, likelihood = torch.linspace(0, 1, 8), GaussianLikelihood(noise_prior=HalfNormalPrior(0.1))
+            >>> model = tg.GPRegression(x, x.sin(), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0)), likelihood)
+            >>> prediction = tg.sample(model, tg.AMIS(), num_samples=1000, progress=False).predict([0.5, 5.0])
+            >>> lower, upper = prediction.interval(0.9)
+            >>> bool(lower[0] < 0.4794 < upper[0]), bool(upper[1] - lower[1] > 2)  # around sin(0.5); as wide as the prior, far away
+            (True, True)
+        """
         return CentralInterval(*self.quantile(interval_levels(level), num_samples=num_samples, seed=seed))
 
     def sample(self, num_samples: int = 1, *, seed: int = 0, joint: bool = False) -> Tensor:
@@ -246,6 +274,18 @@ class Prediction:
         Raises:
             ValueError: ``num_samples`` below 1, a likelihood that does not factorise over data, or ``joint=True`` of a prediction
                 that knows marginals alone, or whose covariance cannot be factorised.
+
+        Example:
+            >>> import torch, torchgpmc as tg
+            >>> from gpytorch.kernels import RBFKernel
+            >>> from gpytorch.likelihoods import GaussianLikelihood
+            >>> from gpytorch.priors import GammaPrior, HalfNormalPrior
+            >>> x, likelihood = torch.linspace(0, 1, 8), GaussianLikelihood(noise_prior=HalfNormalPrior(0.1))
+            >>> model = tg.GPRegression(x, x.sin(), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0)), likelihood)
+            >>> prediction = tg.sample(model, tg.AMIS(), num_samples=1000, progress=False).predict([0.5, 5.0])
+            >>> draws = prediction.sample(1000)
+            >>> draws.shape, draws.std(0).round()  # noise is small near the data, and far away f is the prior's
+            (torch.Size([1000, 2]), tensor([0., 1.], dtype=torch.float64))
         """
         self._require_response("sample")
         check_count("num_samples", num_samples)
@@ -264,7 +304,7 @@ class Prediction:
             given, rows = self._given(draws), chosen[which]
             for points in self._points:
                 mean, variance = (part[rows - draws.start] for part in given(points))
-                f = _independent(mean, variance, generator)
+                f = independent_normals(mean, variance, generator)
                 result[which, points] = self._responses(rows, points, f, generator)
 
     def _fill_jointly(self, result: Tensor, chosen: Tensor, generator: torch.Generator) -> None:
@@ -274,7 +314,7 @@ class Prediction:
                 "sampled posterior."
             )
         order = chosen.argsort()  # a posterior draw that is chosen several times is factorised once
-        for which in order.split(max(1, _CHUNK_ELEMENTS // self._num_points**2)):
+        for which in order.split(max(1, CHUNK_ELEMENTS // self._num_points**2)):
             rows, place = chosen[which].unique(return_inverse=True)
             mean, covariance = self._jointly(rows)
             factor, ok = cholesky(covariance)
@@ -287,23 +327,6 @@ class Prediction:
             factor = factor.expand(len(rows), -1, -1)[place].unsqueeze(1)
             f = mean[place] + (factor @ noise).squeeze(-1)
             result[which] = self._responses(chosen[which], slice(None), f, generator)
-
-    def _responses(self, rows: Tensor, points: slice, f: Tensor, generator: torch.Generator) -> Tensor:
-        """Draws of y* ``(s, t)`` given f* ``(s, K, t)`` of the posterior draws ``rows``."""
-        values = {name: value[rows] for name, value in self._likelihood_values.items()}
-        at = self._boundary(f)
-        return self._model.likelihood_function(values, lambda likelihood: self._at(likelihood, points).sample(at, generator))
-
-    def _at(self, likelihood: Any, points: slice) -> Any:
-        """The likelihood of responses at some of the test points."""
-        exposure = self._exposure
-        return likelihood.at_test_points(exposure[points] if exposure is not None and exposure.dim() else exposure)
-
-    def _of_all_draws(self, points: slice) -> tuple[Tensor, Tensor]:
-        """Mean and variance of f at some of the test points given every draw, ``(S, K, t)`` each."""
-        parts = [self._given(rows)(points) for rows in self._draws]
-        mean, variance = (torch.cat(part) for part in zip(*parts, strict=True))
-        return mean, variance
 
     @property
     def _has_response(self) -> bool:
@@ -319,32 +342,10 @@ class Prediction:
             )
         self._at(as_likelihood(self._model.likelihood), slice(None))  # says so where test points need exposures of their own
 
-    def _parts(self) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
-        """Some draws, some test points, mean and variance of f ``(s, K, t)``; what depends on draws alone is worked out once."""
-        for rows in self._draws:
-            given = self._given(rows)
-            for points in self._points:
-                yield rows, points, *given(points)
-
-    def _boundary(self, f: Tensor) -> Tensor:
-        return f.squeeze(-2) if f.shape[-2] == 1 else f.mT
-
-    def _per_draw(self, draws: slice, points: slice, mean: Tensor, variance: Tensor, function: Any) -> Tensor:
-        """``function(likelihood, mean, variance)`` at each of the draws, a few at a time."""
-        count, latents, size = mean.shape
-        parts = []
-        for rows in slices(count, max(1, _CHUNK_ELEMENTS // (FIRST_NODES * latents * size))):
-            marginal = self._boundary(mean[rows]), self._boundary(variance[rows])
-            values = {name: value[draws][rows] for name, value in self._likelihood_values.items()}
-            parts.append(
-                self._model.likelihood_function(values, lambda likelihood, at=marginal: function(self._at(likelihood, points), *at))
-            )
-        return torch.cat(parts)
-
     def _averaged(self) -> tuple[Tensor, ...]:
         """Mean and variance of f, and of the response if there is one, worked out together when first asked for."""
         if self._averages is None:
-            latents, responses = _Mixtures(self._num_points), _Mixtures(self._num_points)
+            latents, responses = MixtureMoments(self._num_points), MixtureMoments(self._num_points)
             for rows, points, mean, variance in self._parts():
                 weights = self._log_weights[rows].exp()
                 latents.add(points, weights, self._boundary(mean), self._boundary(variance))
@@ -360,33 +361,3 @@ class Prediction:
             kinds = (latents, responses) if self._has_response else (latents,)
             self._averages = tuple(moment for kind in kinds for moment in (kind.mean, kind.variance))
         return self._averages
-
-
-def _independent(mean: Tensor, variance: Tensor, generator: torch.Generator) -> Tensor:
-    return mean + variance.sqrt() * normal_like(mean, generator)
-
-
-class _Mixtures:
-    """Mean and variance of a mixture at each of T points, whose components come in parts (Chan, Golub & LeVeque 1979).
-
-    All points have their place from the start: small results among large temporaries would leave memory in pieces too small to use.
-    """
-
-    def __init__(self, num_points: int):
-        self._num_points = num_points
-        self.mean = self.variance = self._weight = torch.zeros(0)
-
-    def add(self, points: slice, weights: Tensor, means: Tensor, variances: Tensor) -> None:
-        """Components of weights ``(s,)``, with means and variances ``(s, t, ...)`` at some points."""
-        if not len(self.mean):
-            self.mean, self.variance, self._weight = means.new_zeros(3, self._num_points, *means.shape[2:]).unbind(0)
-        tiny = torch.finfo(weights.dtype).tiny
-        total = weights.sum()
-        shares = weights / total.clamp_min(tiny)
-        mean = torch.tensordot(shares, means, 1)
-        variance = torch.tensordot(shares, variances + (means - mean).square(), 1)
-        self._weight[points] += total
-        share = total / self._weight[points].clamp_min(tiny)
-        shift = mean - self.mean[points]
-        self.mean[points] += share * shift
-        self.variance[points] += share * (variance - self.variance[points] + (1 - share) * shift.square())

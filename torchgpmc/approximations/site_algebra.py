@@ -1,0 +1,55 @@
+"""What follows from the factor of B = I + W^1/2 K W^1/2, which is never badly conditioned, for C thetas at once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchgpmc.numerics.linalg import cholesky_in_place, solve_lower
+
+
+def factor_of_b(covariance: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
+    """Lower factor of B = I + W^1/2 K W^1/2, no graph, and whether each factorisation succeeded; ``root`` is W^1/2 ``(C, N)``.
+
+    B and its factor have the precision of ``root``.
+    """
+    column = root.unsqueeze(-1)
+    b = (covariance * column if covariance.dtype == root.dtype else covariance.to(root.dtype).mul_(column)).mul_(root.unsqueeze(-2))
+    b.diagonal(dim1=-2, dim2=-1).add_(1.0)
+    return cholesky_in_place(b)
+
+
+def apply_r(factor: Tensor, root: Tensor, right: Tensor) -> Tensor:
+    """R right, R = (W^-1 + K)^-1 = W^1/2 B^-1 W^1/2, for right-hand sides ``(C, N, R)``."""
+    half = solve_lower(factor, right * root.unsqueeze(-1))
+    return torch.linalg.solve_triangular(factor.mT, half, upper=True).mul_(root.unsqueeze(-1))
+
+
+def marginal_variances(covariance: Tensor, factor: Tensor, root: Tensor) -> Tensor:
+    """Diagonal of (K^-1 + W)^-1 = K - K R K, ``(C, N)``."""
+    half = solve_lower(factor, covariance * root.unsqueeze(-1))
+    return covariance.diagonal(dim1=-2, dim2=-1) - half.square_().sum(-2)
+
+
+def inverse_and_variances(covariance: Tensor, factor: Tensor, ok: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
+    """B^-1 ``(C, N, N)``, and the :func:`marginal_variances` from its diagonal, (1 - B^-1) / W; garbage where not ``ok`` ``(C,)``.
+
+    Where little of a variance depends on the site, that cancels: such data have theirs by K - K R K.
+    """
+    if not bool(ok.all()):
+        factor = factor.masked_fill(~ok[:, None, None], 1.0)  # or torch refuses to invert
+    inverse = torch.cholesky_inverse(factor)
+    explained = 1 - inverse.diagonal(dim1=-2, dim2=-1)
+    variance = explained / root.square()
+    faint = (explained < torch.finfo(factor.dtype).eps ** 0.5).any(0)
+    if bool(faint.any()):
+        rows = faint.nonzero().squeeze(-1)
+        half = solve_lower(factor, covariance[..., rows] * root.unsqueeze(-1))
+        variance[:, rows] = covariance.diagonal(dim1=-2, dim2=-1)[:, rows] - half.square_().sum(-2)
+    return inverse, variance
+
+
+def dense_r(factor: Tensor, root: Tensor) -> Tensor:
+    """R = W^1/2 B^-1 W^1/2 as a matrix ``(C, N, N)``."""
+    half = solve_lower(factor, torch.diag_embed(root))
+    return half.mT @ half
