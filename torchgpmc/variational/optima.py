@@ -101,7 +101,7 @@ def _carried_on(model: GPModel, ended: Ended, ends: Sequence[Found], max_iterati
         left = []
         for row in range(len(theta)):
             rise = float(value[row] - before[row])
-            end = Found(theta[row], take(sites, [row]), float(value[row]), rise)
+            end = Found(theta[row], take(sites, slice(row, row + 1)), float(value[row]), rise)
             if not math.isfinite(end.value) or _meets(theta[row], ended.fit):
                 continue
             if number and end.value + _RISES * rise < ended.found.value - _FAR_BELOW:
@@ -112,7 +112,7 @@ def _carried_on(model: GPModel, ended: Ended, ends: Sequence[Found], max_iterati
                 left.append(row)
         if not left:
             break
-        sites, before = take(sites, left), value[left]
+        sites, before = take(sites, torch.tensor(left, device=theta.device)), value[left]
         theta = moved_together(model, theta[left], sites)
     in_reach = [end for end in found if end.value > ended.found.value - _FAR_BELOW]
     return Elsewhere(sorted(in_reach, key=lambda end: -end.value), is_there_more or bool(found))

@@ -84,16 +84,18 @@ def best_beginning(model: GPModel, num_starts: int, seed: int, bar: tqdm) -> Beg
         return Beginning(theta[highest], None, ())
     rows = [highest, *(row for row in range(len(theta)) if row != highest)][:num_starts]
     still = inducing_positions(model, False)
-    ends = [search(part, still, theta[row], take(sites, [row]), _SHORT, bar) for row in rows]
+    ends = [search(part, still, theta[row], take(sites, slice(row, row + 1)), _SHORT, bar) for row in rows]
     tried = tuple(end.value if math.isfinite(end.value) else math.nan for end in ends)
     best = max(ends, key=lambda end: end.value if math.isfinite(end.value) else -math.inf)
     if not math.isfinite(best.value):
         return Beginning(theta[highest], None, tried)
     if part is not model:  # sites are those of some data
-        ends, sites, best = [end._replace(sites=None) for end in ends], None, best._replace(sites=None)
+        ends, best = [end._replace(sites=None) for end in ends], best._replace(sites=None)
     others = tuple(end for end in ends if end.position is not best.position and math.isfinite(end.value))
     left = [row for row in range(len(theta)) if row not in rows and bool(torch.isfinite(value[row]))][:_FURTHER]
-    further = tuple(Found(theta[row], None if sites is None else take(sites, [row]), -math.inf, math.inf) for row in left)
+    further = tuple(Found(theta[row], take(sites, slice(row, row + 1)), -math.inf, math.inf) for row in left)
+    if part is not model:  # where a round is dear
+        further = ()
     return Beginning(best.position, best.sites, tried, others, further)
 
 
