@@ -52,8 +52,8 @@ def initialize(
 
     Chains that begin at one optimum see its surroundings alone. So the other searches are carried on from there, inducing points
     where the best has moved them, until they meet it, end elsewhere, or are 12 nats below it and hardly rise; where not all meet,
-    two more begin (not with ``num_starts``, nor of more than 4000 data). The highest becomes the fit, unless inducing points have moved for another, and
-    ``Start.others`` has the rest. They are found by few searches: that there are no more is not known.
+    two more begin (not with ``num_starts``, nor of more than 4000 data). The highest becomes the fit, unless inducing points have
+    moved for another, and ``Start.others`` has the rest. They are found by few searches: that there are no more is not known.
 
     Where the likelihood does not factorise over data, as that of gene expression, there are no sites to make q of: then it is the
     normal approximation at the mode of [theta, v] together, with the whole curvature there.
