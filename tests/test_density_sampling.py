@@ -174,3 +174,22 @@ def test_chains_start_at_arrays_and_lists_too():
         warnings.simplefilter("ignore")
         found = [tg.sample_density(skewed, begin, **options).position for begin in (start, start.numpy(), [[0, 1], [1, 0]])]
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+def test_chains_that_never_move_are_not_to_be_trusted():
+    """One start for all and a density that ends around it: R-hat has nothing to compare, and effective sizes were the draws'."""
+    begin = torch.ones(2, dtype=F64)
+    spike = lambda position: torch.where((position == begin).all(-1), 0.0, -torch.inf).to(F64)  # noqa: E731
+    options = {"num_samples": 100, "warmup_steps": 10, "num_chains": 4, "seed": 0, "progress": False}
+    with pytest.warns(tg.SamplingWarning, match=r"'position\[0\]' never moved: all draws are the same"):
+        draws = tg.sample_density(spike, begin, tg.AdaptiveMH(), **options)
+    assert len(draws.position.flatten(0, 1).unique(dim=0)) == 1
+
+
+@quiet
+def test_a_flat_density_whose_lp_is_the_same_everywhere_is_no_standstill():
+    box = lambda position: torch.where((position.abs() < 1).all(-1), 0.0, -torch.inf).to(F64)  # noqa: E731
+    options = {"num_samples": 300, "warmup_steps": 100, "seed": 0, "progress": False}
+    draws = tg.sample_density(box, 0.4 * start(4).tanh(), tg.Slice(), **options)
+    assert float(draws.stats["lp"].abs().max()) == 0.0
+    assert draws.complaints() == []

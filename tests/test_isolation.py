@@ -47,6 +47,16 @@ def test_one_draw_that_counts_in_which_they_do_is_enough():
         warn_of_isolated_data(posterior)
 
 
+def test_draws_that_weigh_much_because_few_are_like_them_do_not_speak_for_the_others():
+    """Five of the heaviest lie in a corner of short lengthscales, which proposals hardly reach; the rest weigh more together."""
+    posterior = posterior_of(model_of(tg.GP, 1e3), torch.zeros(1, 9))
+    posterior.theta[0, :4, -1] = 8.0  # the log of the lengthscale
+    posterior.log_weights[0, 4:] = 0.1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_isolated_data(posterior)
+
+
 @pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")
 def test_sampling_says_so_whatever_the_method():
     x = 1e6 * torch.linspace(0, 1, 6, dtype=torch.float64)

@@ -105,7 +105,7 @@ def test_laplace_draws_no_latents_of_probits():
         (
             9,
             [
-                "AMIS(degrees_of_freedom=30, begin=AtModes(leave_for=AtPrior(arms=True)), evidence=S",
+                "AMIS(degrees_of_freedom=30, begin=AtModes(search_tails=True, leave_for=AtPrior(arms=True), approximation=EP(",
                 *["AMIS(degrees_of_freedom=30, begin=AtPrior(arms=True), evidence=S"] * 4,
                 "NUTS(w",
             ],

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from torchgpmc.numerics.threads import even_slices, side_by_side, torch_threads_back
 from torchgpmc.trees import concatenate, take
-from torchgpmc.types import Density, LinearDensity, LogDensity
+from torchgpmc.types import Density, LinearDensity, LogDensity, Resolution
 
 
 def mask_failures(value: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,6 +98,8 @@ class AutogradDensity:
         >>> position.grad
         tensor([[-1., -2.]])
     """
+
+    resolution: ClassVar[Resolution] = Resolution()
 
     def __init__(self, function: Callable[[Tensor], Tensor]):
         self.function = function

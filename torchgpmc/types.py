@@ -48,6 +48,13 @@ class LogDensity(Protocol):
         ...
 
 
+class Resolution(NamedTuple):
+    """What gradients of a log density tell of it, where values are found to a tolerance."""
+
+    slope: float = 1e-3  # the least partial derivative that is told from nothing
+    step: float = 1e-4  # how far apart gradients are that tell of curvature
+
+
 class EstimatedLogDensity(Protocol):
     """A log density of C independent rows that can also be estimated from some of the data."""
 

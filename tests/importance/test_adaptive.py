@@ -25,6 +25,7 @@ from torchgpmc.importance import (
     start,
     with_defence,
 )
+from torchgpmc.types import Resolution
 
 MEAN = torch.tensor([[0.5, -1.0], [2.0, 1.0]], dtype=torch.float64)
 COVARIANCE = torch.tensor([[[1.0, 0.6], [0.6, 2.0]], [[0.5, -0.1], [-0.1, 0.3]]], dtype=torch.float64)
@@ -248,6 +249,24 @@ def test_modes_of_a_mixture_with_their_curvature():
     for mode in modes:
         nearest = (MEAN * 4 - mode.position).square().sum(-1).argmin()
         torch.testing.assert_close(mode.covariance, COVARIANCE[nearest], rtol=1e-3, atol=1e-3)
+
+
+def test_a_mode_of_values_that_are_found_to_a_tolerance():
+    """Differences of gradients that are off by some thousandths tell of curvature where points are apart."""
+
+    class Rough(AutogradDensity):
+        def value_and_grad(self, position):
+            value, gradient = super().value_and_grad(position)
+            return value + 2e-3 * torch.sin(1e5 * position.sum(-1)), gradient + 5e-3 * torch.sin(1e4 * position)
+
+    scale = torch.tensor([0.5, 0.8], dtype=torch.float64)
+    density = Rough(lambda x: -0.5 * ((x - 1) / scale).square().sum(-1))
+    starts = torch.zeros(1, 2, dtype=torch.float64)
+    (mode,) = find_modes(density, starts, resolution=Resolution(slope=0.05, step=0.2))
+    torch.testing.assert_close(mode.position, torch.ones(2, dtype=torch.float64), atol=0.05, rtol=0)
+    torch.testing.assert_close(mode.covariance, scale.square().diag(), atol=0.01, rtol=0.1)
+    usual = find_modes(density, starts)
+    assert not usual or float((usual[0].covariance - scale.square().diag()).abs().max()) > 0.05
 
 
 def test_no_mode_where_there_is_none():

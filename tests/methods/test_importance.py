@@ -10,9 +10,10 @@ import torchgpmc as tg
 from tests.approximations.reference import gaussian_evidence
 from tests.problems import fixed_kernel, gp, gp_regression, inputs, kernel, sparse_gp, targets
 from tests.speed import quick
+from torchgpmc.approximations import ApproximateMarginal
 from torchgpmc.diagnostics import complaints
 from torchgpmc.diagnostics.summaries import summarise
-from torchgpmc.parameters.normal_scale import NormalScale
+from torchgpmc.parameters.normal_scale import NormalScale, OnNormalScale, normal_scale
 from torchgpmc.runs.run import Settings
 
 QUIET = {"seed": 1, "progress": False}
@@ -72,6 +73,9 @@ METHODS = {
     "diagonal": tg.AMIS(diagonal=True),
     "tails": tg.AMIS(begin=tg.AtModes(search_tails=True), degrees_of_freedom=30),
     "modes may be left": tg.AMIS(begin=tg.AtModes(leave_for=tg.AtPrior())),
+    "EP's modes, tails once they hold": tg.AMIS(
+        begin=tg.AtModes(search_tails=True, leave_for=tg.AtPrior(), approximation=tg.EP(tolerance=0.02))
+    ),
     "arms": tg.AMIS(begin=tg.AtPrior(arms=True)),
     "AMIS, then MAMIS": tg.AMIS(switch_to_modified_after=3),
 }
@@ -210,6 +214,7 @@ def test_mistakes_are_named(method):
         ({"begin": tg.AtModes(leave_for=tg.AtPrior(arms=None))}, "arms is None"),
         ({"begin": tg.AtModes(leave_for=tg.AtPrior()), "defensive_share": 0.0}, "defensive_share=0"),
         ({"begin": tg.AtPrior(arms="x")}, "arms is 'x'"),
+        ({"begin": tg.AtModes(approximation=tg.EP)}, "approximation is <class"),
     ):
         with pytest.raises((TypeError, ValueError), match=problem):
             tg.sample(gp("probit"), type(method)(**options), num_samples=20, **QUIET)
@@ -232,7 +237,7 @@ def test_it_stops_at_the_effective_size_asked_for():
 
 @pytest.mark.slow
 def test_a_posterior_without_a_mode_begins_from_the_prior_and_says_so(monkeypatch):
-    monkeypatch.setattr("torchgpmc.runs.starts.find_modes", lambda *arguments: [])
+    monkeypatch.setattr("torchgpmc.runs.starts.find_modes", lambda *arguments, **options: [])
     with pytest.warns(tg.SamplingWarning, match="begins from the prior"):
         posterior = tg.sample(small("probit"), tg.AMIS(), num_samples=3000, **QUIET)
     truth, _ = grid_truth("probit")
@@ -290,6 +295,45 @@ def test_modes_are_left_where_the_first_draws_say_that_little_mass_is_there(hold
     # Once: later batches go on as they are.
     monkeypatch.setattr("torchgpmc.runs.weighted.hold_their_part", None)
     run.advance(second, torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize("hold", [True, False])
+def test_tails_are_searched_once_modes_have_held(hold, monkeypatch):
+    monkeypatch.setattr("torchgpmc.runs.weighted.hold_their_part", lambda draws, modes: hold)
+    settings, prior = Settings(400, None, None, None), tg.AtPrior(arms=True)
+    at_once = tg.AMIS(begin=tg.AtModes(1, search_tails=True)).prepare(regression(), settings)
+    run = tg.AMIS(begin=tg.AtModes(1, search_tails=True, leave_for=prior)).prepare(regression(), settings)
+    state = run.init(torch.Generator().manual_seed(0))
+    assert len(state.draws.first.mean) == 3 and int(state.num_modes) == 1
+    plans = []
+    adapt = tg.importance.adapt
+    monkeypatch.setattr("torchgpmc.runs.weighted.adapt", lambda draws, plan: plans.append(plan) or adapt(draws, plan))
+    second = run.advance(state, torch.Generator().manual_seed(1))[0]
+    first = second.draws.first
+    if hold:
+        expected = at_once.init(torch.Generator().manual_seed(0)).draws.first
+        torch.testing.assert_close(first[:3], expected[:3], atol=1e-8, rtol=1e-6)
+        assert len(first.mean) > 3 and int(second.num_modes) == 1 and plans == [run.plan]
+    else:
+        assert len(first.mean) == 2 + 2 * 2 and int(second.num_modes) == 0 and plans == [run.plan_at_prior]
+    # Two dozen components of the prior learn slowly; one around a mode has no need to.
+    assert run.plan.prior_strength < run.plan_at_prior.prior_strength and run.plan.rounds > run.plan_at_prior.rounds == 1
+
+
+def test_a_run_begins_at_the_modes_of_the_approximation_that_it_is_given():
+    model = small("probit")
+    scale = normal_scale(model.layout)
+    exact = {kind: OnNormalScale(ApproximateMarginal(model, kind()), scale) for kind in (tg.Laplace, tg.EP)}
+    for kind, other in ((tg.Laplace, tg.EP), (tg.EP, tg.Laplace)):
+        method = tg.AMIS(begin=tg.AtModes(1, approximation=kind(tolerance=1e-6)))
+        first = method.prepare(model, Settings(400, None, None, None)).init(torch.Generator().manual_seed(0)).draws.first
+        left, elsewhere = (exact[of].value_and_grad(first.mean[:1])[1] @ first.factor[0] for of in (kind, other))
+        assert float(left.norm()) < 0.5 * float(elsewhere.norm())  # deviations from the mode
+
+
+def test_modes_of_an_approximation_that_does_not_serve_the_model_are_refused():
+    with pytest.raises(ValueError, match="AMIS handles one latent function"):
+        tg.sample(gp("softmax"), tg.AMIS(begin=tg.AtModes(approximation=tg.EP())), num_samples=20, **QUIET)
 
 
 def test_no_mode_is_looked_for_where_none_is_wanted(monkeypatch, recwarn):

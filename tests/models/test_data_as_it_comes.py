@@ -2,15 +2,18 @@
 
 import warnings
 
+import gpytorch
 import numpy as np
 import pytest
 import torch
+from gpytorch.priors import GammaPrior, NormalPrior
 
 import torchgpmc as tg
 from tests.problems import inputs, kernel
 
 X = inputs(6)
 LABELS = [False, True, True, False, True, False]
+EIGHT = torch.arange(8) % 2
 
 
 def frame(x):
@@ -157,3 +160,60 @@ def test_a_density_takes_positions_of_all_kinds_and_says_which_it_cannot():
 def test_data_are_in_a_precision_that_can_be_used(dtype):
     with pytest.raises(ValueError, match=r"data_dtype is .*float.*. Expected torch.float32, or None"):
         tg.SparseGP(X, LABELS, kernel(), tg.likelihoods.Bernoulli(), inducing_points=X[:2], data_dtype=dtype)
+
+
+def test_numbers_that_the_dtype_cannot_tell_apart_are_named():
+    seconds = torch.arange(8) + 1_700_000_000
+    for values, dtype in ((2**60 + torch.arange(8), torch.float64), (seconds, torch.float32)):
+        with pytest.warns(UserWarning, match=r"train_x: column 0 has 8 distinct values, of which torch.float.. tells 1 apart"):
+            tg.GP(values, EIGHT, kernel(1), tg.likelihoods.Bernoulli(), dtype=dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tg.GP(seconds, EIGHT, kernel(1), tg.likelihoods.Bernoulli())
+        tg.GP(inputs(8, 1), EIGHT, kernel(1), tg.likelihoods.Bernoulli(), dtype=torch.float32)
+
+
+def test_numbers_that_the_dtype_cannot_hold_are_refused():
+    x = inputs(8, 1)
+    noise = gpytorch.likelihoods.GaussianLikelihood(noise_prior=GammaPrior(2.0, 3.0))
+    with pytest.raises(ValueError, match=r"train_x has numbers up to .*e\+39, and torch.float32 ends at 3.4e\+38"):
+        tg.GP(1e39 * (1 + x), EIGHT, kernel(1), tg.likelihoods.Bernoulli(), dtype=torch.float32)
+    for scale, dtype in ((1e200, torch.float64), (1e30, torch.float32)):
+        with pytest.raises(ValueError, match=r"train_y has numbers up to .*, whose squares torch.float.. cannot hold"):
+            tg.GPRegression(x, scale * x[:, 0], kernel(1), noise, dtype=dtype)
+
+
+def test_targets_far_from_zero_under_a_zero_mean_get_a_word():
+    x = inputs(8, 1)
+    y = 1000 + torch.sin(6 * x[:, 0])
+    noise = gpytorch.likelihoods.GaussianLikelihood(noise_prior=GammaPrior(2.0, 3.0))
+    with pytest.warns(tg.SamplingWarning, match=r"train_y: the mean is 1e\+03 .* zero on average a priori. Expected targets about"):
+        tg.GPRegression(x, y, kernel(1), noise)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mean = gpytorch.means.ConstantMean(constant_prior=NormalPrior(1000.0, 10.0))
+        tg.GPRegression(x, y, kernel(1), noise, mean=mean)
+        tg.GPRegression(x, y - 990, kernel(1), noise)
+        tg.GP(x, torch.full((8,), 1000) + EIGHT, kernel(1), tg.likelihoods.Poisson())
+
+
+def test_autocast_is_refused_where_it_would_halve_the_precision():
+    """Draws of float32 models changed under it without a word; float64 it leaves alone."""
+    x = inputs(8, 1)
+    single = tg.GP(x, EIGHT, kernel(1), tg.likelihoods.Bernoulli(), dtype=torch.float32)
+    double = tg.GP(x, EIGHT, kernel(1), tg.likelihoods.Bernoulli())
+    mixed = tg.SparseGP(x, EIGHT, kernel(1), tg.likelihoods.Bernoulli(), inducing_points=x[:3], data_dtype=torch.float32)
+    options = {"num_samples": 4, "warmup_steps": 4, "num_chains": 2, "seed": 0, "progress": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", tg.SamplingWarning)
+        drawn = tg.sample(single, tg.Slice(), **options)
+        expected = tg.sample(double, tg.Slice(), **options).theta
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            for call in (
+                lambda: tg.sample(single, tg.Slice(), **options),
+                lambda: drawn.predict(x),
+                lambda: tg.sample(mixed, tg.Slice(), **options),
+            ):
+                with pytest.raises(ValueError, match=r"torch.float32, whose products torch.autocast does in half precision"):
+                    call()
+            assert torch.equal(tg.sample(double, tg.Slice(), **options).theta, expected)

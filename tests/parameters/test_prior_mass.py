@@ -6,7 +6,7 @@ import pytest
 import torch
 from gpytorch.constraints import GreaterThan, Interval, Positive
 from gpytorch.kernels import RBFKernel
-from gpytorch.priors import GammaPrior, MultivariateNormalPrior, SmoothedBoxPrior
+from gpytorch.priors import GammaPrior, HorseshoePrior, MultivariateNormalPrior, SmoothedBoxPrior
 
 import torchgpmc as tg
 from tests.parameters.test_layout import Triangular, layout_of
@@ -31,6 +31,16 @@ def test_the_density_integrates_to_its_mass():
     layout = layout_of(prior, Interval(0.1, 1.4), (2,))
     axis = torch.linspace(-20, 20, 801, dtype=torch.float64)
     integral = float(torch.logsumexp(layout.log_prior(torch.cartesian_prod(axis, axis)), 0)) + 2 * math.log(0.05)
+    assert log_prior_mass(layout).value == pytest.approx(integral, abs=1e-3)
+
+
+@pytest.mark.parametrize("constraint", [Positive(), Interval(0.2, 1.5), GreaterThan(0.5), Interval(-2.0, 1.0)])
+@pytest.mark.parametrize("scale", [0.1, 3.0])
+def test_a_horseshoe_has_the_mass_that_its_density_integrates_to(constraint, scale):
+    """gpytorch leaves the factor 1 / scale out."""
+    layout = layout_of(HorseshoePrior(scale), constraint, (1,))
+    axis = torch.linspace(-60, 60, 400_001, dtype=torch.float64).unsqueeze(-1)
+    integral = float(torch.logsumexp(layout.log_prior(axis), 0)) + math.log(120 / 400_000)
     assert log_prior_mass(layout).value == pytest.approx(integral, abs=1e-3)
 
 

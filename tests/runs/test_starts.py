@@ -133,7 +133,7 @@ def test_the_joint_mode_and_many_data_sets_are_refused():
     ),
 )
 def test_without_a_mode_sampling_begins_from_the_prior_and_says_so(method, monkeypatch):
-    monkeypatch.setattr(starts, "find_modes", lambda *_: [])
+    monkeypatch.setattr(starts, "find_modes", lambda *_, **options: [])
     chains = {} if isinstance(method, tg.AMIS) else {"num_chains": 4, "warmup_steps": 20}
     with pytest.warns(tg.SamplingWarning, match="no mode.*prior"):
         posterior = tg.sample(
@@ -145,9 +145,9 @@ def test_without_a_mode_sampling_begins_from_the_prior_and_says_so(method, monke
 def test_a_search_that_finds_nothing_goes_on_from_other_starts(monkeypatch):
     seen, search = [], starts.find_modes
 
-    def find(density, begin):
+    def find(density, begin, **options):
         seen.append(begin)
-        return [] if len(seen) < 3 else search(density, begin)
+        return [] if len(seen) < 3 else search(density, begin, **options)
 
     monkeypatch.setattr(starts, "find_modes", find)
     marginal = ApproximateMarginal(regression(), Conjugate())

@@ -34,6 +34,7 @@ import torchgpmc as tg
 from tests.problems import gp, gp_regression, inputs, sparse_gp
 from tests.speed import quick
 from tests.test_posterior import posterior_of
+from torchgpmc.storage.files import read_tensors, write_atomically
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")
 RUN = {"num_samples": 1, "warmup_steps": 1, "num_chains": 2, "seed": 1, "progress": False}
@@ -338,6 +339,21 @@ def test_a_posterior_of_the_right_model_and_wrong_shapes_is_refused(changes, mat
     edited(tmp_path / "posterior.pt", **changes)
     with pytest.raises(ValueError, match=match):
         tg.Posterior.load(tmp_path / "posterior.pt", gp("probit"))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.3, 0.5, 0.9, 0.999])
+def test_a_file_that_was_cut_short_is_damaged(tmp_path, share):
+    path = tmp_path / "run.pt"
+    write_atomically(path, {"format": "kind 1", "draws": torch.zeros(4, 500), "info": {"method": "NUTS()"}})
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(share * len(whole))])
+    with pytest.raises(ValueError, match="is not a torchgpmc file, or is damaged"):
+        read_tensors(path, "kind 1", ["draws"])
+
+
+def test_a_posterior_is_loaded_by_its_path_and_its_model(tmp_path):
+    with pytest.raises(TypeError, match=r"Expected the model that was sampled, after the path: load\(path, model\)"):
+        tg.Posterior.load(gp("probit"), tmp_path / "posterior.pt")
 
 
 def test_a_posterior_that_lacks_something_is_damaged(tmp_path):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, constraints
 
-from torchgpmc.adapter.functional import PureModule, parameters_with_owners
+from torchgpmc.adapter.functional import PureModule, check_same_at_own_values, parameters_with_owners, public_name, warn_unseen
 from torchgpmc.checks import described, warn
 from torchgpmc.likelihoods.bernoulli import Bernoulli
 from torchgpmc.likelihoods.beta import Beta
@@ -31,6 +31,11 @@ _WITH_CLOSED_FORMS = {
     gpytorch.likelihoods.StudentTLikelihood: StudentT,
     gpytorch.likelihoods.SoftmaxLikelihood: Softmax,
 }
+_OF_ONE_NUMBER_EACH = (
+    gpytorch.likelihoods.BetaLikelihood,
+    gpytorch.likelihoods.GaussianLikelihood,
+    gpytorch.likelihoods.StudentTLikelihood,
+)
 
 
 class Foreign(Factorised):
@@ -57,11 +62,17 @@ def convert_likelihood(likelihood: Any) -> Any:
 
     Raises:
         TypeError: not a gpytorch likelihood.
+        ValueError: one of several models at once.
     """
     if not isinstance(likelihood, gpytorch.likelihoods.Likelihood):
         raise TypeError(
             f"likelihood is {described(likelihood)}. Expected a gpytorch or torchgpmc likelihood object, for instance "
             f"torchgpmc.likelihoods.Bernoulli()."
+        )
+    if isinstance(likelihood, _OF_ONE_NUMBER_EACH) and any(parameter.numel() > 1 for parameter in likelihood.parameters()):
+        raise ValueError(
+            f"{type(likelihood).__name__} has a batch_shape, parameters for several models. Expected one without; of several data "
+            f"sets make a model each."
         )
     if isinstance(likelihood, LogLikelihood):
         return copy.deepcopy(likelihood)
@@ -144,9 +155,44 @@ def check_forward(likelihood: nn.Module, targets: Tensor) -> None:
             support.check(targets), targets, f"{support}, the support of {name}'s {distribution}", "Use another likelihood."
         )
     targets = draw(together, make_generator(0, f.device))
+    check_same_at_own_values(f"the likelihood ({name})", likelihood, lambda part: part.forward(f).log_prob(targets))
     for row in range(2):
         only = slice(row, row + 1)
         setting = {key: value[only] for key, value in settings.items()}
         alone = pure(setting, partial(_forward, f[only]))
         if not torch.allclose(alone.log_prob(targets[only]), together.log_prob(targets)[only], equal_nan=True):
             raise ValueError(f"{name} mixes hyperparameter settings. Expected parameters of shape (chains, 1) to act row by row.")
+    _check_rows_apart(name, pure, settings, f, targets)
+    _check_slopes(name, pure, settings, f, targets)
+
+
+def _check_rows_apart(name: str, pure: PureModule, settings: dict[str, Tensor], f: Tensor, targets: Tensor) -> None:
+    """Raises a ``ValueError`` where what one datum is depends on f at another."""
+    moved = f.clone()
+    moved[:, 0] += 0.7
+    before, after = (pure(settings, partial(_forward, g)).log_prob(targets)[:, 1:] for g in (f, moved))
+    if not torch.allclose(before, after, equal_nan=True):
+        raise ValueError(
+            f"{name} mixes observations: the density of one changes with f at another. Expected forward(f) to give each its own; "
+            f"for a likelihood that does not factorise subclass torchgpmc.likelihoods.LogLikelihood."
+        )
+
+
+def _check_slopes(name: str, pure: PureModule, settings: dict[str, Tensor], f: Tensor, targets: Tensor) -> None:
+    """Raises a ``ValueError`` where autograd does not see f, and warns where it does not see a parameter."""
+    with torch.enable_grad():
+        leaves = {key: value.detach().clone().requires_grad_() for key, value in {**settings, "f": f}.items()}
+        at = leaves.pop("f")
+        total = pure(leaves, partial(_forward, at)).log_prob(targets).sum()
+    if not total.requires_grad:
+        found: list[Tensor | None] = [None]
+    else:
+        found = list(torch.autograd.grad(total, [at, *leaves.values()], allow_unused=True))
+    if found[0] is None:
+        raise ValueError(
+            f"the log_prob of {name} has no derivative in f. Expected torch operations throughout, without numpy, .detach() or "
+            f"no_grad(); or subclass torchgpmc.likelihoods.Factorised with is_smooth = False, for methods without gradients."
+        )
+    unseen = [public_name(key) for key, slope in zip(leaves, found[1:], strict=True) if slope is None]
+    if unseen:
+        warn_unseen(f"the likelihood ({name})", unseen)

@@ -15,7 +15,8 @@ from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, RQKernel, ScaleKer
 from torch import Tensor
 
 from torchgpmc.adapter import stationary
-from torchgpmc.adapter.functional import PureModule, perturbed_values, probing_counts
+from torchgpmc.adapter.functional import PureModule, check_same_at_own_values, perturbed_values, probing_counts
+from torchgpmc.adapter.kernel_checks import check_consistent, check_input_width
 from torchgpmc.kernels import SAAS, saas_lengthscale, saas_slopes
 
 Values = Mapping[str, Tensor]
@@ -64,7 +65,7 @@ def covariance_function(kernel: Kernel, x: Tensor) -> CovarianceFunction:
         )
     closed = closed_form(kernel)
     if closed is not None:
-        _check_input_width(kernel, x)
+        check_input_width(kernel, x)
         return closed
     one_by_one, batched = OneByOne(kernel), BatchMode(kernel)
     probe = x[:_PROBED_ROWS]
@@ -82,6 +83,9 @@ def covariance_function(kernel: Kernel, x: Tensor) -> CovarianceFunction:
             f"the kernel could not be evaluated at inputs of shape {tuple(probe.shape)}: {error}. "
             f"Expected a kernel for {x.shape[-1]} input dimensions; check active_dims, ard_num_dims and num_dims."
         ) from error
+    name = f"the kernel ({type(kernel).__name__})"
+    check_consistent(name, *expected)
+    check_same_at_own_values(name, _plain_kernel(kernel), lambda part: _dense(part(probe, probe)))
     try:
         agree = all(
             _agree(_probed(batched, perturbed_values(kernel, count), probe), expected, count) for count in probing_counts(probe)
@@ -101,22 +105,6 @@ def _agree(found: tuple[Tensor, ...], expected: tuple[Tensor, ...], count: int) 
     return all(
         a.shape == (count, *b.shape[1:]) and torch.allclose(a[[0, -1]], b, rtol=1e-5) for a, b in zip(found, expected, strict=True)
     )
-
-
-def _check_input_width(kernel: Kernel, x: Tensor) -> None:
-    for part in kernel.modules():
-        if isinstance(part, Kernel) and part.ard_num_dims is not None:
-            width = x.shape[-1] if part.active_dims is None else len(part.active_dims)
-            if part.ard_num_dims not in (1, width):
-                raise ValueError(
-                    f"{type(part).__name__} has ard_num_dims={part.ard_num_dims} but its inputs have {width} columns. "
-                    f"Expected ard_num_dims={width}."
-                )
-        if isinstance(part, Kernel) and part.active_dims is not None and int(part.active_dims.max()) >= x.shape[-1]:
-            raise ValueError(
-                f"{type(part).__name__} has active_dims={part.active_dims.tolist()} but the inputs have {x.shape[-1]} columns. "
-                f"Expected indices below {x.shape[-1]}."
-            )
 
 
 # --- closed forms -----------------------------------------------------------------------------------------------------
@@ -263,17 +251,19 @@ def _dense(result: Any) -> Any:
     return result.to_dense() if hasattr(result, "to_dense") else result
 
 
-def _pure_kernel(kernel: Kernel) -> PureModule:
-    """A kernel as a pure function, every part of which gives plain matrices.
+def _plain_kernel(kernel: Kernel) -> Kernel:
+    """A copy of a kernel, every part of which gives plain matrices, and keeps none of them.
 
     Sums and products of linear_operator's own would factorise one of their terms first: with jitter where that fails, so that
-    RBFKernel() + LinearKernel() was another kernel at long lengthscales, or for a batch not at all.
+    RBFKernel() + LinearKernel() was another kernel at long lengthscales, or for a batch not at all. In evaluation mode kernels on
+    grids keep the matrix of the first parameters that they see.
     """
     plain = copy.deepcopy(kernel)
     for part in plain.modules():
         if isinstance(part, Kernel):
             part.forward = _Plain(part.forward)
-    return PureModule(plain)
+            part.training = True
+    return plain
 
 
 class _Plain(NamedTuple):
@@ -301,7 +291,7 @@ class OneByOne:
     """Any kernel, one setting after another: the route that always works, and the reference for the others."""
 
     def __init__(self, kernel: Kernel):
-        self.pure = _pure_kernel(kernel)
+        self.pure = PureModule(_plain_kernel(kernel))
 
     def bind(self, x1: Tensor, x2: Tensor) -> Covariance:
         return BoundKernel(self._evaluate, x1, x2)
@@ -323,7 +313,7 @@ class BatchMode:
     """Any kernel whose own batch mode is sound: its batch shape is set to C while its parameters are replaced by C values."""
 
     def __init__(self, kernel: Kernel):
-        self.pure = _pure_kernel(kernel)
+        self.pure = PureModule(_plain_kernel(kernel))
 
     def bind(self, x1: Tensor, x2: Tensor) -> Covariance:
         return BoundKernel(self._evaluate, x1, x2)

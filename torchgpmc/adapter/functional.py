@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, Transform
 from torch.func import functional_call
 
+from torchgpmc.checks import warn
+
 _MAX_NESTING = 8
 
 
@@ -42,11 +44,14 @@ def parameters_with_owners(module: nn.Module) -> Iterator[tuple[str, nn.Module, 
 
 
 def perturbed_values(module: nn.Module, count: int) -> dict[str, Tensor]:
-    """Different settings of every parameter, constrained; the first and the last are the same for any ``count`` from 2."""
+    """Different settings of every parameter, constrained; the first and the last are the same for any ``count`` from 2.
+
+    They lie far apart, so that a module shows whether it looks at all settings before it does something of each.
+    """
     values = {}
     for name, owner, leaf in parameters_with_owners(module):
         raw = getattr(owner, leaf).detach()
-        shifts = torch.linspace(0.1, -0.2, count).to(raw).view(-1, *[1] * raw.dim())
+        shifts = torch.linspace(1.4, -1.6, count).to(raw).view(-1, *[1] * raw.dim())
         constraint = constraint_of(owner, leaf)
         values[name] = raw + shifts if constraint is None else constraint.transform(raw + shifts)
     return values
@@ -98,6 +103,44 @@ class PureModule:
         with self._lock:  # for as long as the call lasts the values stand in the one module that all threads see
             placed = {f"module.{name}": value for name, value in values.items()}
             return functional_call(self._call, placed, (function, self._seen), tie_weights=self._is_tied)
+
+
+def check_same_at_own_values(name: str, module: nn.Module, function: Callable[[Any], Tensor]) -> None:
+    """Checks that a module says the same whether it holds its parameters or these are put in place, constrained, as chains do.
+
+    Args:
+        name: of the module, for the message.
+        module: any of gpytorch's, or a user's own; copied.
+        function: what is asked of it.
+
+    Raises:
+        ValueError: it reads raw parameters, or answers otherwise each time.
+    """
+    values = {}
+    for raw, owner, leaf in parameters_with_owners(module):
+        constraint = constraint_of(owner, leaf)
+        value = getattr(owner, leaf).detach()
+        values[raw] = value if constraint is None else constraint.transform(value)
+    pure = PureModule(module)
+    with torch.no_grad():
+        pure({name: value[0] for name, value in perturbed_values(module, 2).items()}, function)  # something to remember
+        own, placed = function(copy.deepcopy(module)).detach(), pure(values, function).detach()
+    size = own[torch.isfinite(own)].abs().max() if bool(torch.isfinite(own).any()) else 0.0
+    if own.shape != placed.shape or not torch.allclose(own, placed, rtol=1e-4, atol=1e-5 * float(size), equal_nan=True):
+        raise ValueError(
+            f"{name} answers in two ways at the values that its parameters have. Expected one answer a value: read parameters "
+            f"through their constraint, self.raw_x_constraint.transform(self.raw_x), not by a softplus or exp of your own; draw no "
+            f"random numbers (dropout, weights drawn at the first call), and keep nothing between calls."
+        )
+
+
+def warn_unseen(name: str, parameters: list[str]) -> None:
+    """Says that autograd does not see parameters: a gradient of zero ends fits where they begin, and slows chains down."""
+    warn(
+        f"{name} has no derivative in {', '.join(parameters)}. Expected torch operations throughout, without numpy, .detach() or "
+        f"no_grad(); as it is, fits stay where they begin, and Slice() or AdaptiveMH() serve better than methods on gradients.",
+        UserWarning,
+    )
 
 
 def convert_distribution(distribution: Distribution, dtype: torch.dtype, device: torch.device) -> Any:

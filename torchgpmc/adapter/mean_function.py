@@ -8,7 +8,7 @@ import torch
 from gpytorch.means import ConstantMean, Mean, ZeroMean
 from torch import Tensor
 
-from torchgpmc.adapter.functional import PureModule, perturbed_values, probing_counts
+from torchgpmc.adapter.functional import PureModule, check_same_at_own_values, perturbed_values, probing_counts
 
 
 class MeanFunction:
@@ -34,6 +34,12 @@ class MeanFunction:
                 f"the mean could not be evaluated at inputs of shape {tuple(probe.shape)}: {error}. "
                 f"Expected a gpytorch mean for {x.shape[-1]} input dimensions."
             ) from error
+        if expected.shape != (2, len(probe)):
+            raise ValueError(
+                f"{type(mean).__name__} gives means of shape {tuple(expected.shape[1:])} for {len(probe)} inputs. Expected one an "
+                f"input: a mean without batch_shape."
+            )
+        check_same_at_own_values(f"the mean ({type(mean).__name__})", mean, lambda part: part(probe))
         self.batched = True
         try:
             found = (self(perturbed_values(mean, count), probe, count) for count in probing_counts(probe))

@@ -17,10 +17,12 @@ from torchgpmc.models.latents import likelihood_parameters
 from torchgpmc.models.reverse import by_autograd, prior_part
 from torchgpmc.overriding import keeps_methods, methods_of
 from torchgpmc.trees import mapped, put
+from torchgpmc.types import Resolution
 
 _WRITTEN_OUT = methods_of(GPModel, ("prior_at",))
 _SEEN = 0.01  # by how much the largest eigenvalue of a covariance may be off, which values then are at most
 _LOOSE = 0.1  # of the worst datum: evidence is off by a twentieth of a nat, as its error is of second order in the sites'
+_RESOLUTION = Resolution(slope=0.05, step=0.2)
 _LEAST_SINGLE = 1e-3  # of a tolerance that single precision reaches
 
 
@@ -53,6 +55,22 @@ class HeldSitesMarginal(NamedTuple):
     model: GPModel
     approximation: EP
     sites: Tensor
+
+    @classmethod
+    def at(cls, model: GPModel, approximation: EP, theta: Tensor) -> HeldSitesMarginal:
+        """With the sites that a search from nothing ends with at a theta ``(1, P)`` that is typical."""
+        with torch.no_grad():
+            found = approximation.importance_density(model, model.prior(theta))
+        return cls(model, approximation, torch.nan_to_num(found.start).squeeze(0))
+
+    @property
+    def resolution(self) -> Resolution:
+        """Of gradients on the scale of the priors, of sites found to some hundredths."""
+        return _RESOLUTION
+
+    def roughly(self) -> HeldSitesMarginal:
+        """Itself: nothing is cheaper."""
+        return self
 
     def __call__(self, position: Tensor) -> Tensor:
         """The density ``(C,)``, -inf where EP does not converge."""

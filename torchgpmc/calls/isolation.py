@@ -44,7 +44,9 @@ def warn_of_isolated_data(posterior: Posterior) -> None:
     if posterior.log_weights is None:
         rows = torch.linspace(0, len(theta) - 1, count).long()
     else:
-        rows = posterior.log_weights.flatten().topk(count).indices
+        # As far apart in weight as those in number: the heaviest may be the few of a place that proposals hardly reach.
+        reached = posterior.log_weights.flatten().softmax(0).cumsum(0)
+        rows = torch.searchsorted(reached, (torch.arange(count).to(reached) + 0.5) / count * reached[-1])
     with torch.no_grad():
         largest = _largest_correlation(model, theta[rows].to(model.train_x))
     if bool((largest < _LEAST).all()):

@@ -20,6 +20,7 @@ from torchgpmc.diagnostics.weights import (
 )
 
 MIN_EVEN_DRAWS = 2.0  # by Kish's size; one draw has no spread
+_STANDS_STILL = 1e-12  # of the mean: the spread that rounding gives to draws that are all the same
 
 
 class Row(NamedTuple):
@@ -42,6 +43,12 @@ class Row(NamedTuple):
     rhat: float
     khat: float  # of the weights, or of what the mean's error is made of if that is larger; NaN for draws of equal weight
     is_heavy_tailed: bool  # whether what the mean's error is made of has a tail that makes it unreliable
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether enough draws to tell are all the same; never of ``lp``, since a density may be flat."""
+        spread = self.q95 - self.q5, self.sd - _STANDS_STILL * abs(self.mean)
+        return self.name != "lp" and math.isfinite(self.ess_bulk) and max(spread) <= 0
 
 
 class Summary:

@@ -78,7 +78,7 @@ def least_effective(summary: Summary, whitened: Tensor, log_weights: Tensor | No
         >>> name, 100 < size < 300
         ('b', True)
     """
-    sizes = [(row.name, min(row.ess_bulk, row.ess_tail)) for row in summary.rows]
+    sizes = [(row.name, 1.0 if row.stands_still else min(row.ess_bulk, row.ess_tail)) for row in summary.rows]
     if log_weights is None and whitened.shape[-1]:
         index, _ = worst_latent(whitened)
         sizes.append((f"latent {index}", effective_sizes(whitened[..., index].cpu())[0]))
@@ -199,7 +199,7 @@ def complaints(
         >>> complaints(summarise({"a": draws.view(1, -1)}, weights), {}, 1, weights)[0]
         'the importance weights have k-hat ... (at most 0.7 is reliable): draw more, use heavier tails, or NUTS.'
     """
-    found = []
+    found = _complaints_about_draws(summary)
     if log_weights is not None:
         khat = pareto_khat(log_weights)
         if math.isnan(khat):
@@ -211,6 +211,8 @@ def complaints(
                 f"the importance weights have k-hat {khat:.2f} (at most {MAX_KHAT} is reliable): "
                 f"draw more, use heavier tails, or NUTS."
             )
+        elif not kish_effective_size(log_weights) > 0:
+            found.append("the importance weights are no numbers, or all zero: the evidence failed; use stronger priors, or NUTS().")
         elif kish_effective_size(log_weights) < MIN_EFFICIENCY * log_weights.numel() and not _agreement_tells(stats, log_weights):
             found.append(_about_efficiency(kish_effective_size(log_weights), log_weights.numel()))
         found += _complaints_about_mixing(summary)  # of several chains, whose draws are weighted: weights do not make up for it
@@ -239,6 +241,21 @@ def complaints_about_choice(summary: Summary, source: Source) -> list[str]:
         ["'a' has 44 effective draws (at least 100 for one chain is reliable): increase num_draws."]
     """
     return list(source.complaints) or _complaints_about_size(summary, 1, "num_draws")
+
+
+def _complaints_about_draws(summary: Summary) -> list[str]:
+    """That draws are no numbers, or all the same, which effective sizes and R-hat do not show."""
+    lost = [row.name for row in summary.rows if not math.isfinite(row.mean)]
+    still = [row.name for row in summary.rows if row.stands_still]
+    found = []
+    if lost:
+        found.append(f"'{lost[0]}' is infinite, or no number, in some draws: lighter tails, or float64, would keep it in range.")
+    if still:
+        found.append(
+            f"'{still[0]}' never moved: all draws are the same, and say nothing of a posterior. Start each chain at another place, "
+            f"and take smaller steps, or more warmup_steps for them to be learned."
+        )
+    return found
 
 
 def _complaints_about_size(summary: Summary, num_chains: int, remedy: str = "num_samples") -> list[str]:

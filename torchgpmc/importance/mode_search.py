@@ -9,12 +9,11 @@ from torch import Tensor
 
 from torchgpmc.numerics.ascent import ascend
 from torchgpmc.numerics.linalg import identity_matrix
-from torchgpmc.types import LogDensity
+from torchgpmc.types import LogDensity, Resolution
 
 _SAME_MODE = 0.5  # distance in standard deviations
 _FAR_BELOW = 12.0  # a mode this much lower in log density holds no mass worth a component
-_STEP = 1e-4
-_SLOPE = 1e-3  # of the log density, where a search may end: a proposal's centre needs no more
+_USUAL = Resolution()  # a proposal's centre needs no more
 
 
 class Mode(NamedTuple):
@@ -38,7 +37,9 @@ class Mode(NamedTuple):
         return self.log_density + 0.5 * torch.logdet(self.covariance)
 
 
-def find_modes(density: LogDensity, starts: Tensor, *, bound: float = 15.0, max_iterations: int = 200) -> list[Mode]:
+def find_modes(
+    density: LogDensity, starts: Tensor, *, bound: float = 15.0, max_iterations: int = 200, resolution: Resolution = _USUAL
+) -> list[Mode]:
     """Distinct modes, best first; empty where none was found with a negative definite Hessian.
 
     Args:
@@ -46,6 +47,7 @@ def find_modes(density: LogDensity, starts: Tensor, *, bound: float = 15.0, max_
         starts: ``(number, D)``.
         bound: of every coordinate's absolute value.
         max_iterations: of each run of L-BFGS-B (scipy).
+        resolution: of the gradient: where searches end, and the step of curvatures' differences.
 
     Example:
         >>> import torch
@@ -58,26 +60,26 @@ def find_modes(density: LogDensity, starts: Tensor, *, bound: float = 15.0, max_
     """
     found: list[Mode] = []
     for start in starts:
-        ascent = ascend(density, start, bound=bound, max_iterations=max_iterations, slope=_SLOPE)
+        ascent = ascend(density, start, bound=bound, max_iterations=max_iterations, slope=resolution.slope)
         if ascent is None:
             continue
         position = ascent.position
         if not any(_same(position, other) for other in found):
-            mode = _mode_at(density, position)
+            mode = _mode_at(density, position, resolution.step)
             if mode is not None:
                 found.append(mode)
     found.sort(key=lambda mode: -float(mode.log_density))
     return [mode for mode in found if float(found[0].log_density - mode.log_density) < _FAR_BELOW]
 
 
-def _mode_at(density: LogDensity, position: Tensor) -> Mode | None:
+def _mode_at(density: LogDensity, position: Tensor, step: float) -> Mode | None:
     """The mode with its Hessian by central differences of the gradient, all in one batch."""
     size = len(position)
-    step = _STEP * identity_matrix(size, position)
-    value, gradient = density.value_and_grad(torch.cat([position[None], position + step, position - step]))
+    steps = step * identity_matrix(size, position)
+    value, gradient = density.value_and_grad(torch.cat([position[None], position + steps, position - steps]))
     if not bool(torch.isfinite(value).all()):
         return None
-    hessian = (gradient[1 : size + 1] - gradient[size + 1 :]) / (2 * _STEP)
+    hessian = (gradient[1 : size + 1] - gradient[size + 1 :]) / (2 * step)
     precision = -0.5 * (hessian + hessian.mT)
     smallest = torch.linalg.eigvalsh(precision).min()
     if not float(smallest) > 1e-6:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchgpmc.importance.mode_search import Mode
 from torchgpmc.numerics.joint_ascent import JointAscent, ascend_together
 from torchgpmc.numerics.linalg import identity_matrix
-from torchgpmc.types import LogDensity
+from torchgpmc.types import LogDensity, Resolution
 
 _REACHES = (4.0, 8.0, 16.0)  # deviations of the mode's curvature; nearer, its own component has draws
 _TETHER = 0.125  # deviation of a tether, of its reach: a mode between two reaches draws either of them
@@ -18,7 +18,7 @@ _WIDER = 4.0  # of a component, than the tether
 _EXCESS = 2.0  # nats above what the curvature predicts
 _NEGLIGIBLE = 10.0  # nats of mass below the mode's
 _SAME = 1.0  # distance of components that are one, in deviations of either
-_STEP = 1e-4
+_USUAL = Resolution()
 
 
 class TetheredDensity(NamedTuple):
@@ -48,7 +48,7 @@ class TetheredDensity(NamedTuple):
         return (position.gather(-1, self.coordinate.unsqueeze(-1)).squeeze(-1) - self.centre) / self.deviation
 
 
-def search_tails(density: LogDensity, mode: Mode, *, bound: float = 4.0) -> list[Mode]:
+def search_tails(density: LogDensity, mode: Mode, *, bound: float = 4.0, resolution: Resolution = _USUAL) -> list[Mode]:
     r"""Places that hold mass of which the normal approximation at a mode does not tell, largest mass first; maybe none.
 
     Each coordinate in turn is tethered 4, 8 and 16 of its deviations above the mode, and below, by a normal density
@@ -60,6 +60,7 @@ def search_tails(density: LogDensity, mode: Mode, *, bound: float = 4.0) -> list
         density: with a gradient, on ``(C, D)``.
         mode: where the searches begin.
         bound: of every tether's absolute value.
+        resolution: of the gradient: the step of curvatures' differences.
 
     Example:
         >>> import torch
@@ -90,7 +91,7 @@ def search_tails(density: LogDensity, mode: Mode, *, bound: float = 4.0) -> list
         found += _unexpected(tether, ascent, mode, precision)
     # Curvatures cost more than all searches, so the lowest of many go without.
     found = sorted(found, key=lambda place: -place.drop)[: 2 * size]
-    arms = [Mode(place.position, mode.log_density + place.drop, _covariance_at(place.tether, place.position)) for place in found]
+    arms = [Mode(place.position, mode.log_density + place.drop, _covariance_at(place, resolution.step)) for place in found]
     return _apart([arm for arm in arms if float(arm.log_mass - mode.log_mass) > -_NEGLIGIBLE])
 
 
@@ -119,13 +120,13 @@ def _unexpected(tether: TetheredDensity, ascent: JointAscent, mode: Mode, precis
     return [_Place(position[row], float(drop[row]), wide.select(row[None])) for row in keep.nonzero().squeeze(-1)]
 
 
-def _covariance_at(tether: TetheredDensity, position: Tensor) -> Tensor:
+def _covariance_at(place: _Place, step: float) -> Tensor:
     """Inverse of minus the Hessian, tether included, by forward differences; where that is flat or hollow, as under N(0, I)."""
-    size = len(position)
-    points = torch.cat([position[None], position + _STEP * identity_matrix(size, position)])
+    position, size = place.position, len(place.position)
+    points = torch.cat([position[None], position + step * identity_matrix(size, position)])
     rows = torch.zeros(size + 1, dtype=torch.long, device=position.device)
-    _, gradient = tether.select(rows).value_and_grad(points)
-    precision = -(gradient[1:] - gradient[0]) / _STEP
+    _, gradient = place.tether.select(rows).value_and_grad(points)
+    precision = -(gradient[1:] - gradient[0]) / step
     level, axes = torch.linalg.eigh(torch.nan_to_num(0.5 * (precision + precision.mT)))
     return (axes / level.clamp_min(1.0)) @ axes.mT
 

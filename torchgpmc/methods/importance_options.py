@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torchgpmc.approximations import Approximation, Laplace, marginal_of
+from torchgpmc.approximations import Approximation, Laplace
 from torchgpmc.approximations.gaussian_form import check_approximation, check_model
 from torchgpmc.checks import check_count, check_flag, check_positive, is_number
 from torchgpmc.evidence import Evidence
@@ -16,7 +16,9 @@ from torchgpmc.models.gp_model import GPModel
 from torchgpmc.parameters.normal_scale import linear_scale, normal_scale
 from torchgpmc.runs.beginnings import AtModes, AtPrior
 from torchgpmc.runs.chain_targets import check_has_hyperparameters, estimator_for, suited_approximation
+from torchgpmc.runs.on_normal_scale import searched_marginal
 from torchgpmc.runs.run import MethodOptions, Settings, refuse_chain_options
+from torchgpmc.runs.starts import Marginal
 from torchgpmc.runs.weighted import ImportanceRun
 
 _STRENGTH, _STRENGTH_OF_MANY = 2.0, 10.0  # draws a hyperparameter; of a component among two of each hyperparameter
@@ -84,9 +86,20 @@ class ImportanceOptions(MethodOptions):
     def _check_latents(self, model: GPModel) -> None:
         """Raises unless the latents can be integrated out."""
         check_approximation("approximation", self.approximation)
-        # Another evidence checks for itself what it serves; a search for modes needs Laplace's, or what suits inducing values.
-        if not (model.collapses or (self.evidence is not None and isinstance(self.begin, AtPrior))):
-            check_model(model, type(self).__name__, suited_approximation(model, self.approximation))
+        if model.collapses:
+            return
+        # Another evidence checks for itself what it serves.
+        needed = [] if self.evidence is not None and isinstance(self.begin, AtPrior) else [self.approximation]
+        if isinstance(self.begin, AtModes):
+            needed.append(self.begin.approximation)
+        for approximation in needed:
+            check_model(model, type(self).__name__, suited_approximation(model, approximation))
+
+    def _searched(self, model: GPModel) -> Marginal | None:
+        """Where modes are looked for, if they are."""
+        if not isinstance(self.begin, AtModes):
+            return None
+        return searched_marginal(model, suited_approximation(model, self.begin.approximation))
 
     def _check_begin(self) -> None:
         if not isinstance(self.begin, AtModes | AtPrior):
@@ -122,11 +135,12 @@ class ImportanceOptions(MethodOptions):
         usual = max(10 * num_hyperparameters, 20, math.ceil(num_samples / 10))
         return _growing_sizes(num_samples, usual if self.batch_size is None else self.batch_size, self.growth)
 
-    def _plan(self, num_hyperparameters: int, modified: bool) -> Adaptation:
-        has_arms = self.begin.at_prior.arms
+    def _plan(self, num_hyperparameters: int, modified: bool, begin: AtModes | AtPrior) -> Adaptation:
+        """How proposals learn that began so."""
+        has_arms = isinstance(begin, AtPrior) and begin.arms
         usual = (_STRENGTH_OF_MANY if has_arms else _STRENGTH) * num_hyperparameters
         strength = usual if self.prior_strength is None else self.prior_strength
-        kept_share = _KEPT_SHARE if isinstance(self.begin, AtModes) and self.begin.search_tails else 0.0
+        kept_share = _KEPT_SHARE if isinstance(begin, AtModes) and begin.search_tails else 0.0
         plan = Adaptation(modified, self.diagonal, strength, float(self.defensive_share), kept_share)
         # Five rounds of two dozen components had a mean of ten hyperparameters 0.1 to 0.15 deviations low in every run.
         return plan._replace(rounds=1) if has_arms else plan
@@ -135,12 +149,12 @@ class ImportanceOptions(MethodOptions):
         """A run that learns from all draws, or, ``modified``, from the last batch alone; the latter from a batch on."""
         name = type(self).__name__
         check_has_hyperparameters(model, name)
+        self._check_begin()
         self._check_latents(model)
         refuse_chain_options(name, settings)
         if model.targets.one_a_chain:
             raise ValueError(f"the model has several data sets and {name} samples one posterior. Expected train_y of shape (N,).")
         self._check_numbers()
-        self._check_begin()
         if switch_after is not None:
             check_count("switch_to_modified_after", switch_after)
         approximation = suited_approximation(model, self.approximation)
@@ -148,10 +162,10 @@ class ImportanceOptions(MethodOptions):
         return ImportanceRun(
             model,
             estimator,
-            # A first proposal needs no more than Laplace's modes; at 500 data a search for EP's takes longer than all draws.
-            marginal_of(model, suited_approximation(model, Laplace())) if isinstance(self.begin, AtModes) else None,
+            self._searched(model),
             scale=(normal_scale if self.normal_scale else linear_scale)(model.layout),
-            plan=self._plan(model.layout.size, modified),
+            plan=self._plan(model.layout.size, modified, self.begin),
+            plan_at_prior=self._plan(model.layout.size, modified, self.begin.at_prior),
             schedule=self._schedule(settings.num_samples, model.layout.size),
             degrees_of_freedom=math.inf if self.degrees_of_freedom is None else float(self.degrees_of_freedom),
             begin=self.begin,

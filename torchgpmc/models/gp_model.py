@@ -17,9 +17,9 @@ from typing_extensions import Self
 from torchgpmc.adapter.conversion import as_likelihood, check_forward, convert_likelihood, count_latents
 from torchgpmc.adapter.covariance import BoundClosedForm, CovarianceFunction, covariance_function
 from torchgpmc.adapter.functional import PureModule, constraint_of, parameters_with_owners
+from torchgpmc.adapter.kernel_checks import warn_without_slopes
 from torchgpmc.adapter.mean_function import MeanFunction
 from torchgpmc.arrays import as_tensor
-from torchgpmc.checks import described
 from torchgpmc.likelihoods.likelihood import Factorised
 from torchgpmc.models.latents import (
     Bindings,
@@ -37,16 +37,17 @@ from torchgpmc.models.validation import (
     check_devices,
     check_dtype,
     check_inputs,
+    check_modules,
     check_same_order,
     check_targets,
     names_of,
+    private_copy,
     unit_and_jitter,
-    warn_of_scales,
+    warn_of_data,
 )
 from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.numerics.linalg import apply_factor, cholesky, factor_with_gradient, identity_matrix, whiten
 from torchgpmc.parameters.layout import Hyperparameters, Layout, build_layout
-from torchgpmc.priors import with_named_closures
 
 
 class GPModel(RefreshedModule):
@@ -105,10 +106,7 @@ class GPModel(RefreshedModule):
         extra_inputs: Mapping[str, Tensor | ArrayLike] | None = None,
     ):
         super().__init__()
-        if not isinstance(kernel, Kernel):
-            raise TypeError(f"kernel is {described(kernel)}. Expected a gpytorch kernel, for instance ScaleKernel(RBFKernel()).")
-        if mean is not None and not isinstance(mean, Mean):
-            raise TypeError(f"mean is {described(mean)}. Expected a gpytorch mean, for instance ConstantMean(), or None.")
+        check_modules(kernel, mean, likelihood)
         with torch.inference_mode(False):  # else autograd could follow no copy made here
             likelihood = convert_likelihood(likelihood)
             device = next((parameter.device for parameter in kernel.parameters()), None)
@@ -117,19 +115,20 @@ class GPModel(RefreshedModule):
             arrays = {name: as_tensor(name, value, device) for name, value in given.items()}
             check_devices(**arrays, kernel=kernel, mean=mean, likelihood=likelihood)
             x = check_inputs("train_x", arrays.pop("train_x"), dtype)
-            warn_of_scales(x)
             self.columns = names_of(train_x)
             self.register_buffer("train_x", x)
             y = check_targets(arrays.pop("train_y"), x, as_likelihood(likelihood), dtype).values
             self.register_buffer("train_y", y)
+            warn_of_data(x, y, mean, as_likelihood(likelihood))
             self.unit, self.jitter = unit_and_jitter(jitter, y, as_likelihood(likelihood))
             for name, value in arrays.items():
                 self.register_buffer(name, check_inputs(name, value, dtype, x.shape[1]))
-            self.kernel = with_named_closures(copy.deepcopy(kernel)).to(dtype)
-            self.mean = with_named_closures(ZeroMean() if mean is None else copy.deepcopy(mean)).to(dtype)
-            self.likelihood = with_named_closures(likelihood).to(dtype)
+            self.kernel = private_copy("kernel", kernel).to(dtype)
+            self.mean = private_copy("mean", ZeroMean() if mean is None else mean).to(dtype)
+            self.likelihood = private_copy("likelihood", likelihood).to(dtype)
             check_forward(self.likelihood, self.train_y)
             self.refresh()
+            warn_without_slopes(self.covariance.bind, self.kernel, x)
 
     def refresh(self) -> None:
         """Works out again what depends on the modules and data: after fixing a parameter or changing a prior in place.
@@ -149,6 +148,7 @@ class GPModel(RefreshedModule):
         """
         x = self.train_x
         check_dtype("the model's dtype", x.dtype)
+        check_dtype("data_dtype", self.data_dtype or x.dtype)
         self.layout = build_layout({"kernel": self.kernel, "mean": self.mean, "likelihood": self.likelihood}, x.dtype, x.device)
         self.covariance = covariance_function(self.kernel, x)
         self.mean_function = MeanFunction(self.mean, x)

@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import Mean
 from numpy.typing import ArrayLike
 from torch import Tensor
 
 from torchgpmc.adapter.conversion import convert_likelihood
 from torchgpmc.likelihoods.fixed_noise import FixedNoiseGaussian
+from torchgpmc.likelihoods.gaussian import Gaussian
 from torchgpmc.models.full import GP
 from torchgpmc.models.latents import LatentGaussian, LatentsAt, conditional_variance, likelihood_values
 from torchgpmc.numerics.linalg import cholesky, solve_lower
@@ -65,7 +65,7 @@ class GPRegression(GP):
         jitter: float | None = None,
         dtype: torch.dtype = torch.float64,
     ):
-        if not isinstance(convert_likelihood(likelihood), GaussianLikelihood | FixedNoiseGaussian):
+        if not isinstance(convert_likelihood(likelihood), Gaussian | FixedNoiseGaussian):
             raise TypeError(
                 f"likelihood is {type(likelihood).__name__}. Expected gpytorch.likelihoods.GaussianLikelihood, or "
                 f"FixedNoiseGaussianLikelihood, whose latents integrate out exactly; use torchgpmc.GP for others."

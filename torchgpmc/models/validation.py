@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
 import torch
+from gpytorch.kernels import InducingPointKernel, Kernel
+from gpytorch.means import Mean, ZeroMean
 from torch import Tensor, nn
 
 from torchgpmc.arrays import as_tensor
-from torchgpmc.checks import is_number, warn
+from torchgpmc.checks import described, is_number, warn
 from torchgpmc.models.targets import Targets
+from torchgpmc.priors import with_named_closures
 
 _JITTER = 1e-6  # of the unit
+_OFFSET = 100  # of targets, in their standard deviations, from which on a zero mean hardly serves
+_SQUARABLE = 1e-6  # of the root of the largest number: what a sum of squares, over jitter, may take
 _SCALES = 1e3  # of columns, from which on one lengthscale, or one prior for several, hardly serves
 
 
 def check_dtype(name: str, dtype: torch.dtype) -> None:
-    """Raises a ``ValueError`` unless torch factorises matrices in ``dtype``."""
+    """Raises a ``ValueError`` unless torch factorises matrices in ``dtype``, and multiplies them in it."""
     if dtype not in (torch.float64, torch.float32):
         raise ValueError(f"{name} is {dtype}. Expected torch.float64 (recommended) or torch.float32.")
+    if dtype == torch.float32 and any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
+        raise ValueError(
+            f"{name} is torch.float32, whose products torch.autocast does in half precision. Expected to be outside of it: within "
+            f"torch.autocast(device_type, enabled=False), or with float64, which it leaves alone."
+        )
 
 
 def check_inputs(name: str, x: Any, dtype: torch.dtype, num_columns: int | None = None) -> Tensor:
@@ -27,7 +38,8 @@ def check_inputs(name: str, x: Any, dtype: torch.dtype, num_columns: int | None 
 
     Raises:
         TypeError: not numbers.
-        ValueError: wrong shape, no rows, NaN or infinite values, not ``num_columns`` columns, or half precision asked for.
+        ValueError: wrong shape, no rows, NaN or infinite values, or such as ``dtype`` cannot hold, not ``num_columns`` columns, or
+            half precision asked for.
     """
     check_dtype("dtype", dtype)
     x = as_tensor(name, x)
@@ -44,7 +56,78 @@ def check_inputs(name: str, x: Any, dtype: torch.dtype, num_columns: int | None 
             f"{f'; of one point a matrix of one row, (1, {num_columns})' if row else ''}."
         )
     _check_finite(name, x)
-    return x.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
+    return _converted(name, x, dtype).contiguous()
+
+
+def _converted(name: str, values: Tensor, dtype: torch.dtype) -> Tensor:
+    """A copy in ``dtype``, with a word where that cannot tell most values of a column apart: dates in nanoseconds, hashes.
+
+    Raises:
+        ValueError: values beyond what it holds.
+    """
+    converted = values.detach().to(dtype, copy=True)
+    if not bool(torch.isfinite(converted).all()):
+        raise ValueError(
+            f"{name} has numbers up to {float(values.double().abs().max()):.3g}, and {dtype} ends at {torch.finfo(dtype).max:.2g}. "
+            f"Expected smaller ones: rescale them, or take dtype=torch.float64."
+        )
+    if values.dim() and not torch.equal(converted.to(values.dtype), values):
+        for index, (before, after) in enumerate(zip(_columns(values), _columns(converted), strict=True)):
+            distinct, left = len(before.unique()), len(after.unique())
+            if 2 * left < distinct:
+                warn(
+                    f"{name}: column {index} has {distinct} distinct values, of which {dtype} tells {left} apart. Expected numbers "
+                    f"of moderate size: subtract the least, and rescale, before they are given.",
+                    UserWarning,
+                )
+    return converted
+
+
+def _columns(values: Tensor) -> tuple[Tensor, ...]:
+    return values.unsqueeze(-1).flatten(1).unbind(1)
+
+
+def check_modules(kernel: Any, mean: Any, likelihood: Any) -> None:
+    """Checks the kinds of a model's kernel and mean, and that kernel, mean and likelihood share no parameter that is sampled.
+
+    Raises:
+        TypeError: no kernel, or no mean.
+        ValueError: a parameter is in two of them, or the kernel has inducing points of its own.
+    """
+    if not isinstance(kernel, Kernel):
+        raise TypeError(f"kernel is {described(kernel)}. Expected a gpytorch kernel, for instance ScaleKernel(RBFKernel()).")
+    if mean is not None and not isinstance(mean, Mean):
+        raise TypeError(f"mean is {described(mean)}. Expected a gpytorch mean, for instance ConstantMean(), or None.")
+    if any(isinstance(part, InducingPointKernel) for part in kernel.modules()):
+        raise ValueError(
+            "the kernel is an InducingPointKernel, an approximation of gpytorch's own. Expected its base_kernel, in "
+            "torchgpmc.SparseGP(x, y, base_kernel, likelihood, inducing_points=z), or ProjectedProcess, of the same prior."
+        )
+    owners: dict[int, str] = {}
+    for prefix, module in (("kernel", kernel), ("mean", mean), ("likelihood", likelihood)):
+        parameters = dict(module.named_parameters()) if isinstance(module, nn.Module) else {}
+        for name, parameter in parameters.items():
+            other = owners.setdefault(id(parameter), f"{prefix}.{name}")
+            if parameter.requires_grad and other != f"{prefix}.{name}":
+                raise ValueError(
+                    f"{other} and {prefix}.{name} are one parameter, and kernel, mean and likelihood are copied apart. Expected "
+                    f"parameters of their own, or a fixed one: requires_grad_(False)."
+                )
+
+
+def private_copy(name: str, module: Any) -> Any:
+    """A copy of a module, which can be pickled whatever priors gpytorch has set in it.
+
+    Raises:
+        ValueError: it holds what cannot be copied, as kernels on grids do after a prediction.
+    """
+    try:
+        return with_named_closures(copy.deepcopy(module))
+    except RuntimeError as error:  # torch's, of tensors that have a history
+        raise ValueError(
+            f"the {name} ({type(module).__name__}) cannot be copied, since it keeps results of earlier calls. Expected one that "
+            f"keeps none: make it anew, and load_state_dict() the trained one's values."
+        ) from error
 
 
 def check_same_order(x: Any, y: Any) -> None:
@@ -82,7 +165,13 @@ def check_test_inputs(x: Any, train_x: Tensor, columns: list[str] | None) -> Ten
     return check_inputs("x", x, train_x.dtype, train_x.shape[1]).to(train_x.device)
 
 
-def warn_of_scales(x: Tensor) -> None:
+def warn_of_data(x: Tensor, y: Tensor, mean: Mean | None, likelihood: Any) -> None:
+    """Words on data that a model hardly serves: on the scales of inputs ``(N, D)``, and on targets far from a mean of zero."""
+    _warn_of_scales(x)
+    _warn_of_offset(y, mean, likelihood)
+
+
+def _warn_of_scales(x: Tensor) -> None:
     """A word on columns of the training inputs ``(N, D)`` that say nothing, or whose scales differ by more than a thousand."""
     if len(x) < 2 or x.shape[1] < 2:
         return
@@ -99,6 +188,18 @@ def warn_of_scales(x: Tensor) -> None:
             f"train_x: the standard deviation of column {int(scale.argmin())} is {float(scale.min()):.2g}, that of column "
             f"{int(scale.argmax())} {float(scale.max()):.2g}. Priors on lengthscales hardly suit both; standardise the columns, "
             f"for instance with sklearn.preprocessing.StandardScaler."
+        )
+
+
+def _warn_of_offset(y: Tensor, mean: Mean | None, likelihood: Any) -> None:
+    """A word on targets ``(N,)`` that are f plus noise and far from zero, where f is zero on average a priori."""
+    if not (likelihood.is_f_plus_noise and (mean is None or isinstance(mean, ZeroMean)) and y.dim() == 1 and len(y) > 1):
+        return
+    spread, centre = float(y.std()), float(y.mean())
+    if 0 < _OFFSET * spread < abs(centre):
+        warn(
+            f"train_y: the mean is {centre:.3g} and the standard deviation {spread:.2g}, and f is zero on average a priori. "
+            f"Expected targets about zero, (y - y.mean()) / y.std(), or a mean, gpytorch.means.ConstantMean(constant_prior=...)."
         )
 
 
@@ -120,7 +221,7 @@ def check_targets(y: Any, x: Tensor, likelihood: Any, dtype: torch.dtype) -> Tar
     if tuple(y.shape[one_a_chain:]) != shape:
         raise ValueError(f"train_y has shape {tuple(y.shape)} but train_x has {len(x)} rows. Expected {shape}.")
     _check_finite("train_y", y)
-    return Targets(likelihood.validate_targets(y.detach().to(dtype, copy=True)), one_a_chain)
+    return Targets(likelihood.validate_targets(_converted("train_y", y, dtype)), one_a_chain)
 
 
 def unit_and_jitter(jitter: Any, y: Tensor, likelihood: Any) -> tuple[float, float]:
@@ -135,12 +236,18 @@ def unit_and_jitter(jitter: Any, y: Tensor, likelihood: Any) -> tuple[float, flo
         likelihood: says whether y is f plus noise.
 
     Raises:
-        ValueError: a jitter that is no variance.
+        ValueError: a jitter that is no variance, or targets whose squares overflow.
     """
     if jitter is not None and not (is_number(jitter) and 0 <= jitter < math.inf):
         raise ValueError(f"jitter is {jitter!r}. Expected a variance of at least 0, for instance 1e-6, or None.")
     if not likelihood.is_f_plus_noise:
         return 1.0, _JITTER if jitter is None else float(jitter)
+    largest = float(y.abs().max())
+    if not largest < _SQUARABLE * math.sqrt(torch.finfo(y.dtype).max):
+        raise ValueError(
+            f"train_y has numbers up to {largest:.3g}, whose squares {y.dtype} cannot hold. Expected smaller ones: divide them, "
+            f"for instance by y.std()."
+        )
     unit = _unit_of(y)
     if jitter is None:
         return unit, _JITTER * unit

@@ -268,10 +268,10 @@ def build_layout(modules: dict[str, nn.Module], dtype: torch.dtype, device: torc
             if not parameter.requires_grad:
                 fixed.append(FixedEntry(name, raw_name, owner, leaf))
                 continue
-            if (id(owner), leaf) not in priors:
+            if id(parameter) not in priors:
                 missing.append(Missing(name, raw_name, owner, leaf))
                 continue
-            prior = priors[(id(owner), leaf)]
+            prior = priors[id(parameter)]
             _check_prior_shape(name, parameter.shape, prior)
             interval = _interval(name, owner, leaf, prior)
             restricted = RestrictedPrior(prior, parameter.shape, interval, dtype, device)
@@ -322,17 +322,16 @@ def _interval(name: str, owner: nn.Module, leaf: str, prior: Prior) -> Interval:
     return interval
 
 
-def _priors_by_parameter(prefix: str, module: nn.Module) -> dict[tuple[int, str], Prior]:
-    """Priors of all parameters below ``module``, keyed by owner and attribute; matches priors set through a closure."""
-    result: dict[tuple[int, str], Prior] = {}
+def _priors_by_parameter(prefix: str, module: nn.Module) -> dict[int, Prior]:
+    """Priors of all parameters below ``module``, keyed by parameter; matches those set through a closure."""
+    result: dict[int, Prior] = {}
     for path, owner in module.named_modules():
         for prior_name, (prior, closure, _) in getattr(owner, "_priors", {}).items():
             full_name = ".".join(part for part in (prefix, path, prior_name) if part)
             matched, leaf = _match(full_name, owner, closure)
-            key = (id(matched), leaf)
-            if key in result:
+            key = id(getattr(matched, leaf))
+            if result.setdefault(key, prior) is not prior:
                 raise ValueError(f"prior '{full_name}': its parameter '{leaf}' has a second prior. Expected one; remove one.")
-            result[key] = prior
     return result
 
 

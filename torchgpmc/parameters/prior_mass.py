@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import torch
+from gpytorch.priors import HorseshoePrior
+from torch import Tensor
 from torch.distributions import MultivariateNormal
 
 from torchgpmc.numerics.random import make_generator
@@ -27,8 +30,9 @@ def log_prior_mass(layout: Layout) -> LogMass:
 
     .. math:: \log \int p(\theta) d\theta = \sum_j \log P(x_j \in I_j)
 
-    A normal prior's is a Gaussian box probability (:func:`torchgpmc.orthant.log_probability`), another's the share of its draws
-    that lie inside. NaN for a prior that cannot draw, or whose ``log_prob`` transforms its argument.
+    A normal prior's is a Gaussian box probability (:func:`torchgpmc.orthant.log_probability`), a horseshoe's a closed form, whose
+    log density gpytorch has but for its scale, another's the share of its draws that lie inside. NaN for a prior that cannot draw,
+    or whose ``log_prob`` transforms its argument.
 
     Args:
         layout: of a model.
@@ -56,6 +60,9 @@ def _mass(entry: Entry, layout: Layout) -> LogMass:
         found = log_probability(covariance, mean=mean, lower=interval.lower, upper=interval.upper)
         copies = entry.size / mean.numel()  # one prior for each row of a larger parameter
         return LogMass(copies * float(found.value.sum()), copies * float(found.variance.sum().sqrt()))
+    if isinstance(prior, HorseshoePrior):
+        mass = _below(prior.scale, interval.upper) - _below(prior.scale, interval.lower)
+        return LogMass(float(mass.log().expand(entry.shape or torch.Size([1])).sum()), 0.0)
     try:
         share = entry.prior.share_inside(_DRAWS, make_generator(0, layout.device))
     except NotImplementedError:
@@ -63,3 +70,19 @@ def _mass(entry: Entry, layout: Layout) -> LogMass:
     if share == 0:
         return LogMass(math.nan, math.nan)
     return LogMass(math.log(share), math.sqrt((1 - share) / (share * _DRAWS)))
+
+
+def _below(scale: Tensor, end: float) -> Tensor:
+    r"""The integral from 0 to ``end`` of what gpytorch has for a horseshoe's density, elementwise in ``scale``.
+
+    That is the mean of its bounds, :math:`\tfrac{K}{2} (\tfrac{1}{2} \log(1 + 4 s^2 / x^2) + \log(1 + 2 s^2 / x^2))` with
+    :math:`K = (2 \pi^3)^{-1/2}` (Carvalho, Polson & Scott 2010, theorem 1), without their factor 1 / s.
+    """
+
+    def integral(a: Tensor) -> Tensor:  # of log(1 + a^2 / x^2)
+        if math.isinf(end):
+            return math.copysign(math.pi, end) * a
+        return end * torch.log1p((a / end).square()) + 2 * a * torch.atan(end / a) if end else torch.zeros_like(a)
+
+    scale = scale.double()
+    return 0.5 * (2 * math.pi**3) ** -0.5 * (0.5 * integral(2 * scale) + integral(math.sqrt(2) * scale))

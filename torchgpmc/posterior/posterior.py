@@ -385,6 +385,7 @@ class Posterior:
         The model may live on another device, and sampled parameters may have other present values. :meth:`save` has an example.
 
         Raises:
+            TypeError: ``model`` is none.
             ValueError: not such a file, one made with another model, or one whose draws are not of this model's shape.
         """
         return Posterior(model, *read_draws(path, model))

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from torchgpmc.checks import described
 from torchgpmc.diagnostics.summaries import Row, Source
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.storage.draws import Draw, Draws, check_draws
@@ -47,8 +48,11 @@ def read_draws(path: str | os.PathLike[str], model: GPModel) -> SavedDraws:
     """What :func:`write_draws` wrote, for a model with the same density.
 
     Raises:
+        TypeError: ``model`` is none.
         ValueError: not such a file, one made with another model, or one whose draws are not of this model's shape.
     """
+    if not isinstance(model, GPModel):
+        raise TypeError(f"model is {described(model)}. Expected the model that was sampled, after the path: load(path, model).")
     content = read_tensors(Path(path), _FORMAT, ["model", "theta", "whitened", "log_weights", "stats", "info"])
     model.refresh()
     different = differences(content["model"], model_fingerprint(model))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torchgpmc.approximations import Approximation, Laplace
+from torchgpmc.approximations.gaussian_form import check_approximation
 from torchgpmc.checks import check_count, check_flag
 
 
@@ -48,22 +50,26 @@ class AtModes:
         search_tails: look along each hyperparameter too, 4, 8 and 16 of its deviations up and down from the best mode, for mass
             that the curvature there does not tell of (a long arm, another lobe), and begin with components on it as well, which
             keep a share of the draws: weights look even where they miss such a part. About 20 gradients a hyperparameter, and for
-            each part found as many as hyperparameters.
+            each part found as many as hyperparameters. With ``leave_for``, after the first batch, where modes are not left.
         leave_for: begin again there where the first batch says that the modes hold little of the mass: less than their components
             made of the draws, which keep their weights. Where data leave a dozen hyperparameters open, the posterior lies
             elsewhere, and a learning proposal hardly gets away from modes. ``None``: stay.
+        approximation: whose posterior of theta has the modes: :class:`Laplace`, or :class:`EP`, whose sites are held where they can
+            be, and found to its ``tolerance``, 0.1 by default. Where labels leave many hyperparameters open EP's evidence is nearly
+            exact, and the posterior nearly normal on the scale of the priors around its mode, where Laplace's lies elsewhere.
 
     Example:
         >>> import torchgpmc as tg
         >>> labels_that_say_little = tg.AMIS(begin=tg.AtModes(leave_for=tg.AtPrior(arms=True)), degrees_of_freedom=30)
         >>> many_hyperparameters_of_a_regression = tg.AMIS(begin=tg.AtModes(search_tails=True), degrees_of_freedom=30)
         >>> many_hyperparameters_of_a_regression.begin
-        AtModes(count=4, search_tails=True, leave_for=None)
+        AtModes(count=4, search_tails=True, leave_for=None, approximation=Laplace(...))
     """
 
     count: int = 4
     search_tails: bool = False
     leave_for: AtPrior | None = None
+    approximation: Approximation = Laplace()  # noqa: RUF009  (frozen, so it may be shared)
 
     @property
     def at_prior(self) -> AtPrior:
@@ -78,6 +84,7 @@ class AtModes:
             ValueError: another option is out of range.
         """
         check_count("count", self.count)
+        check_approximation("approximation", self.approximation)
         check_flag("search_tails", self.search_tails)
         if self.leave_for is not None:
             if not isinstance(self.leave_for, AtPrior):

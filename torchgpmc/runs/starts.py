@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchgpmc.approximations import ApproximateMarginal, CollapsedMarginal
 from torchgpmc.approximations.gaussian_form import matrix_size
+from torchgpmc.approximations.held_sites import HeldSitesMarginal
 from torchgpmc.checks import warn
 from torchgpmc.importance import Mode, find_modes
 from torchgpmc.models.gp_model import GPModel
@@ -17,7 +18,7 @@ from torchgpmc.numerics.random import normal_like
 from torchgpmc.parameters.normal_scale import NormalScale, OnNormalScale
 from torchgpmc.types import LogDensity
 
-Marginal = ApproximateMarginal | CollapsedMarginal
+Marginal = ApproximateMarginal | CollapsedMarginal | HeldSitesMarginal
 
 _NUM_STARTS = 4
 _CANDIDATES_A_START = 8
@@ -53,7 +54,7 @@ def posterior_modes(
     modes: list[Mode] = []
     # An approximation that fails at some thetas stops the searches that meet one: then others have their turn.
     for starts in candidates[value.argsort(descending=True)].split(num_starts)[:_SEARCHES]:
-        modes = modes or find_modes(density, starts)
+        modes = modes or find_modes(density, starts, resolution=marginal.resolution)
     if not modes:
         warn(
             f"no mode of the approximate posterior with a positive definite curvature was found in {_SEARCHES * num_starts} "

@@ -58,6 +58,7 @@ class ImportanceState(NamedTuple):
     draws: AdaptiveState
     anchors: Tensor  # (A, P), of z: the best mode, then some draws of the first batch
     starts: Tensor  # (A, ...), of the approximations there
+    num_modes: Tensor  # (), that the run is around; 0 where none was found, or they have been left for the prior
 
 
 class ImportanceRun(NamedTuple):
@@ -68,6 +69,7 @@ class ImportanceRun(NamedTuple):
     marginal: Marginal | None  # where modes are looked for
     scale: NormalScale  # of everything that is proposed
     plan: Adaptation
+    plan_at_prior: Adaptation  # once modes have been left
     schedule: list[int]
     degrees_of_freedom: float
     begin: AtModes | AtPrior
@@ -87,9 +89,9 @@ class ImportanceRun(NamedTuple):
         return False
 
     def init(self, generator: torch.Generator) -> ImportanceState:
-        first = self._first_proposal(generator)
+        first, num_modes = self._first_proposal(generator)
         mode = first.mean[:1]
-        return ImportanceState(0, start(first), mode, self._starts_at(mode))
+        return ImportanceState(0, start(first), mode, self._starts_at(mode), torch.tensor(num_modes, device=mode.device))
 
     def _starts_at(self, z: Tensor) -> Tensor:
         return torch.nan_to_num(self.estimator.start_at(self.scale.theta(z)[0]))
@@ -100,22 +102,31 @@ class ImportanceRun(NamedTuple):
         white, anchors = (solve_lower(factor, points.mT).mT for points in (z, state.anchors))
         return state.starts[torch.cdist(white, anchors).argmin(-1)]
 
-    def _first_proposal(self, generator: torch.Generator) -> Proposal:
+    def _first_proposal(self, generator: torch.Generator) -> tuple[Proposal, int]:
         """The modes with their curvatures, shares by Laplace's integral, and the prior, twice: one learns, the other stays.
 
         The first goes where the modes' components do not reach, to a narrow lobe for instance that the search for modes missed; the
         last is the defensive component. Where no mode is found, or looked for, the prior stands in for one and needs no such help.
+        With it the number of modes.
         """
         if self.drawn is not None:
-            return self._with_prior(self._fitted_proposal(self.drawn), 2)
+            return self._with_prior(self._fitted_proposal(self.drawn), 2), _FITTED_COMPONENTS
         modes: list[Mode] = []
-        tails: list[Mode] = []
         if self.marginal is not None and isinstance(self.begin, AtModes):
             modes = posterior_modes(self.marginal, self.begin.count, generator, self.scale)
-            if modes and self.begin.search_tails:
-                tails = search_tails(OnNormalScale(self.marginal, self.scale), max(modes, key=lambda mode: mode.log_mass))
         if not modes:
-            return self._prior()
+            return self._prior(), 0
+        return self._around(modes, [] if self._may_leave else self._tails_of(modes)), len(modes)
+
+    def _tails_of(self, modes: list[Mode]) -> list[Mode]:
+        """Mass far from the best mode, if it is to be looked for."""
+        if self.marginal is None or not (isinstance(self.begin, AtModes) and self.begin.search_tails):
+            return []
+        best = max(modes, key=lambda mode: mode.log_mass)
+        return search_tails(OnNormalScale(self.marginal, self.scale), best, resolution=self.marginal.resolution)
+
+    def _around(self, modes: list[Mode], tails: list[Mode]) -> Proposal:
+        """Modes, with shares by their mass, and mass in the tails."""
         mean, covariance = (torch.stack(parts) for parts in zip(*[(m.position, m.covariance) for m in modes + tails], strict=True))
         share = torch.stack([mode.log_mass for mode in modes])
         if tails:
@@ -137,13 +148,25 @@ class ImportanceRun(NamedTuple):
             share = torch.cat([share + math.log1p(-_ARMS_SHARE), even])
         return self._with_prior(from_modes(mean, covariance, share, self.degrees_of_freedom), 1)
 
-    def _after_first_batch(self, draws: AdaptiveState) -> AdaptiveState:
-        """Begun again with the prior, where the modes' components hold less of the weight than they made of the draws."""
-        modes = len(draws.first.mean) - 2
-        may_leave = isinstance(self.begin, AtModes) and self.begin.leave_for is not None and self.drawn is None and modes > 0
-        if not may_leave or hold_their_part(draws, modes):
-            return draws
-        return begun_again(draws, self._prior())
+    @property
+    def _may_leave(self) -> bool:
+        return isinstance(self.begin, AtModes) and self.begin.leave_for is not None and self.drawn is None
+
+    def _after_first_batch(self, draws: AdaptiveState, num_modes: int) -> tuple[AdaptiveState, int]:
+        """Begun again with the prior, where modes hold less of the weight than they made of the draws, and how many are left.
+
+        Where modes stay, mass in their tails is looked for now: a search takes as long as some hundred draws, and where data say
+        little its components lie where the modes do, away from most of the posterior.
+        """
+        if not (num_modes and self._may_leave) or self.marginal is None:
+            return draws, num_modes
+        if not hold_their_part(draws, num_modes):
+            return begun_again(draws, self._prior()), 0
+        mean, factor = draws.first.mean[:num_modes], draws.first.factor[:num_modes]
+        value = OnNormalScale(self.marginal, self.scale)(mean)
+        modes = [Mode(*parts) for parts in zip(mean, value, factor @ factor.mT, strict=True)]
+        tails = self._tails_of(modes)
+        return (begun_again(draws, self._around(modes, tails)) if tails else draws), num_modes
 
     def _with_prior(self, proposal: Proposal, times: int) -> Proposal:
         unit = identity_matrix(self.scale.size, self.scale.coefficients)
@@ -188,11 +211,13 @@ class ImportanceRun(NamedTuple):
         log_target = log_prior + log_slope + estimate.value
         log_target = torch.nan_to_num(log_target, nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
         draws = add_draws(state.draws, z, log_target)
+        num_modes = int(state.num_modes)
         if state.iteration == 0:
-            draws = self._after_first_batch(draws)
+            draws, num_modes = self._after_first_batch(draws, num_modes)
         if state.iteration + 1 < len(self.schedule):
             modified = self.plan.modified or (self.switch_after is not None and state.iteration + 1 >= self.switch_after)
-            draws = adapt(draws, self.plan._replace(modified=modified))
+            plan = self.plan if num_modes else self.plan_at_prior
+            draws = adapt(draws, plan._replace(modified=modified))
         stats = {
             "lp": log_prior + estimate.log_likelihood + log_standard_normal(estimate.whitened),
             "log_evidence": estimate.value,
@@ -208,7 +233,11 @@ class ImportanceRun(NamedTuple):
             anchors = torch.cat([state.anchors, anchors])
             starts = self._starts_at(anchors)
         drawn = Draw(theta[None], estimate.whitened[None], further_whitened=estimate.further_whitened[None])
-        return ImportanceState(state.iteration + 1, draws, anchors, starts), drawn, stats
+        return (
+            ImportanceState(state.iteration + 1, draws, anchors, starts, torch.full_like(state.num_modes, num_modes)),
+            drawn,
+            stats,
+        )
 
     def finish(self, state: ImportanceState, draw: Draw) -> Draws:
         weights = log_weights(state.draws)

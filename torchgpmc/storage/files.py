@@ -96,9 +96,10 @@ def read_tensors(path: Path, expected_format: str, names: Collection[str]) -> di
     """
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError:
-        raise
     except Exception as error:  # a damaged file can fail in the unpickler in any way
+        # Of one that was cut short torch looks for the end before its beginning.
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
+            raise
         # Torch's words go on to how its own checks could be switched off.
         raise ValueError(
             f"{path} is not a torchgpmc file, or is damaged. Expected one that torchgpmc wrote, or a new path."
