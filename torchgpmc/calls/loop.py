@@ -75,7 +75,8 @@ def sample(
         chain_chunk: evaluate at most this many chains at once, to bound memory. The random numbers stay the same; other batches
             round differently, which warm-up amplifies, so that after many steps draws may differ.
         start: a fit from :func:`torchgpmc.initialize` of this very model (``start.model``): chains of ``NUTS()``, the default then,
-            or ``HMC()`` begin around it, in coordinates that are white under it. What is sampled is the same, sooner.
+            or ``HMC()`` begin around it, in coordinates that are white under it, some around each other optimum that it has found
+            to matter (``posterior.info["begun"]``). What is sampled is the same, sooner.
             Or, of methods on theta alone and without a method, a posterior of this very model, weighted or not: chains begin around
             its draws, their covariance is the mass matrix, and the first proposals of ``AMIS()`` are fitted to them.
 

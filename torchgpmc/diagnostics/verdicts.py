@@ -173,7 +173,9 @@ def complaints_about_latents(whitened: Tensor) -> list[str]:
     ]
 
 
-def complaints(summary: Summary, stats: Mapping[str, Tensor], num_chains: int, log_weights: Tensor | None) -> list[str]:
+def complaints(
+    summary: Summary, stats: Mapping[str, Tensor], num_chains: int, log_weights: Tensor | None, begun: str | None = None
+) -> list[str]:
     """What speaks against trusting these draws, one sentence each, with the remedy; empty if nothing does.
 
     Args:
@@ -181,6 +183,7 @@ def complaints(summary: Summary, stats: Mapping[str, Tensor], num_chains: int, l
         stats: per-draw statistics ``(C, S)``.
         num_chains: C.
         log_weights: ``(C, S)`` for weighted draws.
+        begun: at which of several optima chains began, in words.
 
     Source: Vehtari et al. 2021 for chains, 2024 for k-hat; the other limits are this module's, with their reasons.
 
@@ -215,7 +218,7 @@ def complaints(summary: Summary, stats: Mapping[str, Tensor], num_chains: int, l
         found += _complaints_about_mixing(summary)  # of several chains, whose draws are weighted: weights do not make up for it
         found += [] if found else _complaints_about_size(summary, num_chains)
         return found + complaints_about_noise(stats, log_weights) + _complaints_about_failures(stats, MAX_FAILED_SHARE)
-    found += _complaints_about_mixing(summary)
+    found += _complaints_about_mixing(summary, begun)
     found += _complaints_about_size(summary, num_chains)
     found += _complaints_about_temperature(stats) + complaints_about_noise(stats, None) + complaints_about_stays(stats)
     return found + _complaints_about_failures(stats, 0.0)
@@ -265,12 +268,18 @@ def _complaints_about_size(summary: Summary, num_chains: int, remedy: str = "num
     return [f"'{name}' has {least:.0f} effective draws (at least {wanted} for {chains} is reliable): increase {remedy}."]
 
 
-def _complaints_about_mixing(summary: Summary) -> list[str]:
+def _complaints_about_mixing(summary: Summary, begun: str | None = None) -> list[str]:
     """That chains disagree."""
     rhats = [(row.rhat, row.name) for row in summary.rows if math.isfinite(row.rhat)]
     if not rhats or max(rhats)[0] <= MAX_RHAT:
         return []
     worst, name = max(rhats)
+    if begun is not None and worst > MAX_LATENT_RHAT:
+        return [
+            f"R-hat of '{name}' is {worst:.3f} (at most {MAX_RHAT} is reliable): the chains began at {begun} and have not met, so "
+            f"how many draws are at each says nothing of how probable it is; run longer, with more warmup_steps or num_samples, "
+            f"or, where latents can be integrated out, compare with AMIS(), which weighs modes."
+        ]
     return [
         f"R-hat of '{name}' is {worst:.3f} (at most {MAX_RHAT} is reliable): the chains have not mixed; "
         f"run longer, with more warmup_steps or num_samples."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -32,7 +32,8 @@ class StochasticGradientHMC(MethodOptions):
     It needs a start, ``tg.sample(start.model, method, start=start)``: gradients have control variates at the fit's mean (Baker,
     Fearnhead, Fox & Nemeth 2019), so that minibatches say only by how much data speak otherwise than there, and positions are
     [theta, w], w being white under the fit and theta scaled by its covariance. All chains share each minibatch. The density of all
-    data is worked out once a transition, for ``lp``. Nothing adapts: warm-up is burn-in.
+    data is worked out once a transition, for ``lp``. Nothing adapts: warm-up is burn-in. All chains begin at the fit itself,
+    whatever other optima it knows.
 
     Args:
         batch_size: data a step, without replacement; all of them where there are fewer.
@@ -88,6 +89,9 @@ class StochasticGradientHMC(MethodOptions):
                 "StochasticGradientHMC needs a start, at which its gradients are exact. Expected start = "
                 "torchgpmc.initialize(model), and torchgpmc.sample(start.model, method, start=start)."
             )
+        # At another optimum gradients would be far noisier than around the fit's mean.
+        start = replace(start, others=())
+        settings = settings._replace(start=start)
         said = f"stochastic gradients, {self.batch_size} data a step, step size {self.step_size:g}"
         target = minibatch_target(model, settings, start, self.batch_size, said)
         like = model.train_x

@@ -31,6 +31,9 @@ class WhiteCoordinates(Protocol):
     def mapped(self, theta: Tensor, white: Tensor) -> Mapped:
         """The same with slopes."""
 
+    def white(self, theta: Tensor, v: Tensor) -> Tensor:
+        """w ``(C, V)`` from theta ``(C, P)`` and v ``(C, V)``."""
+
 
 class AffineMap(NamedTuple):
     r"""v = centre + slope (theta - origin) + scale w, for every latent function.
@@ -63,6 +66,12 @@ class AffineMap(NamedTuple):
     def mapped(self, theta: Tensor, white: Tensor) -> Mapped:
         """The same with slopes."""
         return Mapped(*self.whitened(theta, white), lambda gradient: (gradient @ self.slope, self._turned(gradient, self.scale)))
+
+    def white(self, theta: Tensor, v: Tensor) -> Tensor:
+        """w ``(C, V)`` from theta and v: what :meth:`latents` undoes."""
+        rest = v - self.centre.flatten() - (theta - self.origin) @ self.slope.mT
+        parts = rest.view(len(rest), *self.centre.shape).transpose(0, 1)
+        return torch.linalg.solve_triangular(self.scale.mT, parts, upper=True, left=False).transpose(0, 1).flatten(1)
 
     def _turned(self, rows: Tensor, matrices: Tensor) -> Tensor:
         """Rows ``(C, V)``, each latent's part times its matrix: one product for all chains, which reads the matrix once."""

@@ -73,6 +73,16 @@ class FollowingMap(NamedTuple):
         ok = prior.ok & (info == 0).all(-1)
         return v + (theta - self.origin) @ self.slope.mT, torch.where(ok, log_volume, torch.nan)
 
+    def white(self, theta: Tensor, v: Tensor) -> Tensor:
+        """w ``(C, V)`` from theta and v: what :meth:`latents` undoes; NaN where a covariance does not factorise."""
+        prior = self.model.prior(theta)
+        turn, shift = self._turn(prior.mean, prior.factor)
+        root, info = torch.linalg.cholesky_ex(self._precision(turn))
+        rest = (v - (theta - self.origin) @ self.slope.mT).view(len(v), *self.linear.shape, 1)
+        white = root.mT @ rest - solve_lower(root, self._linear(turn, shift).unsqueeze(-1))
+        ok = prior.ok & (info == 0).all(-1)
+        return torch.where(ok.unsqueeze(-1), white.view_as(v), torch.nan)
+
     def mapped(self, theta: Tensor, white: Tensor) -> Mapped:
         """v and the volume, with their slopes by formulas."""
         with torch.enable_grad():

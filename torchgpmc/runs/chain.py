@@ -82,7 +82,8 @@ class ChainRun(NamedTuple):
         return ChainState(iteration, chain, tuning), None, stats
 
     def finish(self, state: ChainState, draw: Draw) -> Draws:
-        info = {} if self.target.biased is None else {"biased": self.target.biased}
+        said = {"biased": self.target.biased, "begun": self.target.begun}
+        info = {name: words for name, words in said.items() if words is not None}
         return Draws(draw.theta, draw.whitened, draw.log_weight, info, draw.further_whitened)
 
 

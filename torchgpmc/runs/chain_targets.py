@@ -19,13 +19,13 @@ from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.models.remedies import what_samples
 from torchgpmc.models.ridges import StraightDensity, ridges_of
 from torchgpmc.models.whitening import GaussianSites
-from torchgpmc.numerics.linalg import identity_matrix
 from torchgpmc.numerics.random import normal_like
 from torchgpmc.numerics.special import log_standard_normal
 from torchgpmc.runs.blocks import LatentsGivenTheta, kept_prior
+from torchgpmc.runs.fits import Fits, around_fit
 from torchgpmc.runs.on_normal_scale import OnScale, begun_at_mode, starts_on_scale
 from torchgpmc.runs.run import Settings, chain_settings, in_chunks
-from torchgpmc.runs.starts import check_one_data_set, positions_around, start_at_mode, starting_positions, starting_thetas
+from torchgpmc.runs.starts import check_one_data_set, start_at_mode, starting_positions, starting_thetas
 from torchgpmc.storage.draws import Draw
 from torchgpmc.types import LogDensity, NoisyDensity
 
@@ -43,6 +43,7 @@ class ChainTarget(NamedTuple):
     label: str  # what the draws are draws of
     is_guess: bool = False  # whether the covariance at the start is only where learning begins
     biased: str | None = None  # what keeps the draws from being exact, in words, however long the chains
+    begun: str | None = None  # at which of several optima of a fit chains begin, in words
 
 
 def _shared(density: Any, model: GPModel) -> SharedDensity:
@@ -64,8 +65,7 @@ def joint_target(
     straight = plain if ridges is None else StraightDensity(plain, ridges)
     joint: JointLogDensity | StraightDensity | AffineJointLogDensity = straight
     if fit is not None:
-        coordinates = fit.white_coordinates()
-        joint = AffineJointLogDensity(straight, coordinates if ridges is None else ridges.straight_map(coordinates))
+        joint = around_fit(fit, straight, ridges)
     elif sites is not None and plain.fixed is not None and not model.targets.one_a_chain:
         joint = AffineJointLogDensity(JointLogDensity(model, fixed=plain.fixed), white_at_fixed_theta(plain.fixed, sites))
     density = in_chunks(_shared(joint, model), chains, settings.chain_chunk)
@@ -89,16 +89,11 @@ def joint_target(
             position = starting_positions(model, in_chunks(_shared(plain, model), chains, settings.chain_chunk), chains, generator)
             theta, v = position.tensor_split([size], -1)
             return torch.cat([theta if ridges is None else ridges.straight(theta), v], -1), None
-        theta, covariance = fit.theta.to(model.train_x), fit.theta_covariance.to(model.train_x)
-        if ridges is not None:
-            theta = ridges.straight(theta.unsqueeze(0)).squeeze(0)
-            inverse = torch.linalg.inv(ridges.slope(theta))
-            covariance = inverse @ covariance @ inverse.mT
-        centre = torch.cat([theta, torch.zeros_like(fit.mean).flatten().to(theta)])
-        covariance = torch.block_diag(covariance, identity_matrix(model.latent_size, centre))
-        return positions_around(centre, covariance, size, density, chains, generator), covariance
+        fits = Fits(fit, straight, ridges, lambda one, count: in_chunks(_shared(one, model), count, settings.chain_chunk))
+        return fits.positions(chains, generator)
 
-    return ChainTarget(density, size, size + model.latent_size, start, read, EXACT, is_guess=fit is not None)
+    begun = None if fit is None else fit.chains_began(chains)
+    return ChainTarget(density, size, size + model.latent_size, start, read, EXACT, is_guess=fit is not None, begun=begun)
 
 
 def original_target(model: GPModel, settings: Settings) -> ChainTarget:
@@ -112,7 +107,7 @@ def original_target(model: GPModel, settings: Settings) -> ChainTarget:
         theta, w = white.start(generator)[0].tensor_split([model.layout.size], -1)
         return torch.cat([theta, fit.white_coordinates().latents(theta, w)], -1), None
 
-    return target._replace(start=start)
+    return target._replace(start=start, begun=white.begun)
 
 
 def latent_target(model: GPModel, settings: Settings, *, with_prior: bool) -> ChainTarget:

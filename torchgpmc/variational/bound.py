@@ -128,7 +128,7 @@ class HeldSites(VariationalMarginal):
     Args:
         model: as there.
         positions: as there.
-        sites: of one theta.
+        sites: of one theta, or of each of C positions.
 
     Source:
         Adam, Chang, Khan & Solin 2021, "Dual parameterization of sparse variational Gaussian processes".
@@ -142,3 +142,8 @@ class HeldSites(VariationalMarginal):
         sites = LatentSites(*(part.expand(len(at.prior.ok), -1, -1) for part in self.held))
         latents, ok = under_sites(at, sites)
         return NearestNormal(latents, sites, torch.where(ok & at.prior.ok, 0.0, -torch.inf), ok, torch.zeros_like(ok))
+
+    def select(self, rows: Tensor) -> HeldSites:
+        """With the sites of some positions, if each has its own."""
+        held = self.held if len(self.held.precision) == 1 else LatentSites(*(part[rows] for part in self.held))
+        return HeldSites(self.model, self.positions, held)

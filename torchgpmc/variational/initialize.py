@@ -13,15 +13,15 @@ from torchgpmc.approximations.nearest_normal import sites_of
 from torchgpmc.checks import check_count, warn
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.numerics.threads import one_torch_thread
-from torchgpmc.variational.bound import VariationalMarginal, inducing_positions
+from torchgpmc.variational.bound import inducing_positions
 from torchgpmc.variational.joint_mode import start_at_joint_mode
 from torchgpmc.variational.minibatches import ascend_by_minibatches
-from torchgpmc.variational.searches import best_beginning, search
+from torchgpmc.variational.optima import fitted_at, with_others
+from torchgpmc.variational.searches import SMALL_GAIN, Beginning, best_beginning, search
 from torchgpmc.variational.start import Start, fitted
 
 _WORTH_TORCH_THREADS = 1e9  # operations of a step, some tenths of a second: then the waiting of torch's threads is little beside it
 _NUM_STARTS = 3  # of all data at once, where a round costs a sixth of a fit
-_SMALL_GAIN = 0.01  # nats: by less a search that ends, however it ends, has converged
 
 
 def initialize(
@@ -50,6 +50,11 @@ def initialize(
     of the present values and eight draws from the prior where the bound is highest, at the present values and at draws as they
     come, and the best of them goes on; of more than 4000 data they see so many. ``Start.tried`` has the bounds that they ended at.
 
+    Chains that begin at one optimum see its surroundings alone. So the other searches are carried on from there, inducing points
+    where the best has moved them, until they meet it, end elsewhere, or are 12 nats below it and hardly rise; where not all meet,
+    two more begin (not with ``num_starts``, nor of more than 4000 data). The highest becomes the fit, unless inducing points have
+    moved for another, and ``Start.others`` has the rest. They are found by few searches: that there are no more is not known.
+
     Where the likelihood does not factorise over data, as that of gene expression, there are no sites to make q of: then it is the
     normal approximation at the mode of [theta, v] together, with the whole curvature there.
 
@@ -62,9 +67,10 @@ def initialize(
         max_iterations: rounds of each of the two searches, at most; with ``batch_size`` passes over the data, over which steps
             shrink.
         batch_size: data a step, where N is too large for all at once.
-        num_starts: searches that begin. Three by default, which takes half as long again as one (more where a fit takes tenths of a
-            second, next to nothing where inducing points move); one on minibatches, which begins at the model's present values,
-            and with ``start``. Where the likelihood does not factorise, two, each to its end.
+        num_starts: searches that begin. Three by default, which takes half as long again as one, or twice as long where they do not
+            all meet (more where a fit takes tenths of a second, next to nothing where inducing points move); one on minibatches,
+            which begins at the model's present values, and with ``start``. With one there is one optimum. Where the likelihood
+            does not factorise, two, each to its end, of which the best counts; of more than 64 hyperparameters the best of three.
         start: an earlier fit to go on from, ``tg.initialize(start.model, start=start, ...)``: of the same model, at its theta,
             inducing points and q(v).
         seed: of the draws from the prior and of the minibatches.
@@ -122,7 +128,7 @@ def initialize(
             return start_at_joint_mode(model, max_iterations, num_starts, start, seed, bar)
         if batch_size is not None and by_minibatches:
             return _by_minibatches(model, moves, batch_size, max_iterations, start, seed, bar)
-        return _by_searches(model, moves, max_iterations, _NUM_STARTS if num_starts is None else num_starts, start, seed, bar)
+        return _by_searches(model, moves, max_iterations, num_starts, start, seed, bar)
 
 
 def _threads_for(operations: float) -> AbstractContextManager[object]:
@@ -148,12 +154,11 @@ def _check(model: GPModel) -> None:
 
 
 def _by_searches(
-    model: GPModel, moves: bool, max_iterations: int, num_starts: int, start: Start | None, seed: int, bar: tqdm
+    model: GPModel, moves: bool, max_iterations: int, num_starts: int | None, start: Start | None, seed: int, bar: tqdm
 ) -> Start:
-    tried: tuple[float, ...] = ()
+    begun = Beginning(model.layout.present(model)[0], None, ())
     if start is None:
-        begun = best_beginning(model, num_starts, seed, bar)
-        tried = begun.tried
+        begun = best_beginning(model, num_starts or _NUM_STARTS, seed, bar)
         found = search(model, inducing_positions(model, False), begun.theta, begun.sites, max_iterations, bar)
         theta, sites = found.position, found.sites
     else:
@@ -165,19 +170,15 @@ def _by_searches(
         found = search(model, positions, position, sites, max_iterations, bar)
         with torch.no_grad():
             model = positions.model_at(model, found.position[model.layout.size :])
-    theta = found.position[: model.layout.size]
-    model = model.with_theta(theta)
-    final = VariationalMarginal(model)
-    final.sites = found.sites
-    latents = final.optimum(theta[None])
-    final.sites = latents.sites
-    rise = found.rise + float(latents.log_evidence + model.layout.log_prior(theta[None]).detach()) - found.value
-    if rise > _SMALL_GAIN:
+    ended = fitted_at(model, found)
+    if begun.ends:
+        ended = with_others(ended, begun.ends, begun.further if num_starts is None else (), moves, max_iterations, bar)
+    if ended.found.rise > SMALL_GAIN:
         warn(
-            f"the variational fit did not converge: the bound still rose by {rise:.2g} nats in its last round. It can be used; "
-            f"raise max_iterations (now {max_iterations}) for a better one.",
+            f"the variational fit did not converge: the bound still rose by {ended.found.rise:.2g} nats in its last round. It can "
+            f"be used; raise max_iterations (now {max_iterations}) for a better one.",
         )
-    return replace(fitted(model, latents.latents, converged=rise <= _SMALL_GAIN, marginal=final), tried=tried)
+    return replace(ended.fit, tried=begun.tried)
 
 
 def _by_minibatches(

@@ -13,7 +13,9 @@ from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.approximations.normal_latents import LatentSites
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.numerics.ascent import ascend
+from torchgpmc.numerics.ascents import ascend_together
 from torchgpmc.numerics.random import make_generator
+from torchgpmc.trees import concatenate, take
 from torchgpmc.variational.bound import HeldSites, Positions, VariationalMarginal, inducing_positions
 
 _BOUND = 12.0  # of theta, and of inducing points in deviations of the inputs
@@ -24,16 +26,10 @@ _CHUNK_ELEMENTS = 4_000_000  # of projections, and of precisions
 _FIRST_STEPS, _ROUND_STEPS, _ROUND_MOVES = 100, 10, 20  # of q in the first and last rounds, and in others; of L-BFGS
 _END = 1e-3  # nats that a round gained, by less of which a search ends
 _CANDIDATE_STEPS = 20
+SMALL_GAIN = 0.01  # nats: by less a search that ends, however it ends, has converged
+_FURTHER = 2  # searches that begin where those before did not all meet
 _SHORT = 1  # rounds of a search that only tells how good a beginning is
 _MOST_DATA = 4000  # for that; of more, so many drawn at random tell as much
-
-
-class Beginning(NamedTuple):
-    """Where the search that goes on begins."""
-
-    theta: Tensor  # (P,)
-    sites: LatentSites | None
-    tried: tuple[float, ...]  # bound and prior where short searches ended, in the order of their beginnings; NaN of one that failed
 
 
 class Found(NamedTuple):
@@ -43,6 +39,16 @@ class Found(NamedTuple):
     sites: LatentSites | None
     value: float  # of the bound and the prior
     rise: float  # of that in the last round
+
+
+class Beginning(NamedTuple):
+    """Where the search that goes on begins."""
+
+    theta: Tensor  # (P,)
+    sites: LatentSites | None
+    tried: tuple[float, ...]  # bound and prior where short searches ended, in the order of their beginnings; NaN of one that failed
+    ends: tuple[Found, ...] = ()  # of the other short searches
+    further: tuple[Found, ...] = ()  # beginnings of more, from which none has begun
 
 
 def best_beginning(model: GPModel, num_starts: int, seed: int, bar: tqdm) -> Beginning:
@@ -67,7 +73,7 @@ def best_beginning(model: GPModel, num_starts: int, seed: int, bar: tqdm) -> Beg
     if not model.layout.size:
         return Beginning(theta[0], None, ())
     part = _some_data(model, generator)
-    value, sites = _at_candidates(part, theta)
+    value, sites = values_at(part, theta)
     if not bool(torch.isfinite(value).any()):
         raise ValueError(
             f"the variational bound is not finite at the model's hyperparameters, nor at {len(drawn)} draws from their prior. "
@@ -78,12 +84,19 @@ def best_beginning(model: GPModel, num_starts: int, seed: int, bar: tqdm) -> Beg
         return Beginning(theta[highest], None, ())
     rows = [highest, *(row for row in range(len(theta)) if row != highest)][:num_starts]
     still = inducing_positions(model, False)
-    ends = [search(part, still, theta[row], LatentSites(*(own[[row]] for own in sites)), _SHORT, bar) for row in rows]
+    ends = [search(part, still, theta[row], take(sites, slice(row, row + 1)), _SHORT, bar) for row in rows]
     tried = tuple(end.value if math.isfinite(end.value) else math.nan for end in ends)
     best = max(ends, key=lambda end: end.value if math.isfinite(end.value) else -math.inf)
     if not math.isfinite(best.value):
         return Beginning(theta[highest], None, tried)
-    return Beginning(best.position, best.sites if part is model else None, tried)
+    if part is not model:  # sites are those of some data
+        ends, best = [end._replace(sites=None) for end in ends], best._replace(sites=None)
+    others = tuple(end for end in ends if end.position is not best.position and math.isfinite(end.value))
+    left = [row for row in range(len(theta)) if row not in rows and bool(torch.isfinite(value[row]))][:_FURTHER]
+    further = tuple(Found(theta[row], take(sites, slice(row, row + 1)), -math.inf, math.inf) for row in left)
+    if part is not model:  # where a round is dear
+        further = ()
+    return Beginning(best.position, best.sites, tried, others, further)
 
 
 def _some_data(model: GPModel, generator: torch.Generator) -> GPModel:
@@ -94,13 +107,32 @@ def _some_data(model: GPModel, generator: torch.Generator) -> GPModel:
     return model.on_rows(torch.randperm(count, generator=generator, device=model.train_x.device)[:_MOST_DATA])
 
 
-def _at_candidates(model: GPModel, theta: Tensor) -> tuple[Tensor, LatentSites]:
-    """The bound and prior ``(C,)``, and q's sites, after a few steps of q at thetas ``(C, P)``."""
-    marginal = VariationalMarginal(model, tolerance=_TOLERANCE, max_steps=_CANDIDATE_STEPS)
-    chunk = max(1, _CHUNK_ELEMENTS // (model.latent_size * max(model.latent_size, len(model.train_x))))
+def values_at(model: GPModel, theta: Tensor, sites: LatentSites | None = None) -> tuple[Tensor, LatentSites]:
+    """The bound and prior ``(C,)``, and q's sites, after a few steps of q at thetas ``(C, P)``, from sites at each or from none."""
+    found = []
     with torch.no_grad():
-        values, found = zip(*(marginal.evaluate(part) for part in theta.split(chunk)), strict=True)
-    return torch.cat(values), LatentSites(*(torch.cat(parts) for parts in zip(*(one.sites for one in found), strict=True)))
+        for rows in torch.arange(len(theta)).split(_at_once(model)):
+            marginal = VariationalMarginal(model, tolerance=_TOLERANCE, max_steps=_CANDIDATE_STEPS)
+            marginal.sites = None if sites is None else take(sites, rows)
+            value, optimum = marginal.evaluate(theta[rows])
+            found.append((value, optimum.sites))
+    values, ends = zip(*found, strict=True)
+    return torch.cat(values), concatenate(ends)
+
+
+def moved_together(model: GPModel, theta: Tensor, sites: LatentSites) -> Tensor:
+    """Thetas ``(C, P)`` after a round's moves, the sites of each held; one stays where the algebra fails."""
+    moved, still = [], inducing_positions(model, False)
+    for rows in torch.arange(len(theta)).split(_at_once(model)):
+        held = HeldSites(model, still, take(sites, rows))
+        steps = ascend_together(held, theta[rows], bound=_BOUND, max_iterations=_ROUND_MOVES, slope=_SLOPE)
+        moved += [theta[row] if step is None else step.position for row, step in zip(rows, steps, strict=True)]
+    return torch.stack(moved)
+
+
+def _at_once(model: GPModel) -> int:
+    """As many thetas as memory is given for."""
+    return max(1, _CHUNK_ELEMENTS // (model.latent_size * max(model.latent_size, len(model.train_x))))
 
 
 def search(

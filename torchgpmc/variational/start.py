@@ -25,6 +25,7 @@ from torchgpmc.variational.curvature import joint_scale_by_chunks, near_mode
 from torchgpmc.variational.gpytorch_parts import check_forward_is_the_prior, convert_variational
 
 _DATA_CHUNK_ELEMENTS = 20_000_000  # of projections
+_LITTLE = 0.005  # of the posterior, at an optimum where no chain begins: it moves means by no more than their errors
 _WORTH_FOLLOWING = 2.0  # times a gradient's operations, what cubes of coordinates that follow theta may cost
 
 
@@ -55,6 +56,10 @@ class Start:
         tried: bound and log prior of theta where short searches ended, of which the highest went on, in the order of their
             beginnings, inducing points where they were; NaN of one that failed. Empty where there was one beginning, and where the
             likelihood does not factorise. Of more than 4000 data they saw so many.
+        others: fits at the other optima of the bound that were found within 12 nats, the heaviest first, each at its own theta, at
+            the same inducing points. Chains begin around each of ``optima``, which are this one and the others, that has a share of
+            at least half a hundredth of the posterior, so that R-hat tells whether they meet; see :meth:`shares` and
+            :meth:`chains_at`. All move in the coordinates of this one.
 
     Example:
         >>> import torch, torchgpmc as tg
@@ -81,12 +86,68 @@ class Start:
     converged: bool
     joint_scale: Tensor | None = None
     tried: tuple[float, ...] = ()
+    others: tuple[Start, ...] = ()
 
     def __repr__(self) -> str:
         failed = sum(math.isnan(value) for value in self.tried)
         failures = f", of which {failed} failed" if failed else ""
         begun = f"the best of {len(self.tried)} beginnings{failures}, " if self.tried else ""
-        return f"Start(elbo={self.elbo:.6g}, converged={self.converged}, {begun}{self.digest()})"
+        apart = [f"{other.height - self.height:+.1f} nats" for other in self.others]
+        shares = " and ".join(f"{share:.2g}" for share in self.shares())
+        others = f"{len(self.optima)} optima, others at {', '.join(apart)}, with shares of {shares}, " if apart else ""
+        return f"Start(elbo={self.elbo:.6g}, converged={self.converged}, {begun}{others}{self.digest()})"
+
+    @property
+    def optima(self) -> tuple[Start, ...]:
+        """This fit, and the others that chains begin at."""
+        return (self, *self.others)
+
+    @property
+    def height(self) -> float:
+        """The bound with the log prior of theta, which fits are compared by."""
+        return self.elbo + float(self.model.layout.log_prior(self._on_device(self.theta)[None]).detach())
+
+    @property
+    def log_mass(self) -> float:
+        r"""Of the posterior around this optimum, by Laplace's integral over theta, but for a constant.
+
+        .. math:: ELBO + \log p(\theta) |dx / d\theta| + \tfrac12 \log |\mathrm{Cov}(\theta)|
+        """
+        return self.height + 0.5 * float(torch.logdet(self.theta_covariance))
+
+    def shares(self) -> list[float]:
+        """Of the posterior around each of ``optima``, by their masses."""
+        return torch.tensor([optimum.log_mass for optimum in self.optima], dtype=torch.float64).softmax(0).tolist()
+
+    def chains_at(self, num_chains: int) -> list[int]:
+        """How many chains begin at each of ``optima``.
+
+        One at each that has at least half a hundredth of the posterior by :meth:`shares`, as far as there are chains, the heaviest
+        first; the rest in proportion to the shares. A lighter one moves means by less than their errors, and a chain that stayed
+        there would spoil R-hat.
+
+        Args:
+            num_chains: C.
+        """
+        shares = [share if share > _LITTLE else 0.0 for share in self.shares()]
+        counts = [0] * len(shares)
+        for _ in range(num_chains):
+            quotients = [(share > 0 and not count, share / (count + 1)) for share, count in zip(shares, counts, strict=True)]
+            counts[quotients.index(max(quotients))] += 1
+        return counts
+
+    def chains_began(self, num_chains: int) -> str | None:
+        """At which optima C chains begin, in words; ``None`` where all begin at one."""
+        counts = self.chains_at(num_chains)
+        if sum(map(bool, counts)) == 1:
+            return None
+        places, first = [], 0
+        for number, count in enumerate(counts, 1):
+            if count:
+                chains = f"chain {first}" if count == 1 else f"chains {first} to {first + count - 1}"
+                places.append(f"{chains} at number {number}")
+            first += count
+        return f"{len(places)} optima of the fit ({', '.join(places)})"
 
     @classmethod
     def from_gpytorch(
@@ -185,6 +246,7 @@ class Start:
         """What tells this start from any other, for files."""
         tensors = [getattr(self, field.name) for field in fields(self) if isinstance(getattr(self, field.name), Tensor)]
         content = b"".join(tensor.detach().cpu().contiguous().numpy().tobytes() for tensor in tensors)
+        content += "".join(other.digest() for other in self.others).encode()
         return hashlib.sha256(content).hexdigest()[:16]
 
     def check(self, model: GPModel) -> None:
@@ -205,6 +267,8 @@ class Start:
         for name in ("mean", "scale", "theta_covariance", "slope", "joint_scale"):
             if (value := getattr(self, name)) is not None and not bool(torch.isfinite(value).all()):
                 raise ValueError(f"start.{name} has NaN or infinite values. Expected finite numbers; fit again.")
+        for other in self.others:
+            other.check(model)
 
     def _on_device(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.model.train_x)
