@@ -72,6 +72,9 @@ NOT_ASKED = {
     "Start.digest": "for files",
     "Start.check": "for sample",
     "Start.latents": "for its other methods",
+    "Start.height": "for its other methods",
+    "Start.log_mass": "for its other methods",
+    "Start.chains_began": "for posterior.info",
 }
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import threading
 import warnings
 
 import pytest
@@ -13,11 +12,8 @@ from tqdm.auto import tqdm
 
 import torchgpmc as tg
 from tests.problems import sparse_gp
-from torchgpmc.density import AutogradDensity
 from torchgpmc.models.affine import AffineMap
 from torchgpmc.models.following import FollowingMap
-from torchgpmc.numerics.ascent import ascend
-from torchgpmc.numerics.ascents import ascend_together
 from torchgpmc.runs.run import Settings
 from torchgpmc.trees import take
 from torchgpmc.variational import optima, searches
@@ -28,7 +24,7 @@ STILL = {"optimize_inducing_points": False, "progress": False}
 SEARCHES = {**STILL, "num_starts": 8}  # all in one of two equal lobes once in 128 times
 
 
-def two_lobes(deviation=0.25, median=4.0, num_data=200):
+def two_lobes(deviation=0.4, median=10.0, num_data=200):
     """Labels of a wave along a column that stands twice: either copy may have the short lengthscale, the other as the prior has it.
 
     Both at once cost the prior twice, so that two equal lobes stand apart, the further the narrower the prior.
@@ -154,7 +150,7 @@ def test_rhat_tells_of_lobes_that_chains_do_not_leave(start):
 def test_rhat_is_content_where_chains_meet():
     near = tg.initialize(two_lobes(0.2, 4.0, 120), **SEARCHES)
     assert near.chains_at(4) == [2, 2]
-    posterior = sampled(near, num_samples=250)
+    posterior = sampled(near, num_samples=400)
     assert worst_rhat(posterior) < 1.1 and "have not met" not in posterior.verdict()
     assert is_first(posterior.theta).double().mean(1).tolist() == pytest.approx([0.5] * 4, abs=0.25)
 
@@ -243,35 +239,6 @@ def test_other_optima_are_those_under_the_inducing_points_that_moved():
 
 
 # --- searches side by side --------------------------------------------------------------------------------------------
-
-
-def lobes():
-    return AutogradDensity(lambda x: -0.5 * (x.square() - 1).square().sum(-1))
-
-
-def test_searches_side_by_side_end_where_each_alone_does(generator):
-    starts = torch.randn(5, 3, generator=generator, dtype=torch.float64)
-    together = ascend_together(lobes(), starts, bound=5.0, max_iterations=50)
-    for row, found in zip(starts, together, strict=True):
-        alone = ascend(lobes(), row, bound=5.0, max_iterations=50)
-        torch.testing.assert_close(found.position, alone.position)
-        assert found.converged == alone.converged
-
-
-def test_a_search_that_fails_leaves_the_others_be():
-    density = AutogradDensity(lambda x: torch.where(x[:, 0] > 3, torch.nan, -0.5 * (x - 1).square().sum(-1)))
-    found = ascend_together(density, torch.tensor([[4.0], [0.0]]).double(), bound=5.0, max_iterations=50)
-    assert found[0] is None and float(found[1].position) == pytest.approx(1.0, abs=1e-4)
-
-
-def test_an_error_of_the_density_is_the_callers_and_no_thread_is_left():
-    def broken(x):
-        raise RuntimeError("no density")
-
-    before = threading.active_count()
-    with pytest.raises(RuntimeError, match="no density"):
-        ascend_together(AutogradDensity(broken), torch.zeros(3, 2).double(), bound=5.0, max_iterations=5)
-    assert threading.active_count() == before
 
 
 def test_each_of_several_positions_has_sites_of_its_own(start):

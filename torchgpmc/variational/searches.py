@@ -13,7 +13,8 @@ from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.approximations.normal_latents import LatentSites
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.numerics.ascent import ascend
-from torchgpmc.numerics.ascents import ascend_together
+from torchgpmc.numerics.joint_ascent import ascend_together
+from torchgpmc.numerics.linalg import identity_matrix
 from torchgpmc.numerics.random import make_generator
 from torchgpmc.trees import concatenate, take
 from torchgpmc.variational.bound import HeldSites, Positions, VariationalMarginal, inducing_positions
@@ -21,6 +22,7 @@ from torchgpmc.variational.bound import HeldSites, Positions, VariationalMargina
 _BOUND = 12.0  # of theta, and of inducing points in deviations of the inputs
 _NUM_CANDIDATES = 8
 _SLOPE = 0.01  # of the bound, in nats for a unit of theta or a deviation of the inputs: where it is smaller all over, a search ends
+_MOVE = 1e-4  # nats that Newton's step promises, at less of which a round's moves end
 _TOLERANCE = 1e-8  # of q while theta is far from where it will end
 _CHUNK_ELEMENTS = 4_000_000  # of projections, and of precisions
 _FIRST_STEPS, _ROUND_STEPS, _ROUND_MOVES = 100, 10, 20  # of q in the first and last rounds, and in others; of L-BFGS
@@ -122,12 +124,12 @@ def values_at(model: GPModel, theta: Tensor, sites: LatentSites | None = None) -
 
 def moved_together(model: GPModel, theta: Tensor, sites: LatentSites) -> Tensor:
     """Thetas ``(C, P)`` after a round's moves, the sites of each held; one stays where the algebra fails."""
-    moved, still = [], inducing_positions(model, False)
+    moved, still, size = [], inducing_positions(model, False), theta.shape[-1]
     for rows in torch.arange(len(theta)).split(_at_once(model)):
         held = HeldSites(model, still, take(sites, rows))
-        steps = ascend_together(held, theta[rows], bound=_BOUND, max_iterations=_ROUND_MOVES, slope=_SLOPE)
-        moved += [theta[row] if step is None else step.position for row, step in zip(rows, steps, strict=True)]
-    return torch.stack(moved)
+        covariance = identity_matrix(size, theta).expand(len(rows), -1, -1)
+        moved.append(ascend_together(held, theta[rows], covariance, rise=_MOVE, max_iterations=_ROUND_MOVES).position)
+    return torch.cat(moved).clamp(-_BOUND, _BOUND)
 
 
 def _at_once(model: GPModel) -> int:

@@ -70,6 +70,8 @@ class Start:
         >>> start = tg.initialize(model, progress=False)
         >>> start.predict(torch.tensor([0.0, 1.0])).probs > 0.5
         tensor([False,  True])
+        >>> len(start.optima), start.shares(), start.chains_at(4)
+        (1, [1.0], [4])
         >>> run = {"num_samples": 600, "warmup_steps": 200, "num_chains": 8, "seed": 0, "progress": False}
         >>> posterior = tg.sample(start.model, tg.HMC(num_steps=4), start=start, **run)
         >>> posterior.samples["kernel.lengthscale"].shape
