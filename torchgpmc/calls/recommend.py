@@ -30,7 +30,7 @@ from torchgpmc.evidence import (
     serves_inducing_mixture,
 )
 from torchgpmc.likelihoods import Softmax
-from torchgpmc.methods import AMIS, HMC, NUTS, AuxiliaryGradient, ClassGibbs, Method, Slice
+from torchgpmc.methods import AMIS, HMC, NUTS, AuxiliaryGradient, ClassGibbs, EllipticalSlice, Gibbs, Method, Slice
 from torchgpmc.models import GPModel
 from torchgpmc.models.class_coordinates import class_map
 from torchgpmc.models.joint_density import JointLogDensity
@@ -38,6 +38,7 @@ from torchgpmc.numerics.random import make_generator
 from torchgpmc.numerics.threads import one_torch_thread
 from torchgpmc.runs.beginnings import AtModes, AtPrior
 from torchgpmc.runs.chain_targets import estimator_for, suited_approximation
+from torchgpmc.runs.parameterizations import Interwoven
 from torchgpmc.runs.run import MethodOptions
 from torchgpmc.samplers.preconditioner import MassMatrix
 from torchgpmc.variational import initialize
@@ -82,6 +83,8 @@ _CLOSE = 0.02  # of EP's sites where modes are looked for
 _LEAST_STEPS, _MOST_STEPS, _SHORT_WARM_UP = 4, 7, 80
 # Chains of which R-hat and effective sizes are content at about the same time: each halves to some fifty effective draws.
 _CHAINS = 4
+_MANY_CHAINS = 16  # of sweeps by slices, whose draws hang together: of ten labels 400 of each are worth 490
+_BY_SLICES = Gibbs(hyper=Slice(), latent=EllipticalSlice(), parameterization=Interwoven(), latent_steps=10)
 _TIMING, _MAX_TIMED = 0.1, 20  # seconds, evaluations
 _MAY_TAKE_LONG = 2e8  # operations an estimate: below, a run is soon done, and not timed before it begins
 _CHAINS_MAY_TAKE_LONG = 1.3e7  # a gradient, of which chains take fifteen times as many
@@ -145,10 +148,10 @@ def candidates(model: GPModel, wanted: int = WANTED) -> list[Candidate]:
     size = model.layout.size
     if size == 0:
         why = "every hyperparameter is fixed, and one factorisation serves all draws of the latents."
-        return [_chains(model, AuxiliaryGradient(), why, 200)]
+        return [_chains(model, AuxiliaryGradient() if model.is_smooth else EllipticalSlice(), why, 200)]
     if not model.is_smooth:
         why = "the likelihood is a step in f, which has no slopes to follow; a SparseGP would be sampled much faster."
-        return [_chains(model, Slice(), why, 150)]
+        return [_chains(model, _BY_SLICES, why, 150, _MANY_CHAINS)]
     if model.is_conjugate or model.collapses:
         return _through_exact_evidence(model, wanted)
     one_latent = model.factorises and model.num_latents == 1
