@@ -1,5 +1,7 @@
 """The engines of the default call: what they are for each kind of model."""
 
+import warnings
+
 import gpytorch
 import pytest
 import torch
@@ -19,6 +21,10 @@ def wide(num_columns, **sparse):
     return tg.SparseGP(*data, **sparse) if sparse else tg.GP(*data)
 
 
+def steps(covariance):
+    return tg.GP(inputs(6), torch.arange(6) % 3, covariance, tg.likelihoods.RobustMax(num_classes=3))
+
+
 CASES = {
     "probit": (lambda: gp("probit"), tg.AMIS),
     "regression": (gp_regression, tg.AMIS),
@@ -32,6 +38,8 @@ CASES = {
     "regression, twenty-four": (lambda: gp_regression(num_columns=22), tg.AMIS),
     "regression, twenty-five": (lambda: gp_regression(num_columns=23), tg.NUTS),
     "fixed": (lambda: tg.GP(inputs(6), targets("probit", 6), fixed_kernel(), tg.likelihoods.Bernoulli()), tg.AuxiliaryGradient),
+    "steps": (lambda: steps(kernel(2)), tg.Gibbs),
+    "steps, fixed": (lambda: steps(fixed_kernel()), tg.EllipticalSlice),
 }
 
 
@@ -212,3 +220,14 @@ def test_explain_speaks_plainly(monkeypatch):
     assert "minutes" in said and "e+" not in said
     assert "more than importance weights survive" not in said
     assert "more than importance weights survive" in tg.explain(gp_regression(num_columns=9))
+
+
+@pytest.mark.slow
+def test_what_is_recommended_for_steps_samples_them():
+    for covariance in (kernel(2), fixed_kernel()):
+        model = steps(covariance)
+        run = {"num_samples": 5, "num_chains": 2, "warmup_steps": 5, "seed": 0, "progress": False}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            posterior = tg.sample(model, tg.recommend(model), **run)
+        assert bool(torch.isfinite(posterior.stats["lp"]).all())

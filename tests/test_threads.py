@@ -207,3 +207,48 @@ def test_a_fit_of_little_work_runs_on_one_torch_thread(two_threads, monkeypatch,
     tg.initialize(model, optimize_inducing_points=False, progress=False)
     assert set(seen) == {threads}
     assert torch.get_num_threads() == 2
+
+
+@pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")  # twenty draws
+def test_predictions_run_on_one_torch_thread(two_threads):
+    """Two beside one other busy process took a hundred times as long."""
+    seen = []
+
+    class Watching(gpytorch.kernels.RBFKernel):
+        def forward(self, *args, **kwargs):
+            seen.append(("covariance", torch.get_num_threads()))
+            return super().forward(*args, **kwargs)
+
+    class Counts(tg.likelihoods.Poisson):
+        pass
+
+    def watched(name):
+        def method(self, *args, **kwargs):
+            seen.append((name, torch.get_num_threads()))
+            return getattr(tg.likelihoods.Poisson, name)(self, *args, **kwargs)
+
+        return method
+
+    answers = ("predictive_log_prob", "response_moments", "sample", "expected_response")
+    for name in answers:
+        setattr(Counts, name, watched(name))
+    x = torch.linspace(0, 1, 6)
+    kernel = Watching(lengthscale_prior=gpytorch.priors.GammaPrior(2.0, 2.0))
+    model = tg.GP(x, torch.arange(6), kernel, Counts())
+    posterior = tg.sample(model, tg.HMC(num_steps=2), num_samples=20, warmup_steps=20, num_chains=1, progress=False)
+    seen.clear()
+    for chunk in (2, 2048):
+        prediction = posterior.predict(x, test_chunk=chunk)
+        for answer in (
+            lambda at: at.mean,
+            lambda at: at.log_prob(torch.arange(6)),
+            lambda at: at.quantile(0.5, num_samples=50),
+            lambda at: at.sample(3),
+            lambda at: at.sample(3, joint=True),
+            lambda at: at.intensity.mean,
+            lambda at: at.intensity.quantile(0.5),
+        ):
+            assert torch.isfinite(answer(prediction)).all()
+    assert posterior.fitted().mean.shape == (6,) and posterior.latents.shape == (1, 20, 6)
+    assert {name for name, _ in seen} == {"covariance", *answers} and {threads for _, threads in seen} == {1}
+    assert torch.get_num_threads() == 2

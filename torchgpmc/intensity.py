@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchgpmc.checks import is_number
 from torchgpmc.numerics.special import ndtr
+from torchgpmc.numerics.threads import one_torch_thread
 
 _BISECTIONS = 60
 
@@ -72,12 +73,13 @@ class Intensity:
             ValueError: a level outside (0, 1).
         """
         levels = check_levels(q).to(self._log_weights)
-        parts = [
-            torch.stack(
-                [normal_mixture_quantile(*self._moments(points), self._log_weights.exp(), level) for level in levels.view(-1)]
-            )
-            for points in self._points
-        ]
+        with one_torch_thread():
+            parts = [
+                torch.stack(
+                    [normal_mixture_quantile(*self._moments(points), self._log_weights.exp(), level) for level in levels.view(-1)]
+                )
+                for points in self._points
+            ]
         return torch.cat(parts, -1).exp().view(*levels.shape, -1)
 
     def interval(self, level: float = 0.95) -> CentralInterval:
@@ -86,9 +88,10 @@ class Intensity:
 
     def _log_moment(self, power: float) -> Tensor:
         """log E exp(power f)."""
-        parts = [self._moments(points) for points in self._points]
-        logs = [power * mean + 0.5 * power**2 * variance + self._log_weights.unsqueeze(-1) for mean, variance in parts]
-        return torch.cat([torch.logsumexp(part, 0) for part in logs])
+        with one_torch_thread():
+            parts = [self._moments(points) for points in self._points]
+            logs = [power * mean + 0.5 * power**2 * variance + self._log_weights.unsqueeze(-1) for mean, variance in parts]
+            return torch.cat([torch.logsumexp(part, 0) for part in logs])
 
 
 def normal_mixture_quantile(mean: Tensor, variance: Tensor, weights: Tensor, level: Tensor) -> Tensor:

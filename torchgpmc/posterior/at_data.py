@@ -7,6 +7,7 @@ from torch import Tensor
 
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.latents import likelihood_parameters
+from torchgpmc.numerics.threads import one_torch_thread, side_by_side
 from torchgpmc.posterior.function_draws import draws_at_once
 
 
@@ -16,9 +17,11 @@ def latents_of_draws(model: GPModel, theta: Tensor, v: Tensor) -> Tensor:
     One factorisation a draw, or one for all of fixed hyperparameters.
     """
     if not theta.shape[1]:
-        return model.latents(model.prior(theta[:1]), v).cpu()
-    pieces = zip(*(part.split(draws_at_once(model)) for part in (theta, v)), strict=True)
-    return torch.cat([model.latents(model.prior(t), w).cpu() for t, w in pieces])
+        with one_torch_thread():
+            return model.latents(model.prior(theta[:1]), v).cpu()
+    pieces = list(zip(*(part.split(draws_at_once(model)) for part in (theta, v)), strict=True))
+    with one_torch_thread():
+        return torch.cat(side_by_side(lambda piece: model.latents(model.prior(piece[0]), piece[1]).cpu(), pieces, theta.device))
 
 
 def expected_responses(model: GPModel, theta: Tensor, latents: Tensor) -> Tensor:
@@ -30,7 +33,7 @@ def expected_responses(model: GPModel, theta: Tensor, latents: Tensor) -> Tensor
         latents: f at the data as ``model.latents`` gives it, if that is what they are; else whitened, ``(S, V)``.
     """
     parts = []
-    with torch.no_grad():
+    with one_torch_thread(), torch.no_grad():
         for t, f in zip(*(part.split(draws_at_once(model)) for part in (theta, latents)), strict=True):
             if not model.has_latents_at_data:
                 mean = model.marginals(model.at(model.prior(t)), f).mean

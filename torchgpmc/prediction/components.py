@@ -12,7 +12,7 @@ from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.latents import JointGaussian
 from torchgpmc.numerics.quadrature import FIRST_NODES
 from torchgpmc.numerics.random import normal_like
-from torchgpmc.numerics.threads import slices
+from torchgpmc.numerics.threads import one_torch_thread, side_by_side, slices
 
 # Elements in the largest temporary; quadrature multiplies a draw's test points by its number of nodes.
 CHUNK_ELEMENTS = 2_000_000
@@ -67,8 +67,9 @@ class Components:
         return likelihood.at_test_points(exposure[points] if exposure is not None and exposure.dim() else exposure)
 
     def _of_all_draws(self, points: slice) -> tuple[Tensor, Tensor]:
-        """Mean and variance of f at some of the test points given every draw, ``(S, K, t)`` each."""
-        parts = [self._given(rows)(points) for rows in self._draws]
+        """Mean and variance of f at some of the test points given every draw, ``(S, K, t)`` each; on every core some draws."""
+        with one_torch_thread():
+            parts = side_by_side(lambda rows: self._given(rows)(points), self._draws, self._log_weights.device)
         mean, variance = (torch.cat(part) for part in zip(*parts, strict=True))
         return mean, variance
 

@@ -14,7 +14,7 @@ from torchgpmc.checks import NotOfferedError, check_count
 from torchgpmc.intensity import CentralInterval, Intensity, check_levels, interval_levels
 from torchgpmc.numerics.linalg import cholesky
 from torchgpmc.numerics.random import make_generator, uniform
-from torchgpmc.numerics.threads import slices
+from torchgpmc.numerics.threads import one_torch_thread, slices
 from torchgpmc.prediction.components import CHUNK_ELEMENTS, Components, independent_normals
 from torchgpmc.prediction.mixture_moments import MixtureMoments
 
@@ -137,17 +137,18 @@ class Prediction(Components):
             targets = self._at(self._model.likelihood, slice(None)).validate_targets(targets)
         result = torch.full_like(targets, -torch.inf)
         step = 1 if as_likelihood(self._model.likelihood).predicts_quickly else self._each
-        for rows, points, mean, variance in self._parts():
-            y, some = targets[points], slice(rows.start, rows.stop, step)
-            logs = self._per_draw(
-                some,
-                points,
-                mean[::step],
-                variance[::step],
-                lambda likelihood, *marginal, y=y: likelihood.predictive_log_prob(*marginal, y),
-            )
-            log_weights = self._log_weights[some, None] + math.log(step)
-            result[points] = torch.logaddexp(result[points], torch.logsumexp(logs + log_weights, 0))
+        with one_torch_thread():
+            for rows, points, mean, variance in self._parts():
+                y, some = targets[points], slice(rows.start, rows.stop, step)
+                logs = self._per_draw(
+                    some,
+                    points,
+                    mean[::step],
+                    variance[::step],
+                    lambda likelihood, *marginal, y=y: likelihood.predictive_log_prob(*marginal, y),
+                )
+                log_weights = self._log_weights[some, None] + math.log(step)
+                result[points] = torch.logaddexp(result[points], torch.logsumexp(logs + log_weights, 0))
         return result
 
     @property
@@ -224,12 +225,13 @@ class Prediction(Components):
         chosen = torch.searchsorted(self._log_weights.exp().cumsum(0), ladder / num_samples).clamp_max(len(self._log_weights) - 1)
         ranks = (levels.view(-1) * num_samples).ceil().long().sub(1).clamp_min(0).to(chosen.device)
         parts = []
-        for whole in self._points:
-            mean, variance = self._of_all_draws(whole)
-            for part in slices(whole.stop - whole.start, max(1, CHUNK_ELEMENTS // num_samples)):
-                points = slice(whole.start + part.start, whole.start + part.stop)
-                f = independent_normals(mean[..., part][chosen], variance[..., part][chosen], generator)
-                parts.append(self._responses(chosen, points, f, generator).sort(0).values[ranks])
+        with one_torch_thread():
+            for whole in self._points:
+                mean, variance = self._of_all_draws(whole)
+                for part in slices(whole.stop - whole.start, max(1, CHUNK_ELEMENTS // num_samples)):
+                    points = slice(whole.start + part.start, whole.start + part.stop)
+                    f = independent_normals(mean[..., part][chosen], variance[..., part][chosen], generator)
+                    parts.append(self._responses(chosen, points, f, generator).sort(0).values[ranks])
         return torch.cat(parts, -1).view(*levels.shape, -1)
 
     def interval(self, level: float = 0.95, *, num_samples: int = 20_000, seed: int = 0) -> CentralInterval:
@@ -293,7 +295,8 @@ class Prediction(Components):
         chosen = torch.multinomial(self._log_weights.exp(), num_samples, replacement=True, generator=generator)
         result = self._log_weights.new_empty(num_samples, self._num_points)
         draw = self._fill_jointly if joint else self._fill
-        draw(result, chosen, generator)
+        with one_torch_thread():
+            draw(result, chosen, generator)
         return result
 
     def _fill(self, result: Tensor, chosen: Tensor, generator: torch.Generator) -> None:
@@ -344,20 +347,21 @@ class Prediction(Components):
 
     def _averaged(self) -> tuple[Tensor, ...]:
         """Mean and variance of f, and of the response if there is one, worked out together when first asked for."""
-        if self._averages is None:
-            latents, responses = MixtureMoments(self._num_points), MixtureMoments(self._num_points)
-            for rows, points, mean, variance in self._parts():
-                weights = self._log_weights[rows].exp()
-                latents.add(points, weights, self._boundary(mean), self._boundary(variance))
-                if self._has_response:
-                    moments = self._per_draw(
-                        rows,
-                        points,
-                        mean,
-                        variance,
-                        lambda likelihood, *marginal: torch.stack(likelihood.response_moments(*marginal), 1),
-                    )
-                    responses.add(points, weights, *moments.unbind(1))
-            kinds = (latents, responses) if self._has_response else (latents,)
-            self._averages = tuple(moment for kind in kinds for moment in (kind.mean, kind.variance))
+        with one_torch_thread():
+            if self._averages is None:
+                latents, responses = MixtureMoments(self._num_points), MixtureMoments(self._num_points)
+                for rows, points, mean, variance in self._parts():
+                    weights = self._log_weights[rows].exp()
+                    latents.add(points, weights, self._boundary(mean), self._boundary(variance))
+                    if self._has_response:
+                        moments = self._per_draw(
+                            rows,
+                            points,
+                            mean,
+                            variance,
+                            lambda likelihood, *marginal: torch.stack(likelihood.response_moments(*marginal), 1),
+                        )
+                        responses.add(points, weights, *moments.unbind(1))
+                kinds = (latents, responses) if self._has_response else (latents,)
+                self._averages = tuple(moment for kind in kinds for moment in (kind.mean, kind.variance))
         return self._averages
