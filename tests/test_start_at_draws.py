@@ -114,7 +114,7 @@ def test_an_arm_that_draws_have_been_to_has_a_component_of_its_own(monkeypatch, 
     z = torch.where(torch.arange(400)[:, None] < 396, noise, arm + noise)
     drawn = DrawnStart(scale.theta(z)[0], torch.zeros(400, dtype=torch.float64))
     method = tg.AMIS(degrees_of_freedom=30, defensive_share=0.0)  # the prior would lend a hand in two dimensions, not in fifteen
-    proposal = method.prepare(model, Settings(1000, None, None, None, draws=drawn))._first_proposal(generator)
+    proposal = method.prepare(model, Settings(1000, None, None, None, draws=drawn))._first_proposal(generator)[0]
     log_target = math.log(0.01) - 0.5 * (noise[:50] / 0.2).square().sum(-1) - math.log(2 * math.pi * 0.2**2)
     heaviest = float((log_target - log_density_of(proposal, arm + noise[:50])).max())
     assert heaviest < math.log(20) if covers else heaviest > math.log(1000)
