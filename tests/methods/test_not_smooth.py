@@ -38,7 +38,7 @@ def test_what_does_not_samples_it(method):
 
 
 def test_recommended_methods_can():
-    assert isinstance(tg.recommend(gp("robust_max")), tg.Slice)
+    assert isinstance(tg.recommend(gp("robust_max")), tg.Gibbs)
     assert isinstance(getattr(tg.recommend(sparse_gp("robust_max")), "evidence", None), tg.evidence.InducingMixture)
     assert not gp("robust_max").is_smooth and sparse_gp("robust_max").is_smooth and gp("softmax").is_smooth
 
