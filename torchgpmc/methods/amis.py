@@ -36,8 +36,8 @@ class AMIS(ImportanceOptions):
             prior is left to the tails of what was learned (on the normal scale it is the prior itself, all but its heavier tails,
             and bounds the weights). As large a share of the rest begins there too, and follows draws that the modes' components
             do not reach. 0 for neither, as in paper E.
-        begin: :class:`AtModes`, at those of Laplace's approximate posterior, or :class:`AtPrior`. Of no use to a run that starts
-            from draws.
+        begin: :class:`AtModes`, at those of an approximate posterior, Laplace's by default, or :class:`AtPrior`. Of no use to a
+            run that starts from draws.
         effective_size: stop once Kish's effective size reaches this; ``num_samples`` is then a limit.
         smooth: Pareto-smooth the weights (Vehtari et al. 2024): less variance, a little bias.
         evidence: another unbiased estimate in place of importance sampling: ``torchgpmc.evidence.SmoothProbit()`` or ``Orthant()``.

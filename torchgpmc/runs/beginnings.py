@@ -55,8 +55,8 @@ class AtModes:
             made of the draws, which keep their weights. Where data leave a dozen hyperparameters open, the posterior lies
             elsewhere, and a learning proposal hardly gets away from modes. ``None``: stay.
         approximation: whose posterior of theta has the modes: :class:`Laplace`, or :class:`EP`, whose sites are held where they can
-            be, and found to its ``tolerance``, 0.1 by default. Where labels leave many hyperparameters open EP's evidence is nearly
-            exact, and the posterior nearly normal on the scale of the priors around its mode, where Laplace's lies elsewhere.
+            be, and found to its ``tolerance``, 0.1 by default. A search with held sites takes half as long as Laplace's at 500
+            labels, and tails want some hundreds of gradients; draws around modes of either are worth about as much.
 
     Example:
         >>> import torchgpmc as tg
@@ -80,7 +80,7 @@ class AtModes:
         """Whether its options can be used.
 
         Raises:
-            TypeError: ``leave_for`` is no :class:`AtPrior`.
+            TypeError: ``leave_for`` is no :class:`AtPrior`, or ``approximation`` none.
             ValueError: another option is out of range.
         """
         check_count("count", self.count)
