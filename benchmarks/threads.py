@@ -1,9 +1,10 @@
 """Gradients on torch's own threads, on one, and shared by chains, beside busy processes: why sampling holds torch to one thread.
 
     python benchmarks/threads.py [--busy 0 1 2] [--output docs/results/threads.md]
+    python benchmarks/threads.py --predictions
 
 Medians of wall time. "As sampled" is what ``sample`` does: one torch thread, rows shared by Python threads where each has enough
-to do.
+to do. With ``--predictions``: of 880 draws at 171 test inputs, with torch's threads as they are, and with one.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import gpytorch
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.priors import GammaPrior, HalfNormalPrior
+from sklearn.datasets import load_breast_cancer
 
 import torchgpmc as tg
 from torchgpmc.approximations import ApproximateMarginal, Conjugate
@@ -94,11 +96,40 @@ def row(case) -> str:
     return f"| {name} | {torchs:.2f} | {one:.2f} | {ours:.2f} | {torchs / ours:.2f} |"
 
 
+def predictions(busy: int) -> str:
+    """Milliseconds of ``predict``, ``probs`` and ``log_prob`` beside so many busy processes."""
+    x, y = (torch.as_tensor(part) for part in load_breast_cancer(return_X_y=True))
+    x = (x - x.mean(0)) / x.std(0)
+    kernel = ScaleKernel(RBFKernel(lengthscale_prior=GammaPrior(3.0, 1.0)), outputscale_prior=GammaPrior(2.0, 0.5))
+    z = tg.kmeans_inducing_points(x[:398], 40)
+    model = tg.SparseGP(x[:398], y[:398], kernel, tg.likelihoods.Bernoulli(), inducing_points=z)
+    posterior = tg.sample(model, tg.AMIS(num_importance=4), num_samples=880, seed=0, progress=False)
+
+    def predict():
+        prediction = posterior.predict(x[398:])
+        return prediction.probs, prediction.log_prob(y[398:])
+
+    others = [multiprocessing.Process(target=spin, daemon=True) for _ in range(busy)]
+    for other in others:
+        other.start()
+    threads, usual = torch.get_num_threads(), milliseconds(predict)
+    torch.set_num_threads(1)
+    one = milliseconds(predict)
+    torch.set_num_threads(threads)
+    for other in others:
+        other.terminate()
+    return f"| {busy} | {usual:.0f} | {one:.0f} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--busy", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--predictions", action="store_true")
     options = parser.parse_args()
+    if options.predictions:
+        print(*map(predictions, options.busy), sep="\n")
+        return
     threads = torch.get_num_threads()
     lines = ["# Threads", "", "Command: `python benchmarks/threads.py`", ""]
     lines += [f"torch {torch.__version__}, {threads} threads, {platform.machine()}; milliseconds a gradient of all chains.", ""]
