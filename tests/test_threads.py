@@ -1,6 +1,5 @@
 """Parts of a batch side by side: same results, the thread count given back, modules not mixed up."""
 
-import importlib
 import threading
 import time
 
@@ -9,6 +8,7 @@ import pytest
 import torch
 
 import torchgpmc as tg
+import torchgpmc.numerics.threads as threads_module
 from tests.problems import gp
 from tests.speed import quick
 from torchgpmc.adapter.functional import PureModule
@@ -16,7 +16,6 @@ from torchgpmc.density import AutogradDensity, SharedDensity
 from torchgpmc.numerics.threads import even_slices, num_cores, one_torch_thread, side_by_side, torch_threads_back
 
 CPU = torch.device("cpu")
-initialize = importlib.import_module("torchgpmc.variational.initialize")  # whose name is the function's
 
 
 @pytest.fixture
@@ -192,7 +191,7 @@ def test_sampling_runs_on_one_torch_thread_and_gives_the_others_back(two_threads
 
 @pytest.mark.parametrize(("worth", "threads"), [(1e9, 1), (1.0, 2)])
 def test_a_fit_of_little_work_runs_on_one_torch_thread(two_threads, monkeypatch, worth, threads):
-    monkeypatch.setattr(initialize, "_WORTH_TORCH_THREADS", worth)
+    monkeypatch.setattr(threads_module, "_WORTH_TORCH_THREADS", worth)
     seen = []
 
     class Watching(gpytorch.kernels.RBFKernel):
@@ -207,6 +206,33 @@ def test_a_fit_of_little_work_runs_on_one_torch_thread(two_threads, monkeypatch,
     tg.initialize(model, optimize_inducing_points=False, progress=False)
     assert set(seen) == {threads}
     assert torch.get_num_threads() == 2
+
+
+def test_approximations_run_on_one_torch_thread(two_threads):
+    """Twenty values of EP's evidence beside busy processes took a hundred times as long on two."""
+    seen = []
+
+    class Watching(gpytorch.kernels.RBFKernel):
+        def forward(self, *args, **kwargs):
+            seen.append(torch.get_num_threads())
+            return super().forward(*args, **kwargs)
+
+    x = torch.linspace(0, 1, 8, dtype=torch.float64).unsqueeze(-1)
+    kernel = Watching(lengthscale_prior=gpytorch.priors.GammaPrior(2.0, 4.0))
+    model = tg.GP(x, (x[:, 0] > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
+    theta = torch.zeros(2, 1, dtype=torch.float64)
+    calls = {
+        "laplace": lambda: tg.approximations.laplace(model, theta),
+        "EP": lambda: tg.approximations.expectation_propagation(model, theta),
+        "loss": lambda: tg.approximations.negative_log_evidence(model),
+        "predict": lambda: tg.approximations.predict(model, theta, tg.EP(), x),
+    }
+    for name, call in calls.items():
+        seen.clear()
+        call()
+        assert seen, name
+        assert set(seen) == {1}, name
+        assert torch.get_num_threads() == 2
 
 
 @pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")  # twenty draws

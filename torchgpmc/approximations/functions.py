@@ -14,6 +14,7 @@ from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.latents import LatentPrior, conditional_variance, likelihood_values
 from torchgpmc.models.validation import check_test_inputs
 from torchgpmc.numerics.linalg import solve_lower
+from torchgpmc.numerics.threads import threads_for
 from torchgpmc.prediction import Prediction
 
 
@@ -70,7 +71,8 @@ def expectation_propagation(
 
 def _at(model: GPModel, theta: Tensor, approximation: Approximation) -> GaussianApproximation:
     check_model(model, type(approximation).__name__, approximation)
-    found = approximation.evidence(model, prior := model.prior(theta))
+    with threads_for(len(theta) * model.operations):
+        found = approximation.evidence(model, prior := model.prior(theta))
     return found._replace(converged=found.converged & prior.ok)
 
 
@@ -111,13 +113,14 @@ def negative_log_evidence(model: GPModel, approximation: Approximation | None = 
             f"inputs take the place of train_x, and the latents of {type(model).__name__} are at its inducing points. Expected a "
             f"model of f at the data, such as GP; build this one with features as its train_x and inducing_points."
         )
-    prior = model.prior_at(model.layout.module_values(model), inputs)
-    if not bool(prior.ok.all()):
-        raise ValueError(
-            f"the covariance could not be factorised at the model's present parameters. Expected it to be positive definite; "
-            f"raise jitter (now {model.jitter:g}) or take smaller optimiser steps."
-        )
-    return -approximation.evidence(model, prior).log_evidence.sum()
+    with threads_for(model.operations):
+        prior = model.prior_at(model.layout.module_values(model), inputs)
+        if not bool(prior.ok.all()):
+            raise ValueError(
+                f"the covariance could not be factorised at the model's present parameters. Expected it to be positive definite; "
+                f"raise jitter (now {model.jitter:g}) or take smaller optimiser steps."
+            )
+        return -approximation.evidence(model, prior).log_evidence.sum()
 
 
 def predict(model: GPModel, theta: Tensor, approximation: Approximation, x: Tensor) -> Prediction:
@@ -145,7 +148,7 @@ def predict(model: GPModel, theta: Tensor, approximation: Approximation, x: Tens
     """
     check_model(model, f"predict with {type(approximation).__name__}")
     x = check_test_inputs(x, model.train_x, model.columns)
-    with torch.no_grad():
+    with torch.no_grad(), threads_for(len(theta) * model.operations):
         prior = model.prior(theta)
         found = approximation.evidence(model, prior)
         mean, variance = _latent_marginals(model, prior, found, x)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
 
 import torch
@@ -13,6 +13,8 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # i
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")
+
+_WORTH_TORCH_THREADS = 1e9  # operations of a step, some tenths of a second, beside which the waiting of torch's threads is little
 
 
 def one_blas_thread() -> AbstractContextManager[object]:
@@ -97,6 +99,21 @@ def one_torch_thread() -> AbstractContextManager[object]:
         True
     """
     return _ONE_TORCH_THREAD
+
+
+def threads_for(operations: float) -> AbstractContextManager[object]:
+    """One thread of torch for so few floating-point operations: beside another busy process two took fifty times as long.
+
+    Example:
+        >>> before = torch.get_num_threads()
+        >>> with threads_for(1e6):
+        ...     torch.get_num_threads()
+        1
+        >>> with threads_for(1e12):
+        ...     torch.get_num_threads() == before
+        True
+    """
+    return nullcontext() if operations > _WORTH_TORCH_THREADS else one_torch_thread()
 
 
 def torch_threads_back() -> AbstractContextManager[object]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -12,7 +11,7 @@ from tqdm.auto import tqdm
 from torchgpmc.approximations.nearest_normal import sites_of
 from torchgpmc.checks import check_count, warn
 from torchgpmc.models.gp_model import GPModel
-from torchgpmc.numerics.threads import one_torch_thread
+from torchgpmc.numerics.threads import threads_for
 from torchgpmc.variational.bound import inducing_positions
 from torchgpmc.variational.joint_mode import start_at_joint_mode
 from torchgpmc.variational.minibatches import ascend_by_minibatches
@@ -20,7 +19,6 @@ from torchgpmc.variational.optima import fitted_at, with_others
 from torchgpmc.variational.searches import SMALL_GAIN, Beginning, best_beginning, search
 from torchgpmc.variational.start import Start, fitted
 
-_WORTH_TORCH_THREADS = 1e9  # operations of a step, some tenths of a second: then the waiting of torch's threads is little beside it
 _NUM_STARTS = 3  # of all data at once, where a round costs a sixth of a fit
 
 
@@ -122,18 +120,13 @@ def initialize(
     moves = wanted and not model.has_latents_at_data
     bar = tqdm(disable=not progress, desc="variational fit", unit="step", dynamic_ncols=True)
     share = 1.0 if batch_size is None else min(1.0, batch_size / len(model.train_x))
-    with bar, _threads_for(share * model.operations), torch.inference_mode(False):
+    with bar, threads_for(share * model.operations), torch.inference_mode(False):
         model.refresh()
         if not model.factorises:
             return start_at_joint_mode(model, max_iterations, num_starts, start, seed, bar)
         if batch_size is not None and by_minibatches:
             return _by_minibatches(model, moves, batch_size, max_iterations, start, seed, bar)
         return _by_searches(model, moves, max_iterations, num_starts, start, seed, bar)
-
-
-def _threads_for(operations: float) -> AbstractContextManager[object]:
-    """One thread of torch for steps of so little work: beside one other busy process two took fifty times as long."""
-    return nullcontext() if operations > _WORTH_TORCH_THREADS else one_torch_thread()
 
 
 def _check(model: GPModel) -> None:
