@@ -57,12 +57,15 @@ class ApproximateMarginal(AutogradDensity):
     def draw(self, position: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """The density ``(C,)``, and the matrices that were factorised for it ``(C,)``; nothing is random."""
         with torch.no_grad():
-            value, num_factorizations = self._value_and_work(position)
+            value, num_factorizations = self._value_and_work(self.model.layout.checked(position))
         return mask_value(value), num_factorizations
 
     def work(self, payload: Tensor) -> Tensor:
         """Factorisations that a value took ``(C,)``."""
         return payload
+
+    def __call__(self, position: Tensor) -> Tensor:
+        return super().__call__(self.model.layout.checked(position))
 
     def _evaluate(self, theta: Tensor) -> Tensor:
         return self._value_and_work(theta)[0]
@@ -87,6 +90,7 @@ class ApproximateMarginal(AutogradDensity):
             raise NotImplementedError(
                 "an ApproximateMarginal with loose=True has no gradient. Expected loose=False where one is needed."
             )
+        position = self.model.layout.checked(position)
         at_once = max(1, _CHUNK_ELEMENTS // self._matrix_size)
         if len(position) <= at_once:
             written_out = self.approximation.value_and_grad(self.model, position.detach(), self.targets)

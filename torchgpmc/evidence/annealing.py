@@ -61,10 +61,11 @@ class AnnealedEstimator:
     def pareto_khat(self, theta: Tensor, generator: torch.Generator) -> Tensor:
         """Pareto k-hat of the weights at each theta ``(C,)``."""
         weights = self.log_weights(theta, generator)
-        return torch.tensor([pareto_khat(row) for row in weights.cpu()], dtype=theta.dtype)
+        return torch.tensor([pareto_khat(row) for row in weights.cpu()], dtype=weights.dtype)
 
     def log_weights(self, theta: Tensor, generator: torch.Generator) -> Tensor:
         """The log weights ``(C, num_importance)`` whose mean weight an estimate is."""
+        theta = self.model.layout.checked(theta)
         targets = self.targets
         with torch.no_grad():
             prior = self.model.prior(theta)

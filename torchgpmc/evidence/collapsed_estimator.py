@@ -43,6 +43,7 @@ class CollapsedEstimator:
 
     def draw(self, theta: Tensor, generator: torch.Generator, start: Tensor | None = None, num_latents: int = 1) -> LatentEstimate:
         """Values, with fresh draws of v; ``start`` is not needed."""
+        theta = self.marginal.model.layout.checked(theta)
         return self.evaluate(theta, normal_like(theta.new_empty(len(theta), num_latents * self.auxiliary_size), generator))
 
     def evaluate(self, theta: Tensor, auxiliary: Tensor, start: Tensor | None = None) -> LatentEstimate:

@@ -106,6 +106,7 @@ class ImportanceEstimator:
 
         The gradient is the self-normalised estimate of Fisher's identity, E[d log p(y | f(theta, v)) / d theta | y, theta].
         """
+        theta = self.model.layout.checked(theta)
         auxiliary = self._normals(theta, generator)
         found = self.evaluate(theta.detach(), auxiliary)
         if not (theta.requires_grad and torch.is_grad_enabled()):
@@ -117,6 +118,7 @@ class ImportanceEstimator:
         self, theta: Tensor, generator: torch.Generator, start: Tensor | None = None, num_latents: int = 1
     ) -> ImportanceEstimate:
         """Estimates from fresh random numbers; ``start``, of an approximation at a nearby theta, saves iterations."""
+        theta = self.model.layout.checked(theta)
         return self.evaluate(theta, self._normals(theta, generator), start, num_latents)
 
     def evaluate(self, theta: Tensor, auxiliary: Tensor, start: Tensor | None = None, num_latents: int = 1) -> ImportanceEstimate:
@@ -131,6 +133,7 @@ class ImportanceEstimator:
 
     def log_weights(self, theta: Tensor, generator: torch.Generator) -> Tensor:
         """The log weights ``(C, num_importance)`` whose mean weight an estimate is."""
+        theta = self.model.layout.checked(theta)
         auxiliary = self._normals(theta, generator)
         with torch.no_grad():
             return torch.cat([self._at(rows)._evaluate(theta[rows], auxiliary[rows], None)[1] for rows in self.chunks(theta)])

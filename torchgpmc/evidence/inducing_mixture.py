@@ -107,6 +107,7 @@ class InducingMixtureEstimator:
 
     def draw(self, theta: Tensor, generator: torch.Generator, start: Tensor | None = None, num_latents: int = 1) -> LatentEstimate:
         """Estimates from fresh random numbers, with J latent vectors each; ``start``, sites of another theta, saves work."""
+        theta = self.model.layout.checked(theta)
         return self.evaluate(theta, normal_like(theta.new_empty(len(theta), self.auxiliary_size), generator), start, num_latents)
 
     def evaluate(self, theta: Tensor, auxiliary: Tensor, start: Tensor | None = None, num_latents: int = 1) -> LatentEstimate:

@@ -160,6 +160,7 @@ class NoiseAloneEstimator:
 
     def draw(self, theta: Tensor, generator: torch.Generator, start: Tensor | None = None, num_latents: int = 1) -> LatentEstimate:
         """Estimates from fresh random numbers."""
+        theta = self.model.layout.checked(theta)
         size = self.auxiliary_size + 2 * (num_latents - 1) * self._size
         return self.evaluate(theta, normal_like(theta.new_empty(len(theta), size), generator), start)
 

@@ -162,6 +162,7 @@ class OrthantEstimator:
 
     def draw(self, theta: Tensor, generator: torch.Generator, start: Tensor | None = None, num_latents: int = 1) -> LatentEstimate:
         """Estimates from fresh random numbers."""
+        theta = self.model.layout.checked(theta)
         size = self.auxiliary_size + 2 * (num_latents - 1) * self.model.latent_size
         return self.evaluate(theta, normal_like(theta.new_empty(len(theta), size), generator))
 

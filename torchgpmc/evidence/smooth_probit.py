@@ -101,6 +101,7 @@ class SmoothProbitEstimator:
 
     def draw(self, theta: Tensor, generator: torch.Generator, start: Tensor | None = None, num_latents: int = 1) -> LatentEstimate:
         """Estimates from fresh random numbers."""
+        theta = self.inner.model.layout.checked(theta)
         size = self.auxiliary_size + 2 * (num_latents - 1) * self.inner.model.latent_size
         return self.evaluate(theta, normal_like(theta.new_empty(len(theta), size), generator), start)
 

@@ -283,7 +283,7 @@ class GPModel(RefreshedModule):
 
     def prior(self, theta: Tensor) -> LatentPrior:
         """p(u | theta) at C settings ``(C, P)``: the one factorisation, and all work that depends on theta alone."""
-        return self.prior_at(self.layout.raw_values(theta))
+        return self.prior_at(self.layout.raw_values(self.layout.checked(theta)))
 
     def prior_at(self, hyperparameters: Hyperparameters, inputs: Tensor | None = None) -> LatentPrior:
         """:meth:`prior` from constrained values; ``inputs`` ``(M, D)``, if given, stand in for the latent inputs."""

@@ -15,6 +15,7 @@ from gpytorch.priors import Prior
 from torch import Tensor, nn
 
 from torchgpmc.adapter.functional import constraint_of, parameters_with_owners, public_name
+from torchgpmc.arrays import as_tensor
 from torchgpmc.parameters.bijections import Interval
 from torchgpmc.parameters.entries import Entry, EntryBlock, blocks_of
 from torchgpmc.parameters.missing_priors import Missing, missing_priors_message
@@ -98,6 +99,21 @@ class Layout:
         if not found:
             raise ValueError(f"no sampled parameter lies under '{prefix}'. Expected one of {self.names}, or a module of theirs.")
         return range(ends[found[0]], ends[found[-1] + 1])
+
+    def checked(self, theta: Any) -> Tensor:
+        """Theta ``(C, P)`` as a tensor of the layout's precision, from what users have.
+
+        Raises:
+            TypeError: no numbers.
+            ValueError: another shape.
+        """
+        theta = as_tensor("theta", theta, self.device)
+        if theta.dim() != 2 or theta.shape[1] != self.size:
+            raise ValueError(
+                f"theta has shape {tuple(theta.shape)}. Expected (C, {self.size}): in each row the unconstrained values of "
+                f"{self.names}; of one setting theta[None]. layout.unconstrain makes it from constrained values."
+            )
+        return theta.to(self.dtype)
 
     def constrain(self, theta: Tensor) -> dict[str, Tensor]:
         """Sampled parameters at C settings: public name -> constrained value ``(C, *shape)``; theta is ``(C, P)``."""
