@@ -2,7 +2,8 @@
 
     python benchmarks/unseen.py [concentrations tens_of_thousands prices diabetes fitc dates linnerud ...]
 
-Quoted by docs/results/default_call.md, "Raw units", "Several functions, and inducing values" and "A third set" (unseen_models.py).
+Quoted by docs/results/default_call.md, "Raw units", "Several functions, and inducing values" "A third set" (unseen_models.py) and
+"A fourth set" (newcomer_models.py).
 Up to three hyperparameters stand beside a lattice.
 """
 
@@ -20,6 +21,7 @@ from gpytorch.kernels import PeriodicKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
 from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior
+from newcomer_models import NEWCOMERS
 from sklearn.datasets import load_diabetes, load_linnerud
 from unseen_models import MODELS
 
@@ -145,9 +147,10 @@ def robust_classes():
 
 _RAW = (concentrations, tens_of_thousands, prices, diabetes, linnerud, dates, fitc)
 _OTHER = (heteroskedastic_20, heteroskedastic_60, heteroskedastic_100, projected_labels, robust_classes)
-CASES = {case.__name__: case for case in _RAW + _OTHER + MODELS}
+CASES = {case.__name__: case for case in _RAW + _OTHER + MODELS + NEWCOMERS}
 _BESIDE_NONE = ("fitc", "diabetes", "heteroskedastic_100", "robust_classes")  # a lattice would take minutes
 _BESIDE_NONE += ("edges", "four_blobs", "three_digits", "straight_noise", "sparse_counts", "sparse_shares", "three_or_eight")
+_BESIDE_NONE += ("twenty_places", "chessboard", "robust_irises")
 
 
 def report(name):
