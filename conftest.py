@@ -9,7 +9,7 @@ import itertools
 
 import pytest
 
-from torchgpmc.calls import loop
+from torchgpmc.calls import settings
 
 OF_RUNS = ("methods/", "integrations/", "evidence/", "plots/", "prediction/", "calls/density_sampling.py", "variational/start.py")
 
@@ -21,7 +21,7 @@ collect_ignore_glob = [] if importlib.util.find_spec("botorch") else ["torchgpmc
 def runs_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test has the same random seeds, in order, where it gives none."""
     seeds = itertools.count(20260)
-    monkeypatch.setattr(loop.secrets, "randbits", lambda bits: next(seeds))
+    monkeypatch.setattr(settings.secrets, "randbits", lambda bits: next(seeds))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -10,7 +10,7 @@ import torch
 import torchgpmc as tg
 from tests.problems import fixed_kernel, gp, gp_regression, inputs, sparse_gp, targets
 from tests.runs.resume import Stop, same
-from torchgpmc.calls import loop
+from torchgpmc.calls import sampling
 from torchgpmc.calls.candidate import Candidate, as_typed
 from torchgpmc.calls.default_call import Rule, sample_by_default
 from torchgpmc.calls.recommend import candidates
@@ -38,7 +38,7 @@ def latents_alone():
 
 
 def with_engines(monkeypatch, *engines):
-    monkeypatch.setattr(loop, "candidates", lambda model, wanted: list(engines))
+    monkeypatch.setattr(sampling, "candidates", lambda model, wanted: list(engines))
 
 
 def default_call(monkeypatch, *engines, **options):

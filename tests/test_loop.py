@@ -18,8 +18,8 @@ from tests.problems import gp, sparse_gp
 from tests.runs import resume
 from tests.runs.resume import Stop, same
 from tests.speed import quick
-from torchgpmc.calls import loop as run_module
 from torchgpmc.models import JointLogDensity
+from torchgpmc.runs.run import Settings
 from torchgpmc.storage import checkpoint as checkpoint_module
 from torchgpmc.storage import files
 from torchgpmc.storage.draws import DrawStore
@@ -188,7 +188,7 @@ def test_runs_in_phases_resume_to_the_same_bits(method, advances, tmp_path, monk
 @pytest.mark.parametrize("method", [method for method in METHODS if isinstance(method, tg.PseudoMarginal)])
 def test_the_log_density_of_a_pseudo_marginal_chain_is_never_that_of_its_surrogate(method):
     model, steps = gp("probit"), 20  # of the 25 of warm-up
-    run, generator = method.prepare(model, run_module.Settings(2, 25, 3, None)), torch.Generator().manual_seed(2)
+    run, generator = method.prepare(model, Settings(2, 25, 3, None)), torch.Generator().manual_seed(2)
     state = run.init(generator)
     for iteration in range(run.num_advances()):
         chain = state.chain
@@ -259,7 +259,7 @@ def interrupted(*_, **__):
         ("torchgpmc.runs.chain.ChainRun.init", tg.NUTS()),
         ("torchgpmc.runs.weighted.ImportanceRun.init", tg.AMIS()),
         ("torchgpmc.runs.weighted.ImportanceRun.init", None),
-        ("torchgpmc.calls.loop.candidates", None),
+        ("torchgpmc.calls.sampling.candidates", None),
     ],
 )
 def test_ctrl_c_in_preparation_says_that_there_are_no_draws(place, method, monkeypatch, tmp_path):
@@ -544,7 +544,7 @@ def test_defaults_of_numbers(monkeypatch):
 
     monkeypatch.setattr(tg.NUTS, "prepare", prepare)
     with pytest.raises(Stop):
-        run_module.sample(sparse_gp("probit"), tg.NUTS())
+        tg.sample(sparse_gp("probit"), tg.NUTS())
     assert seen["num_samples"] == 1000 and seen["warmup_steps"] is None and seen["num_chains"] is None
 
 

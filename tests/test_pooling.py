@@ -10,7 +10,7 @@ import torch
 import torchgpmc as tg
 from tests.calibration import SHARE
 from tests.problems import gp
-from torchgpmc.calls import loop
+from torchgpmc.calls import sampling
 from torchgpmc.calls.candidate import Candidate
 from torchgpmc.diagnostics import ENOUGH_ESS, MAX_RUN_ERRORS, MIN_ESS_PER_CHAIN
 from torchgpmc.diagnostics.weights import error_by_runs, evidence_error_by_runs, kish_effective_size
@@ -200,7 +200,7 @@ def engine(method, most):
 @pytest.mark.slow
 def test_a_default_call_pools_engines_that_have_too_few_draws_each(monkeypatch):
     engines = [engine(tg.AMIS(), 250), engine(tg.AMIS(begin=tg.AtPrior()), 250)]
-    monkeypatch.setattr(loop, "candidates", lambda model, wanted: engines)
+    monkeypatch.setattr(sampling, "candidates", lambda model, wanted: engines)
     posterior = tg.sample(gp("probit"), num_samples=250, seed=0, progress=False)
     assert posterior.info["num_runs"] == 2 and posterior.effective_size() >= 250 and posterior.complaints() == []
     first, second = posterior.info["tried"]
@@ -211,7 +211,7 @@ def test_a_default_call_pools_engines_that_have_too_few_draws_each(monkeypatch):
 @pytest.mark.slow
 def test_engines_in_turn_have_random_numbers_of_their_own(monkeypatch):
     engines = [engine(tg.AMIS(), 100), engine(tg.AMIS(), 100)]
-    monkeypatch.setattr(loop, "candidates", lambda model, wanted: engines)
+    monkeypatch.setattr(sampling, "candidates", lambda model, wanted: engines)
     with pytest.warns(tg.SamplingWarning, match="no engine gave"):
         posterior = tg.sample(gp("probit"), num_samples=10_000, seed=0, progress=False)
     assert len(posterior.theta[0].unique(dim=0)) == posterior.num_draws > 0 and posterior.info["num_runs"] == 2

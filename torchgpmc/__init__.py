@@ -16,9 +16,9 @@ from torchgpmc import (
 from torchgpmc.approximations import EP, Laplace
 from torchgpmc.calls.density_sampling import sample_density
 from torchgpmc.calls.fitting import fit
-from torchgpmc.calls.loop import sample
 from torchgpmc.calls.pooling import pool
 from torchgpmc.calls.recommend import explain, recommend
+from torchgpmc.calls.sampling import sample
 from torchgpmc.calls.tuning import tune_hmc
 from torchgpmc.checks import SamplingWarning
 from torchgpmc.fitted import Fitted

@@ -11,7 +11,8 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from torchgpmc.arrays import as_tensor
-from torchgpmc.calls.loop import Order, check_settings, checked_seed
+from torchgpmc.calls.loop import Order
+from torchgpmc.calls.settings import check_settings, checked_seed
 from torchgpmc.checks import check_object, warn
 from torchgpmc.density import AutogradDensity
 from torchgpmc.diagnostics import complaints, complaints_about_divergences

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgpmc.calls.loop import Order, check_settings, checked_seed
+from torchgpmc.calls.loop import Order
+from torchgpmc.calls.settings import check_settings, checked_seed
 from torchgpmc.checks import check_object, warn
 from torchgpmc.distributed.ranks import HeldInterrupt, Ranks, held_interrupt
 from torchgpmc.methods import NUTS

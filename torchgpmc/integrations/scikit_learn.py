@@ -18,7 +18,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from torchgpmc.calls.loop import sample
+from torchgpmc.calls.sampling import sample
 from torchgpmc.checks import SamplingWarning, check_count, warn
 from torchgpmc.likelihoods import Bernoulli, Softmax
 from torchgpmc.methods import Method

@@ -6,7 +6,7 @@ import math
 import warnings
 from typing import Any, NamedTuple
 
-from torchgpmc.calls.loop import sample
+from torchgpmc.calls.sampling import sample
 from torchgpmc.checks import SamplingWarning, check_count, warn
 from torchgpmc.diagnostics import MAX_LATENT_RHAT
 from torchgpmc.diagnostics.summaries import Summary
