@@ -70,6 +70,10 @@ def test_weights_of_every_kind_have_the_evidence_for_their_mean():
 def test_what_cannot_be_pooled_is_said():
     with pytest.raises(ValueError, match="Expected two or more"):
         tg.pool([run(0)])
+    with pytest.raises(ValueError, match=r"^1 posteriors were given"):
+        tg.pool(run(0))
+    with pytest.raises(TypeError, match=r"posteriors hold int\. Expected a list"):
+        tg.pool([run(0), 3])
     with pytest.raises(ValueError, match="the same draws"):
         tg.pool([run(0), run(0)])
     with pytest.raises(ValueError, match="cannot be pooled by weight"):

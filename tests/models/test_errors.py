@@ -224,3 +224,34 @@ def test_an_odd_prior_of_the_users_own_needs_log_prob_alone():
 
     k = ScaleKernel(RBFKernel(lengthscale_prior=Own()), outputscale_prior=GammaPrior(2.0, 1.0))
     assert finite(build(k=k))
+
+
+class _Exact(gpytorch.models.ExactGP):
+    """A model of gpytorch's own, which is not ours."""
+
+
+_TAKES_A_MODEL = (
+    tg.sample,
+    tg.explain,
+    tg.recommend,
+    tg.fit,
+    tg.initialize,
+    tg.tune_hmc,
+    tg.joint_log_density,
+    lambda model: tg.approximations.laplace(model, torch.zeros(1, 0)),
+    lambda model: tg.approximations.predict(model, torch.zeros(1, 0), tg.Laplace(), [0.0]),
+    lambda model: tg.evidence.classify(model, torch.zeros(1, 0)),
+)
+
+
+@pytest.mark.parametrize("function", _TAKES_A_MODEL)
+@pytest.mark.parametrize("given", [None, torch.zeros(3), RBFKernel(), tg.GP])
+def test_what_is_no_model_is_refused_by_all_that_take_one(function, given):
+    with pytest.raises(TypeError, match=r"^model is .*\. Expected a torchgpmc\."):
+        function(given)
+
+
+@pytest.mark.parametrize("function", [tg.sample, tg.explain, tg.recommend, tg.fit])
+def test_a_model_of_gpytorch_comes_with_the_call_that_converts_it(function):
+    with pytest.raises(TypeError, match=r"Convert it: torchgpmc.from_gpytorch"):
+        function(_Exact(torch.zeros(2), torch.zeros(2), gpytorch.likelihoods.GaussianLikelihood()))

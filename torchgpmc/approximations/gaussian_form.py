@@ -12,7 +12,7 @@ from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.likelihoods.likelihood import Derivatives, TiltedMoments
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.latents import LatentPrior, likelihood_values
-from torchgpmc.models.remedies import what_samples
+from torchgpmc.models.remedies import checked_model, what_samples
 from torchgpmc.models.targets import Targets
 from torchgpmc.numerics.linalg import cholesky, identity_matrix, solve_lower, times_blocks
 
@@ -148,7 +148,7 @@ def check_model(model: GPModel, method: str, approximation: Approximation | None
     if approximation is not None and approximation.serves_inducing_values:
         _check_expectations(model, method, approximation)
         return
-    check_latents_at_data(model, method, approximation)
+    check_latents_at_data(checked_model(model), method, approximation)
     if not model.factorises:
         raise ValueError(
             f"{method} needs a likelihood that factorises over data, and {type(model.likelihood).__name__} has only log_prob. "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -29,6 +29,7 @@ def pool(posteriors: Sequence[Posterior]) -> Posterior:
         All draws ``(1, S)``; ``stats["run"]`` says which run each is of.
 
     Raises:
+        TypeError: not a list of posteriors.
         ValueError: fewer than two, of different models, or not importance samples of hyperparameters.
 
     Example:
@@ -41,22 +42,26 @@ def pool(posteriors: Sequence[Posterior]) -> Posterior:
         >>> tg.pool(runs).log_weights.shape
         torch.Size([1, 1000])
     """
-    if len(posteriors) < 2:
-        raise ValueError(f"{len(posteriors)} posteriors were given. Expected two or more, of different seeds.")
-    for posterior in posteriors:
+    given = list(posteriors) if isinstance(posteriors, Iterable) else [posteriors]
+    strange = [type(posterior).__name__ for posterior in given if not isinstance(posterior, Posterior)]
+    if strange:
+        raise TypeError(f"posteriors hold {strange[0]}. Expected a list of torchgpmc.sample's results for several seeds.")
+    if len(given) < 2:
+        raise ValueError(f"{len(given)} posteriors were given. Expected two or more, of different seeds.")
+    for posterior in given:
         if not can_be_pooled(posterior):
             raise ValueError(
                 f"draws of {posterior.info.get('method')} cannot be pooled by weight. Expected those of AMIS() or MAMIS(), whose "
                 f"mean weight is the evidence; of chains, run more at once."
             )
-    if any(torch.equal(one.theta, other.theta) for one, other in combinations(posteriors, 2)):
+    if any(torch.equal(one.theta, other.theta) for one, other in combinations(given, 2)):
         raise ValueError("two of the posteriors have the same draws. Expected independent runs: give each another seed.")
-    first, *others = (model_fingerprint(posterior.model) for posterior in posteriors)
+    first, *others = (model_fingerprint(posterior.model) for posterior in given)
     for other in others:
         different = differences(first, other)
         if different:
             raise ValueError(f"the posteriors are of different models: {different}. Expected runs on one model.")
-    return pooled(posteriors)
+    return pooled(given)
 
 
 def can_be_pooled(posterior: Posterior) -> bool:

@@ -31,7 +31,7 @@ from torchgpmc.evidence import (
 )
 from torchgpmc.likelihoods import Softmax
 from torchgpmc.methods import AMIS, HMC, NUTS, AuxiliaryGradient, ClassGibbs, EllipticalSlice, Gibbs, Method, Slice
-from torchgpmc.models import GPModel
+from torchgpmc.models import GPModel, checked_model
 from torchgpmc.models.class_coordinates import class_map
 from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.numerics.random import make_generator
@@ -145,7 +145,7 @@ def warn_of_time(model: GPModel, candidate: Candidate) -> None:
 
 def candidates(model: GPModel, wanted: int = WANTED) -> list[Candidate]:
     """The engines to try for ``wanted`` effective draws, best first, by what the model can do."""
-    size = model.layout.size
+    size = checked_model(model).layout.size
     if size == 0:
         why = "every hyperparameter is fixed, and one factorisation serves all draws of the latents."
         return [_chains(model, AuxiliaryGradient() if model.is_smooth else EllipticalSlice(), why, 200)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-import gpytorch.models
 import torch
 
 from torchgpmc.calls.beginning import begun_at, draws_for_engines
@@ -19,6 +18,7 @@ from torchgpmc.calls.settings import check_settings, checked_seed
 from torchgpmc.checks import check_object, warn
 from torchgpmc.methods import NUTS
 from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.remedies import checked_model
 from torchgpmc.numerics.threads import one_torch_thread
 from torchgpmc.posterior import Posterior
 from torchgpmc.runs.run import Method, Settings, chain_settings
@@ -86,9 +86,7 @@ def sample(
         >>> posterior.samples["kernel.lengthscale"].shape
         torch.Size([1, 1000, 1, 1])
     """
-    if not isinstance(model, GPModel):
-        remedy = " Convert it: torchgpmc.from_gpytorch(model, likelihood, x, y)." if isinstance(model, gpytorch.models.GP) else ""
-        raise TypeError(f"model is {type(model).__name__}. Expected a torchgpmc.GP, SparseGP or GPRegression.{remedy}")
+    checked_model(model)
     if method is not None:
         check_object("method", method, "prepare", "a method object, for instance torchgpmc.NUTS() or torchgpmc.HMC(num_steps=20)")
     earlier = start if method is None and isinstance(start, Posterior) else None

@@ -19,6 +19,7 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 from torchgpmc.checks import check_count
 from torchgpmc.methods import HMC
 from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.remedies import checked_model
 from torchgpmc.numerics.random import make_generator
 from torchgpmc.runs.run import Settings
 from torchgpmc.samplers.adaptation import Tuning
@@ -62,7 +63,7 @@ def tune_hmc(
         there as ``target_accept_prob``: warm-up finds the step size again, whatever mass matrix it learns.
 
     Raises:
-        TypeError: ``method`` is not an :class:`HMC`.
+        TypeError: ``model`` is none, or ``method`` is not an :class:`HMC`.
         ValueError: a number out of range, or a model that the method cannot sample.
 
     Example:
@@ -75,6 +76,7 @@ def tune_hmc(
         >>> 1 <= method.num_steps <= 10, method.random_length
         (True, True)
     """
+    checked_model(model)
     method = HMC() if method is None else method
     if not isinstance(method, HMC):
         raise TypeError(f"method is {method!r}. Expected torchgpmc.HMC(...), whose trajectory length is tuned.")

@@ -9,6 +9,7 @@ from torchgpmc.models.kmeans import kmeans_inducing_points
 from torchgpmc.models.latents import LatentGaussian, LatentPrior, LatentsAt
 from torchgpmc.models.projected import ProjectedProcess
 from torchgpmc.models.regression import GPRegression
+from torchgpmc.models.remedies import checked_model
 from torchgpmc.models.sparse import SparseGP
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "LatentsAt",
     "ProjectedProcess",
     "SparseGP",
+    "checked_model",
     "joint_log_density",
     "kmeans_inducing_points",
 ]

@@ -11,6 +11,7 @@ from torchgpmc.arrays import as_tensor
 from torchgpmc.density import AutogradDensity, keep_freed_memory, mask_failures, mask_value
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.latents import LatentsAt
+from torchgpmc.models.remedies import checked_model
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.whitening import GaussianSites, undo_whitening
 from torchgpmc.numerics.special import log_standard_normal
@@ -147,9 +148,7 @@ def joint_log_density(model: GPModel, targets: Tensor | Targets | None = None) -
         >>> value.shape, gradient.shape
         (torch.Size([3]), torch.Size([3, 9]))
     """
-    if not isinstance(model, GPModel):
-        raise TypeError(f"model is {type(model).__name__}. Expected a torchgpmc.GP, SparseGP or GPRegression.")
-    return JointLogDensity(model, targets)
+    return JointLogDensity(checked_model(model), targets)
 
 
 _WRITTEN_OUT = methods_of(JointLogDensity, ("_evaluate",))

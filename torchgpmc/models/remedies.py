@@ -1,8 +1,31 @@
-"""What a refusal names instead: methods that take the model at hand."""
+"""What a refusal names instead: methods that take the model at hand, and models."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import gpytorch
+
 from torchgpmc.models.gp_model import GPModel
+
+
+def checked_model(model: Any) -> GPModel:
+    """``model``, if it is one.
+
+    Raises:
+        TypeError: it is not; with the call that makes one of a gpytorch model.
+
+    Example:
+        >>> checked_model("GP")
+        Traceback (most recent call last):
+            ...
+        TypeError: model is str. Expected a torchgpmc.GP, SparseGP or GPRegression.
+    """
+    if isinstance(model, GPModel):
+        return model
+    remedy = " Convert it: torchgpmc.from_gpytorch(model, likelihood, x, y)." if isinstance(model, gpytorch.models.GP) else ""
+    got = f"the class {model.__name__}, without data" if isinstance(model, type) else type(model).__name__
+    raise TypeError(f"model is {got}. Expected a torchgpmc.GP, SparseGP or GPRegression.{remedy}")
 
 
 def what_samples(model: GPModel) -> str:
