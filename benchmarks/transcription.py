@@ -84,7 +84,7 @@ LENGTHS = {
         "aGrad": (150, 1000),
     },
     "LexA": {
-        "NUTS": (300, 6000),
+        "NUTS": (300, 9000),
         "NUTS again": (200, 3000),
         "control variables": (250, 2500),
         "elliptical slice": (250, 3000),

@@ -14,7 +14,7 @@ DATA_SETS, CHAINS = 20, 8
 PAPERS_SWEEPS, PAPERS_SECONDS = 5.5e5, 4 * 3600
 MOST_RHAT = 1.02  # of chains whose Monte Carlo errors are to be believed
 EVERY = 10  # points of the grid at which log concentrations are compared
-FIGURE_OF = {"p53": "NUTS", "LexA": "aGrad"}  # whose draws
+FIGURE_OF = {"p53": "NUTS", "LexA": "NUTS"}  # whose draws
 
 
 def compared(draws):

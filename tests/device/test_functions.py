@@ -36,7 +36,8 @@ def estimated(estimator, model, device):
 
 EVIDENCE = {
     "Laplace": lambda model: tg.evidence.importance(model, num_importance=4),
-    "EP": lambda model: tg.evidence.importance(model, tg.EP(), num_importance=4),
+    "EP": lambda model: tg.evidence.importance(model, tg.EP(tolerance=1e-6), num_importance=4),
+    "EP in single precision": lambda model: tg.evidence.importance(model, tg.EP(), num_importance=4),
     "annealed": lambda model: tg.evidence.annealed(model, num_importance=4, num_temperatures=2),
     "orthants": lambda model: tg.evidence.Orthant(8).estimator(model),
     "smooth probit": lambda model: tg.evidence.SmoothProbit().estimator(model),
@@ -49,7 +50,8 @@ def test_estimates_of_the_evidence(name):
         model = gp(device=device)
         return estimated(EVIDENCE[name](model), model, device)
 
-    both(evaluate)
+    # Sites to draw from are of single precision, which another device rounds otherwise: seven digits of them, fewer of a variance.
+    both(evaluate, **({"rtol": 1e-3} if name == "EP in single precision" else {}))
 
 
 @pytest.mark.parametrize("likelihood", quick(["softmax"], ["softmax", "student_t"]))

@@ -88,7 +88,7 @@ VARIANTS = {
     "correlated": (gp, tg.PseudoMarginal(num_importance=4, correlation=0.9)),
     "delayed": (gp, tg.PseudoMarginal(num_importance=4, delayed_acceptance=True)),
     "latents moved": (gp, tg.PseudoMarginal(num_importance=4, latent_steps=2)),
-    "independent proposals, EP": (gp, tg.PseudoMarginal(tg.EP(), num_importance=4, independent_share=0.5)),
+    "independent proposals, EP in single precision": (gp, tg.PseudoMarginal(tg.EP(), num_importance=4, independent_share=0.5)),
     "by orthants": (gp, tg.PseudoMarginal(evidence=tg.evidence.Orthant(8))),
     "white noise integrated out": (gp, tg.PseudoMarginal(evidence=tg.evidence.SmoothProbit())),
     "inducing values integrated out": (sparse_gp, tg.PseudoMarginal(num_importance=4, latent_steps=1)),

@@ -18,19 +18,24 @@ from torchgpmc.approximations.gaussian_form import (
     with_gradient,
     without_graph,
 )
+from torchgpmc.approximations.single_precision import may_be_single, rounding_shows
 from torchgpmc.approximations.site_algebra import apply_r, factor_of_b, inverse_and_variances
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.latents import LatentPrior
 from torchgpmc.models.targets import Targets
 from torchgpmc.numerics.linalg import solve_lower, times_vector, triangular_log_determinant
+from torchgpmc.trees import put
 
 # Sites of likelihoods that are not log-concave may want a negative precision; they get this one, over the model's unit.
 _LEAST_PRECISION = 1e-10
 _LEAST_DAMPING = 1e-3
+_SINGLE = torch.float32
 # The share of a marginal's precision that its site has, from which on the rest has lost half its digits, as of counts of 1e8.
 _STIFF = 1 - 1e-7
 # Of the worst datum, to draw from: half the sweeps of 1e-3, and importance weights as even.
 _NEAR = 0.03
+# The same where the sites that a sweep ends with are used, which match better than those it began with.
+_BEFORE_THE_LAST = 0.3
 
 
 class _Sites(NamedTuple):
@@ -56,6 +61,8 @@ class _FixedPoint(NamedTuple):
     log_evidence: Tensor
     cavity_mean: Tensor
     cavity_variance: Tensor
+    next_precision: Tensor  # of the sites that the sweep ended with
+    next_shift: Tensor
 
     def slope_in_covariance(self) -> Tensor:
         """Of the log evidence in K, (alpha alpha' - R) / 2 with R = W^1/2 B^-1 W^1/2; takes over the inverse's memory."""
@@ -98,6 +105,8 @@ class EP(Approximation):
         """The approximation at the thetas of ``prior``; ``start``, earlier sites ``(C, 2 N)``, saves iterations."""
         problem = without_graph(problem_of(model, prior, targets))
         with torch.no_grad():
+            if may_be_single(model, _NEAR if self.tolerance is None else self.tolerance):
+                return self._found_quickly(problem, start)
             return self.found_from(problem, _NEAR, start)[0]
 
     def evidence(self, model: GPModel, prior: LatentPrior, targets: Targets | None = None) -> GaussianApproximation:
@@ -133,6 +142,46 @@ class EP(Approximation):
             torch.cat([point.precision, point.shift], -1),
         ), point
 
+    def _found_quickly(self, problem: LatentProblem, start: Tensor | None) -> GaussianApproximation:
+        """Sites by sweeps in single precision, and what they make in double; all in double where rounding would show."""
+        begun = None if start is None else start.to(_SINGLE)
+        rough, point = self.found_from(problem.to(_SINGLE), _BEFORE_THE_LAST, begun)
+        precision, shift = point.next_precision.to(problem.mean), point.next_shift.to(problem.mean)
+        made = _made_by(problem.covariance, precision, shift)
+        found = GaussianApproximation(
+            problem.mean + made.centred,
+            made.alpha,
+            precision,
+            made.factor,
+            rough.log_evidence.to(problem.mean),
+            rough.converged,
+            rough.num_iterations + 1,
+            torch.cat([precision, shift], -1),
+        )
+        again = (~(rough.converged & made.ok) | rounding_shows(problem)).nonzero().squeeze(-1)
+        if not len(again):
+            return found
+        begun = None if start is None else start[again]
+        return put(found, again, self.found_from(problem.select(again), _NEAR, begun)[0])
+
+
+class _Made(NamedTuple):
+    """The approximation that sites make."""
+
+    root: Tensor  # of the sites' precision
+    factor: Tensor
+    ok: Tensor
+    alpha: Tensor
+    centred: Tensor
+
+
+def _made_by(covariance: Tensor, precision: Tensor, shift: Tensor) -> _Made:
+    root = precision.sqrt()
+    factor, ok = factor_of_b(covariance, root)
+    prior_shift = times_vector(covariance, shift)
+    alpha = shift - apply_r(factor, root, prior_shift.unsqueeze(-1)).squeeze(-1)
+    return _Made(root, factor, ok, alpha, times_vector(covariance, alpha))
+
 
 def _from_prior_marginals(problem: LatentProblem, damping: float) -> tuple[Tensor, Tensor]:
     """The sites after one sweep from none at all, whose cavities are the prior's marginals: no factorisation."""
@@ -146,12 +195,8 @@ def _from_prior_marginals(problem: LatentProblem, damping: float) -> tuple[Tenso
 
 def _sweep(problem: LatentProblem, sites: _Sites, tolerance: float) -> tuple[_Sites, _FixedPoint, Tensor, Tensor]:
     """The approximation that the sites make, and their next values (Rasmussen & Williams 2006, section 3.6)."""
-    root = sites.precision.sqrt()
-    factor, ok = factor_of_b(problem.covariance, root)
+    root, factor, ok, alpha, centred = _made_by(problem.covariance, sites.precision, sites.shift)
     inverse, variance = inverse_and_variances(problem.covariance, factor, ok, root)
-    prior_shift = times_vector(problem.covariance, sites.shift)
-    alpha = sites.shift - apply_r(factor, root, prior_shift.unsqueeze(-1)).squeeze(-1)
-    centred = times_vector(problem.covariance, alpha)
 
     cavity_precision = 1 / variance - sites.precision
     cavity_variance = 1 / cavity_precision
@@ -176,8 +221,9 @@ def _sweep(problem: LatentProblem, sites: _Sites, tolerance: float) -> tuple[_Si
     sound = ok & finite & (cavity_precision > 0).all(-1)
 
     log_evidence = _log_evidence(tilted.log_normaliser, factor, sites, cavity_precision, cavity_mean, centred)
-    point = _FixedPoint(sites.precision, sites.shift, alpha, centred, factor, inverse, log_evidence, cavity_mean, cavity_variance)
     moved = _move(sites, new_precision, new_shift, sound, mismatch)
+    cavities, further = (cavity_mean, cavity_variance), (moved.precision, moved.shift)
+    point = _FixedPoint(sites.precision, sites.shift, alpha, centred, factor, inverse, log_evidence, *cavities, *further)
     return moved, point, sound & (mismatch < tolerance), moved.damping[:, 0] < _LEAST_DAMPING
 
 

@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.approximations.ep import EP
 from torchgpmc.approximations.gaussian_form import LatentProblem
+from torchgpmc.approximations.single_precision import may_be_single, rounding_shows
 from torchgpmc.density import keep_freed_memory, mask_failures, mask_value
-from torchgpmc.likelihoods import Bernoulli
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.latents import likelihood_parameters
 from torchgpmc.models.reverse import by_autograd, prior_part
@@ -20,10 +19,8 @@ from torchgpmc.trees import mapped, put
 from torchgpmc.types import Resolution
 
 _WRITTEN_OUT = methods_of(GPModel, ("prior_at",))
-_SEEN = 0.01  # by how much the largest eigenvalue of a covariance may be off, which values then are at most
 _LOOSE = 0.1  # of the worst datum: evidence is off by a twentieth of a nat, as its error is of second order in the sites'
 _RESOLUTION = Resolution(slope=0.05, step=0.2)
-_LEAST_SINGLE = 1e-3  # of a tolerance that single precision reaches
 
 
 class _Found(NamedTuple):
@@ -110,13 +107,11 @@ class HeldSitesMarginal(NamedTuple):
 
     def _found(self, problem: LatentProblem) -> _Found:
         """In single precision where it will do, else in double: a chain must not be kept from where rounding lets no search end."""
-        is_loose = (self.approximation.tolerance or _LOOSE) >= _LEAST_SINGLE
-        if not (is_loose and isinstance(as_likelihood(self.model.likelihood), Bernoulli)):
+        if not may_be_single(self.model, self.approximation.tolerance or _LOOSE):
             return self._found_as(problem)
         single = torch.float32
-        rounding = problem.covariance.diagonal(dim1=-2, dim2=-1).sum(-1) * torch.finfo(single).eps
         found = mapped(lambda leaf: leaf.to(problem.mean) if leaf.dtype is single else leaf, self._found_as(problem.to(single)))
-        again = (~found.converged | (rounding > _SEEN)).nonzero().squeeze(-1)
+        again = (~found.converged | rounding_shows(problem)).nonzero().squeeze(-1)
         return put(found, again, self._found_as(problem.select(again))) if len(again) else found
 
     def _found_as(self, problem: LatentProblem) -> _Found:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torchgpmc.approximations import Approximation, Laplace
 from torchgpmc.evidence.estimators import importance
 from torchgpmc.evidence.importance_sampling import ImportanceEstimator
-from torchgpmc.evidence.latent_estimates import LatentEstimate, stacked_latents
+from torchgpmc.evidence.latent_estimates import LatentEstimate
 from torchgpmc.evidence.orthants import check_probit
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.latents import LatentPrior
@@ -140,18 +140,15 @@ class SmoothProbitEstimator:
         prior = model.prior(theta)
         of_h = smoothed(prior)
         of_inner, rest = auxiliary.tensor_split([self.inner.auxiliary_size], -1)
-        normals = rest.view(len(theta), -1, 2, size).unbind(1)
-        found, _ = self.inner.at_prior(of_h.prior, of_inner, start, len(normals))
-        (whitened, *others), log_likelihood = (found.whitened, *found.further_whitened.unbind(1)), found.log_likelihood
+        normals = rest.view(len(theta), -1, 2, size).unbind(2)
+        found, _ = self.inner.at_prior(of_h.prior, of_inner, start, normals[0].shape[1])
+        whitened, log_likelihood = torch.cat([found.whitened.unsqueeze(1), found.further_whitened], 1), found.log_likelihood
         if bool((of_h.noise > 0).any()):
-            sign = 2 * targets.values - 1
-            whitened, *others = (
-                _latents_given(prior, of_h, v, sign, *noise.unbind(1))
-                for v, noise in zip((whitened, *others), normals, strict=True)
-            )
-            log_likelihood = model.log_likelihood(model.at(prior), whitened, targets)
-        value, more = torch.where(prior.ok, found.value, -torch.inf), stacked_latents(others, theta, size)
-        return LatentEstimate(value, found.variance, whitened, more, log_likelihood, found.num_factorizations, found.converged)
+            whitened = _latents_given(prior, of_h, whitened, 2 * targets.values - 1, *normals)
+            log_likelihood = model.log_likelihood(model.at(prior), whitened[:, 0], targets)
+        value = torch.where(prior.ok, found.value, -torch.inf)
+        kept, more = whitened[:, 0], whitened[:, 1:]
+        return LatentEstimate(value, found.variance, kept, more, log_likelihood, found.num_factorizations, found.converged)
 
 
 def smoothed(prior: LatentPrior) -> Smoothed:
@@ -166,33 +163,60 @@ def smoothed(prior: LatentPrior) -> Smoothed:
     rough = (prior.factor.diagonal(dim1=-2, dim2=-1).square().median(-1).values > _LEAST) & prior.ok
     if not bool(rough.any()):
         return Smoothed(prior, noise)
-    rows = rough.nonzero().squeeze(-1)
-    precision = torch.cholesky_inverse(prior.factor[rows])
-    diagonal = precision.diagonal(dim1=-2, dim2=-1)
-    sums = times_vector(precision.abs(), diagonal.rsqrt()) * diagonal.rsqrt()
-    taken = _SHARE / (diagonal * sums)
+    if 2 * int(rough.sum()) < len(rough):
+        rows = rough.nonzero().squeeze(-1)
+        of_them = prior._replace(mean=prior.mean[rows], covariance=prior.covariance[rows], factor=prior.factor[rows])
+        part, taken = _without_white_part(of_them, rough[rows])
+        covariance, factor, mean = prior.covariance.clone(), prior.factor.clone(), prior.mean.clone()
+        covariance[rows], factor[rows], noise[rows], mean[rows] = part.covariance, part.factor, taken, part.mean
+        return Smoothed(prior._replace(mean=mean, covariance=covariance, factor=factor), noise)
+    # Copies of rows cost as much as factorisations: of others nothing is taken out, which leaves all numbers as they are.
+    return Smoothed(*_without_white_part(prior, rough))
+
+
+def _without_white_part(prior: LatentPrior, rough: Tensor) -> Smoothed:
+    """The prior of h where it is ``rough`` ``(C,)``, of f elsewhere and where rounding has left K - D indefinite."""
+    taken = torch.where(rough.unsqueeze(-1), _white_part(prior.factor, rough), 0.0)
+    smooth, root, ok = _scaled(prior.covariance, taken)
+    if not bool(ok.all()):
+        taken = torch.where(ok.unsqueeze(-1), taken, 0.0)
+        smooth, root, _ = _scaled(prior.covariance, taken)
+    return Smoothed(prior._replace(mean=prior.mean * (1 + taken).rsqrt(), covariance=smooth, factor=root), taken)
+
+
+def _scaled(covariance: Tensor, taken: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Covariance of h, its factor, and whether it has one."""
     scale = (1 + taken).rsqrt()
-    smooth = prior.covariance[rows] - torch.diag_embed(taken)
-    smooth = smooth * scale.unsqueeze(-1) * scale.unsqueeze(-2)
-    root, ok = cholesky(smooth)
-    done = rows[ok]
-    covariance, factor, mean = prior.covariance.clone(), prior.factor.clone(), prior.mean.clone()
-    covariance[done], factor[done], noise[done], mean[done] = smooth[ok], root[ok], taken[ok], mean[done] * scale[ok]
-    return Smoothed(prior._replace(mean=mean, covariance=covariance, factor=factor), noise)
+    smooth = covariance.clone(memory_format=torch.contiguous_format)
+    smooth.diagonal(dim1=-2, dim2=-1).sub_(taken)
+    smooth.mul_(scale.unsqueeze(-1)).mul_(scale.unsqueeze(-2))
+    return smooth, *cholesky(smooth)
+
+
+def _white_part(factor: Tensor, rough: Tensor) -> Tensor:
+    """d ``(C, N)`` from the factor of K; any would do that leaves K - D positive definite, hence single precision."""
+    single = factor.float()
+    if not bool(rough.all()):
+        single = single.masked_fill(~rough[:, None, None], 1.0)  # or torch refuses to invert
+    precision = torch.cholesky_inverse(single)
+    root = precision.diagonal(dim1=-2, dim2=-1).rsqrt()
+    sums = times_vector(precision.abs_(), root)
+    return (_SHARE * root / sums).to(factor)
 
 
 def _latents_given(prior: LatentPrior, of_h: Smoothed, whitened: Tensor, sign: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """Whitened f ``(C, N)`` given whitened h, from two sets of standard normals ``(C, N)``.
+    """Whitened f ``(C, J, N)`` given whitened h, from two sets of standard normals ``(C, J, N)``.
 
     f = m + g + e. With the probit's noise, e and that noise together are sqrt(1 + d) z, z a standard normal on the side of -h that
     the label says; given z, e is normal.
     """
-    noise = of_h.noise
+    noise, sign = of_h.noise.unsqueeze(1), sign.unsqueeze(-2)
     centred = times_blocks(whitened, of_h.prior.factor.mT)
-    side = -sign * (of_h.prior.mean + centred)
+    side = -sign * (of_h.prior.mean.unsqueeze(1) + centred)
     smallest = torch.finfo(first.dtype).eps
     z = sign * interval_quantile(ndtr(first).clamp(smallest, 1 - smallest), side, torch.full_like(side, torch.inf))
     e = noise * (1 + noise).rsqrt() * z + (noise / (1 + noise)).sqrt() * second
     g = (1 + noise).sqrt() * centred
-    v = solve_lower(prior.factor, (g + e).unsqueeze(-1)).squeeze(-1)
+    # Transposed, a row a draw is the column-major layout that triangular solves take without a copy.
+    v = solve_lower(prior.factor, (g + e).mT).mT
     return torch.where(noise > 0, v, whitened)

@@ -1,0 +1,61 @@
+"""Sites to draw from, sought in single precision: near those of double, which is used where rounding would show."""
+
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.priors import LogNormalPrior
+
+import torchgpmc as tg
+from tests.problems import gp, inputs
+from torchgpmc.approximations import EP, single_precision
+from torchgpmc.approximations.gaussian_form import problem_of
+
+
+def separable():
+    """Labels that long lengthscales explain at any outputscale, so large that single precision holds no search."""
+    x = inputs(100, 3)
+    kernel = ScaleKernel(RBFKernel(lengthscale_prior=LogNormalPrior(1.5, 1.0)), outputscale_prior=LogNormalPrior(2.0, 3.0))
+    model = tg.GP(x, (x.sum(-1) > 0).int(), kernel, tg.likelihoods.Bernoulli())
+    return model, torch.cartesian_prod(torch.arange(0.0, 20.0, 2.0), torch.tensor([1.5, 3.0])).double()
+
+
+def in_double(monkeypatch):
+    monkeypatch.setattr(single_precision, "_LEAST", torch.inf)
+
+
+@pytest.mark.parametrize("likelihood", ["probit", "logit"])
+def test_sites_are_near_those_of_double_precision_and_what_they_make_is_exact(likelihood, monkeypatch):
+    model = gp(likelihood, 9)
+    prior = model.prior(model.layout.starting_points(6, torch.Generator().manual_seed(0)))
+    found = EP(tolerance=1e-3).importance_density(model, prior)
+    # Given the sites, alpha and the factor are of double precision: K alpha = m(posterior) and alpha = nu - W K alpha.
+    precision, shift = found.start.chunk(2, -1)
+    assert found.mean.dtype == precision.dtype == torch.float64
+    centred = found.mean - prior.mean
+    torch.testing.assert_close((prior.covariance @ found.alpha.unsqueeze(-1)).squeeze(-1), centred, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found.alpha, shift - precision * centred, rtol=1e-10, atol=1e-12)
+    in_double(monkeypatch)
+    expected = EP(tolerance=1e-6).importance_density(model, prior)
+    assert not torch.equal(found.mean, expected.mean)
+    torch.testing.assert_close(found.mean, expected.mean, rtol=0, atol=2e-3)
+    torch.testing.assert_close(found.precision, expected.precision, rtol=0, atol=2e-3)
+
+
+def test_where_rounding_would_show_sites_are_those_of_double(monkeypatch):
+    model, theta = separable()
+    prior = model.prior(theta)
+    shows = single_precision.rounding_shows(problem_of(model, prior, None))
+    assert 0 < int(shows.sum()) < len(theta)
+    found = EP().importance_density(model, prior)
+    assert bool(found.converged.all())
+    in_double(monkeypatch)
+    expected = EP().importance_density(model, prior)
+    torch.testing.assert_close(found.start[shows], expected.start[shows], rtol=1e-10, atol=1e-10)
+    assert bool((found.start[~shows] != expected.start[~shows]).any(-1).all())
+
+
+def test_counts_keep_double_precision():
+    model = gp("poisson")
+    assert not single_precision.may_be_single(model, 0.1)
+    assert single_precision.may_be_single(gp("probit"), 0.1)
+    assert not single_precision.may_be_single(gp("probit"), 1e-6)
