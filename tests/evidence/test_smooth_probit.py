@@ -5,7 +5,8 @@ import torch
 
 import torchgpmc as tg
 from tests.problems import gp
-from torchgpmc.evidence.smooth_probit import smoothed
+from torchgpmc.evidence.smooth_probit import Smoothed, _latents_given, smoothed
+from torchgpmc.models.latents import LatentPrior
 
 # Lengthscales from far below the distances between inputs to far above them.
 THETA = torch.tensor([[1.0, -5.0, -5.0], [2.0, -2.5, 0.0], [0.5, -2.0, -2.0], [0.0, 1.0, 1.0]], dtype=torch.float64)
@@ -31,6 +32,32 @@ def test_a_theta_does_not_see_its_neighbours():
         alone = estimator.evaluate(THETA[row : row + 1], auxiliary[row : row + 1])
         torch.testing.assert_close(alone.value[0], together.value[row], rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(alone.whitened[0], together.whitened[row], rtol=1e-6, atol=1e-8)
+
+
+def test_what_was_taken_out_is_drawn_given_the_label_as_quadrature_has_it():
+    """e given h has the density N(e | 0, d) Phi(s (m + g + e)): its mean, variance and skewness over a lattice of both normals."""
+    noise = torch.tensor([[1.0, 0.4, 2.5]], dtype=torch.float64)
+    mean = torch.tensor([[0.3, -0.8, 0.1]], dtype=torch.float64)
+    root = torch.tensor([[0.9, 0.0, 0.0], [0.3, 0.7, 0.0], [-0.2, 0.4, 1.1]], dtype=torch.float64)  # of h's covariance
+    scale = (1 + noise[0]).sqrt()
+    covariance = scale[:, None] * (root @ root.mT) * scale + torch.diag(noise[0])
+    factor, ok = torch.linalg.cholesky(covariance)[None], torch.ones(1, dtype=torch.bool)
+    prior = LatentPrior({}, mean, covariance[None], factor, ok)
+    of_h = Smoothed(LatentPrior({}, mean / scale, (root @ root.mT)[None], root[None], ok), noise)
+    sign, h = torch.tensor([1.0, -1.0, -1.0], dtype=torch.float64), torch.tensor([0.5, 1.2, -0.7], dtype=torch.float64)
+    levels = torch.special.ndtri((torch.arange(400, dtype=torch.float64) + 0.5) / 400)
+    first, second = (part.reshape(1, -1, 1).expand(1, -1, 3) for part in torch.meshgrid(levels, levels, indexing="ij"))
+    v = _latents_given(prior, of_h, h.expand(1, 160_000, 3), sign, first, second)
+    g = scale * (root @ h)
+    e = (v @ factor.mT)[0] - g
+    nodes = torch.linspace(-12, 12, 20_001, dtype=torch.float64)[:, None]
+    density = torch.exp(-0.5 * nodes.square() / noise) * torch.special.ndtr(sign * (mean + g + nodes))
+    density = density / density.sum(0)
+    centre = (density * nodes).sum(0)
+    torch.testing.assert_close(e.mean(0), centre, rtol=0, atol=1e-3)
+    for power, tolerance in ((2, 0.01), (3, 0.05)):  # a lattice of 400 levels cuts the tails
+        expected = (density * (nodes - centre) ** power).sum(0)
+        torch.testing.assert_close((e - centre).pow(power).mean(0), expected, rtol=0, atol=tolerance)
 
 
 @pytest.mark.slow
