@@ -117,12 +117,19 @@ class Approximation:
     def importance_density(
         self, model: GPModel, prior: LatentPrior, targets: Targets | None = None, start: Tensor | None = None
     ) -> Any:
-        """A :class:`GaussianApproximation`, or a ``NearestNormal``, good enough to draw from, without derivatives."""
+        """A :class:`GaussianApproximation`, or a ``NearestNormal``, good enough to draw from, without derivatives.
+
+        Its ``log_evidence`` may be off by several nats: :meth:`rough_evidence` has one that is near.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define importance_density(model, prior, targets, start)")
 
     def evidence(self, model: GPModel, prior: LatentPrior, targets: Targets | None = None) -> Any:
         """An approximation so converged that ``log_evidence`` is smooth, and differentiable once in what made ``prior``."""
         raise NotImplementedError(f"{type(self).__name__} must define evidence(model, prior, targets)")
+
+    def rough_evidence(self, model: GPModel, prior: LatentPrior, targets: Targets | None = None) -> Any:
+        """An approximation whose ``log_evidence`` is off by some hundredths, and no more, without derivatives."""
+        return self.importance_density(model, prior, targets)
 
     def value_and_grad(self, model: GPModel, theta: Tensor, targets: Targets) -> tuple[Tensor, Tensor] | None:
         """log p(theta) q(y | theta) ``(C,)`` and its gradient ``(C, P)``, where that is faster than autograd of the evidence."""

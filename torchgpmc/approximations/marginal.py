@@ -74,7 +74,7 @@ class ApproximateMarginal(AutogradDensity):
         hyperparameters, log_prior = self.model.layout.raw_values_and_log_prior(theta)
         prior = self.model.prior_at(hyperparameters)
         if self.loose:
-            found = self.approximation.importance_density(self.model, prior, self.targets)
+            found = self.approximation.rough_evidence(self.model, prior, self.targets)
         else:
             found = self.approximation.evidence(self.model, prior, self.targets)
         value = torch.where(prior.ok & found.converged, log_prior + found.log_evidence, torch.nan)
