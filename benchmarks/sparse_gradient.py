@@ -1,15 +1,17 @@
 """Raw gradient of SparseGP against GPflow's compiled SGPMC gradient: RBF-ARD, float64; probit, or several classes by robust-max.
 
-    python benchmarks/sparse_gradient.py [--cases small medium toy large] [--turns 10] [--gpflow PYTHON] [--write FILE]
+    python benchmarks/sparse_gradient.py [--cases small medium toy large] [--threads 1] [--turns 10] [--gpflow PYTHON] [--write FILE]
 
-One thread each. Both processes live on, warmed up, and are measured in turns, so that neither has the quieter machine; read is the
-processor's time, of which a busy machine takes more (caches, shared cores), so it is each side's quickest call. That of ours is
-divided by the chains that it is of. The floating-point operations are those of matrix products and solves.
+Both processes live on, warmed up, and are measured in turns, so that neither has the quieter machine. With one thread each, read is
+the processor's time, with more the clock, on a machine that has nothing else to do; either is longer where a machine is busy (caches,
+shared cores), so it is each side's quickest call. That of ours is divided by the chains that it is of. The floating-point operations
+are those of matrix products and solves.
 """
 
 import argparse
 import pathlib
 import sys
+import time
 from typing import NamedTuple
 
 from processes import Worker, peer_python, serve
@@ -37,15 +39,17 @@ def operations(case):
     return 4 * n * m * d + 4 * n * m * m + 3 * m**3
 
 
-def work(case, num_chains, data_dtype):
+def work(case, num_chains, data_dtype, threads):
     import torch
     from gpytorch.kernels import RBFKernel, ScaleKernel
     from gpytorch.priors import GammaPrior
     from problems import class_data, sparse_data
 
     import torchgpmc as tg
+    from torchgpmc.density import SharedDensity
+    from torchgpmc.numerics.threads import one_torch_thread
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     n, d, m, classes, _ = case
     data = sparse_data(n, d) if classes == 1 else class_data(n, d, classes)
     x, y = (torch.as_tensor(array) for array in data)
@@ -60,7 +64,14 @@ def work(case, num_chains, data_dtype):
     position[:, :size] += 1.0
     columns = model.layout.columns("kernel.base_kernel.lengthscale")
     position[:, columns] += 0.5 * torch.tensor(d / 18).clamp_min(1.0).log()
-    serve(lambda: density.value_and_grad(position))
+    if threads > 1:  # as a run shares it
+        density = SharedDensity(density, model.operations, x.device)
+    with one_torch_thread():
+        serve(lambda: density.value_and_grad(position), clock_of(threads))
+
+
+def clock_of(threads):
+    return time.process_time if threads == 1 else time.perf_counter
 
 
 def quickest(workers, turns, seconds):
@@ -78,8 +89,9 @@ def quickest(workers, turns, seconds):
 
 def rows(name, gpflow_python, options):
     case = CASES[name]
-    ours = [Worker(sys.executable, __file__, "--worker", name, count, options.data_dtype) for count in case.targets]
-    peer, *found = quickest([Worker(gpflow_python, "peers/gpflow_gradient.py", *case[:4]), *ours], options.turns, options.seconds)
+    ours = [Worker(sys.executable, __file__, "--worker", name, count, options.data_dtype, options.threads) for count in case.targets]
+    peer = Worker(gpflow_python, "peers/gpflow_gradient.py", *case[:4], options.threads)
+    peer, *found = quickest([peer, *ours], options.turns, options.seconds)
     for (count, target), whole in zip(case.targets.items(), found, strict=True):
         cost = whole / count
         described = ", ".join(map(str, case[:4]))
@@ -89,17 +101,18 @@ def rows(name, gpflow_python, options):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--worker", nargs=3, metavar=("CASE", "CHAINS", "DTYPE"), help=argparse.SUPPRESS)
+    parser.add_argument("--worker", nargs=4, metavar=("CASE", "CHAINS", "DTYPE", "THREADS"), help=argparse.SUPPRESS)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--data-dtype", choices=["float64", "float32"], default="float64")
+    parser.add_argument("--threads", type=int, default=1, help="of each side; more than one on an idle machine alone")
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each turn")
     parser.add_argument("--gpflow", help="a Python that has gpflow 2.11; one is made where none is given")
     parser.add_argument("--write", type=pathlib.Path, help="a file that gets the table too")
     options = parser.parse_args()
     if options.worker:
-        name, chains, data_dtype = options.worker
-        work(CASES[name], int(chains), data_dtype)
+        name, chains, data_dtype, threads = options.worker
+        work(CASES[name], int(chains), data_dtype, int(threads))
         return
     gpflow_python = options.gpflow or peer_python("gpflow", ["gpflow==2.11.*", "tensorflow-cpu", "tf-keras"])
     table = ["| N, D, M, classes | chains | ms a chain | GPflow's | ratio | target | GFLOP/s |", "|---|---|---|---|---|---|---|"]

@@ -1,10 +1,11 @@
-"""GPflow's SGPMC log posterior density and gradient, compiled by tf.function, on one thread; times on request (processes.Worker).
+"""GPflow's SGPMC log posterior density and gradient, compiled by tf.function; times on request (processes.Worker).
 
-python gpflow_gradient.py N D M CLASSES
+python gpflow_gradient.py N D M CLASSES THREADS
 """
 
 import pathlib
 import sys
+import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
@@ -15,10 +16,9 @@ import tensorflow_probability as tfp
 from problems import class_data, sparse_data
 from processes import serve
 
-tf.config.threading.set_intra_op_parallelism_threads(1)
-tf.config.threading.set_inter_op_parallelism_threads(1)
-
-num_data, num_columns, num_inducing, num_classes = map(int, sys.argv[1:])
+num_data, num_columns, num_inducing, num_classes, threads = map(int, sys.argv[1:])
+tf.config.threading.set_intra_op_parallelism_threads(threads)
+tf.config.threading.set_inter_op_parallelism_threads(threads)
 x, y = sparse_data(num_data, num_columns) if num_classes == 1 else class_data(num_data, num_columns, num_classes)
 lengthscales = np.full(num_columns, np.e * max(1.0, num_columns / 18) ** 0.5)
 kernel = gpflow.kernels.SquaredExponential(variance=2.0, lengthscales=lengthscales)
@@ -42,4 +42,4 @@ def value_and_gradient():
     value.numpy()
 
 
-serve(value_and_gradient)
+serve(value_and_gradient, time.process_time if threads == 1 else time.perf_counter)
