@@ -30,7 +30,7 @@ from tests.problems import (
 from tests.speed import quick
 from tests.statistical.kernels import EXACT, SAMPLERS, position_of
 from tests.statistical.pseudo_marginal import KERNELS, kernel
-from torchgpmc.calls.recommend import candidates
+from torchgpmc.calls.engines import candidates
 from torchgpmc.models import JointLogDensity
 from torchgpmc.trees import pack
 

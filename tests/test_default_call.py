@@ -13,7 +13,7 @@ from tests.runs.resume import Stop, same
 from torchgpmc.calls import sampling
 from torchgpmc.calls.candidate import Candidate, as_typed
 from torchgpmc.calls.default_call import Rule, sample_by_default
-from torchgpmc.calls.recommend import candidates
+from torchgpmc.calls.engines import candidates
 from torchgpmc.numerics.random import derived_seed
 from torchgpmc.posterior import Posterior
 from torchgpmc.runs.chain import ChainRun

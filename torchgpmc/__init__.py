@@ -15,9 +15,10 @@ from torchgpmc import (
 )
 from torchgpmc.approximations import EP, Laplace
 from torchgpmc.calls.density_sampling import sample_density
+from torchgpmc.calls.engines import recommend
 from torchgpmc.calls.fitting import fit
+from torchgpmc.calls.forecast import explain
 from torchgpmc.calls.pooling import pool
-from torchgpmc.calls.recommend import explain, recommend
 from torchgpmc.calls.sampling import sample
 from torchgpmc.calls.tuning import tune_hmc
 from torchgpmc.checks import SamplingWarning

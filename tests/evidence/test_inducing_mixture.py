@@ -8,7 +8,7 @@ import torch
 import torchgpmc as tg
 from tests.problems import generator, gp, kernel, projected_process, sparse_gp
 from torchgpmc.approximations.nearest_normal import nearest_normal
-from torchgpmc.calls.recommend import candidates
+from torchgpmc.calls.engines import candidates
 from torchgpmc.evidence import defended
 
 THETA = {

@@ -5,7 +5,7 @@ import torch
 
 import torchgpmc as tg
 from tests.problems import generator, gp
-from torchgpmc.calls.recommend import candidates
+from torchgpmc.calls.engines import candidates
 from torchgpmc.evidence import noise_alone
 
 THETA = torch.tensor([[-0.7, -0.5, 1.5], [2.0, -2.5, 0.0]], dtype=torch.float64)

@@ -13,7 +13,7 @@ import torchgpmc as tg
 from tests.calibration import z_limit
 from tests.problems import fixed_kernel, inputs, kernel, sparse_gp, targets
 from torchgpmc.approximations import CollapsedMarginal
-from torchgpmc.calls.recommend import candidates
+from torchgpmc.calls.engines import candidates
 from torchgpmc.evidence import CollapsedEstimator
 
 SHORT = {"num_samples": 150, "warmup_steps": 150, "num_chains": 16}

@@ -10,7 +10,7 @@ from tqdm.auto import tqdm
 
 import torchgpmc as tg
 from tests.problems import gp, sparse_gp
-from torchgpmc.calls.recommend import candidates
+from torchgpmc.calls.engines import candidates
 from torchgpmc.variational import searches
 from torchgpmc.variational.bound import inducing_positions
 from torchgpmc.variational.searches import Found, best_beginning, search

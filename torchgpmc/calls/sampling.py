@@ -10,10 +10,11 @@ import torch
 from torchgpmc.calls.beginning import begun_at, draws_for_engines
 from torchgpmc.calls.candidate import Candidate
 from torchgpmc.calls.default_call import Rule, sample_by_default
+from torchgpmc.calls.engines import WANTED, candidates
+from torchgpmc.calls.forecast import warn_of_time
 from torchgpmc.calls.interruption import before_draws
 from torchgpmc.calls.isolation import warn_of_isolated_data
 from torchgpmc.calls.loop import Found, Order
-from torchgpmc.calls.recommend import WANTED, candidates, warn_of_time
 from torchgpmc.calls.settings import check_settings, checked_seed
 from torchgpmc.checks import check_object, warn
 from torchgpmc.methods import NUTS

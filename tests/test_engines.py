@@ -10,9 +10,9 @@ from gpytorch.priors import GammaPrior
 
 import torchgpmc as tg
 from tests.problems import fixed_kernel, gp, gp_regression, inputs, kernel, sparse_gp, targets
-from torchgpmc.calls import recommend
+from torchgpmc.calls import engines
 from torchgpmc.calls.candidate import Candidate, as_typed
-from torchgpmc.calls.recommend import candidates
+from torchgpmc.calls.engines import candidates
 
 
 def wide(num_columns, **sparse):
@@ -66,11 +66,11 @@ def test_inducing_values_have_more_draws_an_estimate_before_chains():
     # Of image (1000 x 18, a hundred inducing points) estimates of four draws varied too much on all of ten splits, and chains that
     # were given a fifth of the time that was meant did not end their warm-up: no answer.
     model = sparse_gp("probit")
-    engines = candidates(model)
-    weighted = [engine.method.num_importance for engine in engines if engine.num_chains is None]
+    found = candidates(model)
+    weighted = [engine.method.num_importance for engine in found if engine.num_chains is None]
     assert weighted == sorted(set(weighted)) and len(weighted) == 2
-    (around, _) = (engine.budget for engine in engines if engine.num_chains is not None)
-    assert around > recommend._budget(model, 4, recommend._OPERATIONS_A_SECOND)
+    (around, _) = (engine.budget for engine in found if engine.num_chains is not None)
+    assert around > engines._budget(model, 4, engines._OPERATIONS_A_SECOND)
 
 
 def test_what_has_no_curvature_is_left_to_chains_around_a_fit():
@@ -159,42 +159,21 @@ def test_inducing_values_of_more_hyperparameters_are_for_chains(columns, first):
     assert as_typed(candidates(model)[0].method).startswith(first)
 
 
-@pytest.mark.parametrize(("typical", "least", "heard"), [(1e9, 0.0, 1), (1e-9, 0.0, 0), (1e9, 2e8, 0)])
-def test_a_run_of_minutes_says_so_before_it_begins(monkeypatch, recwarn, typical, least, heard):
-    monkeypatch.setattr(recommend, "_MAY_TAKE_LONG", least)
-    model = gp("softmax")
-    recommend.warn_of_time(model, candidates(model)[0]._replace(typical=typical))
-    assert sum("minutes here" in str(warning.message) for warning in recwarn) == heard
-
-
-@pytest.mark.parametrize(("num_data", "heard"), [(100, 0), (240, 1)])
-def test_chains_of_many_hyperparameters_say_how_long_they_take(monkeypatch, recwarn, num_data, heard):
-    # 300 labels with 34 hyperparameters took over two minutes without a word.
-    monkeypatch.setattr(recommend, "_seconds", lambda evaluate: 0.05)
-    kernel = RBFKernel(ard_num_dims=17, lengthscale_prior=GammaPrior(2.0, 1.0))
-    model = tg.GP(inputs(num_data, 17), targets("probit", num_data), kernel, tg.likelihoods.Bernoulli())
-    recommend.warn_of_time(model, candidates(model)[0])
-    assert sum("minutes here" in str(warning.message) for warning in recwarn) == heard
-
-
 def classes(num_data, num_classes):
     likelihood = tg.likelihoods.Softmax(num_classes=num_classes, mixing_weights=False)
     kernel = RBFKernel(lengthscale_prior=GammaPrior(2.0, 1.0))
     return tg.GP(inputs(num_data), torch.arange(num_data) % num_classes, kernel, likelihood)
 
 
-def test_six_classes_say_how_long_they_take_and_look_for_no_modes(monkeypatch, recwarn):
-    # 183 data took over 240 CPU seconds without a word: a gradient for the search of modes 0.94 s, and a hundred of them.
+def test_six_classes_look_for_no_modes(monkeypatch):
+    # 183 data took over 240 CPU seconds: a gradient for the search of modes 0.94 s, and a hundred of them.
     # Where sites of a number a function do not match p(f | y), 744 estimates in 41 CPU seconds were worth 28 draws; chains in
     # coordinates that follow theta have 450 in 40.
     model = classes(183, 6)
     first, second = candidates(model)[:2]
     assert first.method == tg.ClassGibbs() and second.method.begin == tg.AtPrior()
     assert candidates(classes(183, 3))[0].method.approximation == tg.approximations.ClassEP()
-    monkeypatch.setattr(recommend, "_seconds", lambda evaluate: 100.0)
-    recommend.warn_of_time(model, first)
-    assert any("minutes here" in str(warning.message) for warning in recwarn)
-    monkeypatch.setattr(recommend, "_FEW_HYPERPARAMETERS", 0)
+    monkeypatch.setattr(engines, "_FEW_HYPERPARAMETERS", 0)
     assert candidates(model)[0].method.begin == tg.AtModes()
 
 
@@ -211,15 +190,6 @@ def test_the_method_suits_the_model(name):
     model = make()
     assert isinstance(tg.recommend(model), expected)
     assert tg.explain(model).startswith(f"1. {expected.__name__}(")
-
-
-def test_explain_speaks_plainly(monkeypatch):
-    # It said "About 2.5e+02 seconds", and of three hyperparameters that they may be more than weights survive.
-    monkeypatch.setattr(recommend, "_seconds", lambda _: 1.0)
-    said = tg.explain(gp_regression())
-    assert "minutes" in said and "e+" not in said
-    assert "more than importance weights survive" not in said
-    assert "more than importance weights survive" in tg.explain(gp_regression(num_columns=9))
 
 
 @pytest.mark.slow

@@ -1,8 +1,7 @@
-"""Which engines this project's own measurements favour for a model, in order, and how long they take on this machine."""
+"""Which engines this project's own measurements favour for a model, in order."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -16,8 +15,7 @@ from torchgpmc.approximations.class_ep import sees_differences
 from torchgpmc.approximations.curved import is_curved
 from torchgpmc.approximations.gaussian_form import has_inducing_normal
 from torchgpmc.approximations.held_sites import can_hold_sites
-from torchgpmc.calls.candidate import Candidate, described
-from torchgpmc.checks import warn
+from torchgpmc.calls.candidate import Candidate
 from torchgpmc.density import SharedDensity
 from torchgpmc.evidence import (
     Evidence,
@@ -35,7 +33,6 @@ from torchgpmc.models import GPModel, checked_model
 from torchgpmc.models.class_coordinates import class_map
 from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.numerics.random import make_generator
-from torchgpmc.numerics.threads import one_torch_thread
 from torchgpmc.runs.beginnings import AtModes, AtPrior
 from torchgpmc.runs.chain_targets import estimator_for, suited_approximation
 from torchgpmc.runs.parameterizations import Interwoven
@@ -85,10 +82,7 @@ _LEAST_STEPS, _MOST_STEPS, _SHORT_WARM_UP = 4, 7, 80
 _CHAINS = 4
 _MANY_CHAINS = 16  # of sweeps by slices, whose draws hang together: of ten labels 400 of each are worth 490
 _BY_SLICES = Gibbs(hyper=Slice(), latent=EllipticalSlice(), parameterization=Interwoven(), latent_steps=10)
-_TIMING, _MAX_TIMED = 0.1, 20  # seconds, evaluations
-_MAY_TAKE_LONG = 2e8  # operations an estimate: below, a run is soon done, and not timed before it begins
-_CHAINS_MAY_TAKE_LONG = 1.3e7  # a gradient, of which chains take fifteen times as many
-_LONG = 1.0  # minutes
+CHAINS_MAY_TAKE_LONG = 1.3e7  # a gradient, of which chains take fifteen times as many
 _TIMED_OPERATIONS, _MOST_TIMED_THETAS = 3e8, 100  # of a batch of estimates; small ones are all overhead
 
 
@@ -105,42 +99,6 @@ def recommend(model: GPModel) -> Method:
         'AMIS'
     """
     return candidates(model)[0].method
-
-
-def explain(model: GPModel) -> str:
-    """Which engines ``sample(model)`` tries, in which order and why, and about how long each takes here.
-
-    Seconds are those of one evaluation, timed now, times as many as a run that goes well takes.
-
-    Example:
-        >>> import torch, torchgpmc as tg
-        >>> from gpytorch.kernels import RBFKernel
-        >>> from gpytorch.priors import GammaPrior
-        >>> x, kernel = torch.linspace(0, 1, 8), RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
-        >>> model = tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
-        >>> print(tg.explain(model))  # doctest: +ELLIPSIS
-        1. AMIS(...): the latents integrate out well and the hyperparameters are few: weighted draws, no warm-up. About ... seconds.
-        2. ...
-        sample(model) takes the first whose draws pass their own checks.
-    """
-    lines = []
-    for number, candidate in enumerate(candidates(model), 1):
-        seconds = candidate.typical * _seconds(candidate.evaluate)
-        lines.append(f"{number}. {described(candidate)}: {candidate.why} About {_duration(seconds)}.")
-    return "\n".join([*lines, "sample(model) takes the first whose draws pass their own checks."])
-
-
-def warn_of_time(model: GPModel, candidate: Candidate) -> None:
-    """Says what an engine will cost before it begins, where that may be minutes."""
-    if _operations_of_estimate(model) < (_MAY_TAKE_LONG if candidate.num_chains is None else _CHAINS_MAY_TAKE_LONG):
-        return
-    minutes = candidate.typical * _seconds(candidate.evaluate) / 60
-    if minutes > _LONG:
-        warn(
-            f"{described(candidate)} will take about {minutes:.0f} minutes here, if it goes well (hyperparameters: "
-            f"{model.layout.size}, latent functions: {model.num_latents}, points: {len(model.latent_inputs)}). A SparseGP with "
-            f"fewer inducing points, or fewer rows, takes less."
-        )
 
 
 def candidates(model: GPModel, wanted: int = WANTED) -> list[Candidate]:
@@ -163,7 +121,7 @@ def candidates(model: GPModel, wanted: int = WANTED) -> list[Candidate]:
     found = _through_estimates(model, few, wanted)
     if is_probit(model) and size > MOST_HYPERPARAMETERS and can_hold_sites(model):
         found = [_on_normal_scale(model)]
-        if model.operations > _CHAINS_MAY_TAKE_LONG:
+        if model.operations > CHAINS_MAY_TAKE_LONG:
             return found  # in white coordinates 34 of 300 labels spend all in warm-up
     white = f"chains of {size} hyperparameters and the latents together, in white coordinates, need no evidence."
     found.append(_chains(model, NUTS(whitening=Laplace(), max_tree_depth=8), white, 150))
@@ -355,13 +313,13 @@ def _budget(model: GPModel, num_chains: int, operations_a_second: float) -> floa
     return _BUDGET / (_SECONDS_A_BATCH / num_chains + model.operations / operations_a_second)
 
 
-def _operations_of_estimate(model: GPModel) -> float:
+def operations_of_estimate(model: GPModel) -> float:
     """Of K functions from nothing it takes ten factorisations and more of each."""
     return model.operations * (1 if model.num_latents == 1 else 10 * model.num_latents)
 
 
 def _weighted(model: GPModel, method: AMIS, why: str, wanted: int) -> Candidate:
-    thetas = max(2, min(_MOST_TIMED_THETAS, int(_TIMED_OPERATIONS / _operations_of_estimate(model))))
+    thetas = max(2, min(_MOST_TIMED_THETAS, int(_TIMED_OPERATIONS / operations_of_estimate(model))))
 
     def evaluate() -> Any:
         generator = make_generator(0, model.train_x.device)
@@ -374,26 +332,3 @@ def _weighted(model: GPModel, method: AMIS, why: str, wanted: int) -> Candidate:
         method = replace(method, batch_size=max(wanted, 10 * model.layout.size))
     most = _DRAWS_AN_EFFECTIVE_ONE * max(wanted, WANTED)
     return Candidate(method, why, None, None, 1, most, float("inf"), evaluate, _USUAL_DRAWS_AN_EFFECTIVE_ONE * wanted / thetas)
-
-
-def _seconds(evaluate: Callable[[], Any]) -> float:
-    """Of one call, the quickest of a few."""
-    best, spent, count = float("inf"), 0.0, 0
-    with one_torch_thread():
-        while spent < _TIMING and count < _MAX_TIMED:
-            began = time.perf_counter()
-            evaluate()
-            seconds = time.perf_counter() - began
-            best, spent, count = min(best, seconds), spent + seconds, count + 1
-    return best
-
-
-def _duration(seconds: float) -> str:
-    """To two digits, in minutes from two of them on.
-
-    Example:
-        >>> _duration(0.4711), _duration(99.6), _duration(254.0)
-        ('0.47 seconds', '100 seconds', '4.2 minutes')
-    """
-    number, unit = (seconds, "seconds") if seconds < 120 else (seconds / 60, "minutes")
-    return f"{number:.0f} {unit}" if number >= 10 else f"{number:.2g} {unit}"
