@@ -1,11 +1,11 @@
 """Raw gradient of SparseGP against GPflow's compiled SGPMC gradient: RBF-ARD, float64; probit, or several classes by robust-max.
 
-    python benchmarks/sparse_gradient.py [--cases small medium toy large] [--threads 1] [--turns 10] [--gpflow PYTHON] [--write FILE]
+    python benchmarks/sparse_gradient.py [--cases small medium toy large] [--threads 1] [--turns 10] [--gpflow PYTHON]
 
 Both processes live on, warmed up, and are measured in turns, so that neither has the quieter machine. With one thread each, read is
-the processor's time, with more the clock, on a machine that has nothing else to do; either is longer where a machine is busy (caches,
-shared cores), so it is each side's quickest call. That of ours is divided by the chains that it is of. The floating-point operations
-are those of matrix products and solves.
+the processor's time, with more the clock, on a machine that has nothing else to do; either is longer where a machine is busy
+(caches, shared cores), so it is each side's quickest call. That of ours is divided by the chains that it is of. The floating-point
+operations are those of matrix products and solves.
 """
 
 import argparse
@@ -89,7 +89,8 @@ def quickest(workers, turns, seconds):
 
 def rows(name, gpflow_python, options):
     case = CASES[name]
-    ours = [Worker(sys.executable, __file__, "--worker", name, count, options.data_dtype, options.threads) for count in case.targets]
+    same = options.data_dtype, options.threads
+    ours = [Worker(sys.executable, __file__, "--worker", name, count, *same) for count in case.targets]
     peer = Worker(gpflow_python, "peers/gpflow_gradient.py", *case[:4], options.threads)
     peer, *found = quickest([peer, *ours], options.turns, options.seconds)
     for (count, target), whole in zip(case.targets.items(), found, strict=True):
