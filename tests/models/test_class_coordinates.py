@@ -3,28 +3,37 @@
 import pytest
 import torch
 
-from tests.approximations.test_class_ep import dense, normals
+from tests.approximations.test_class_ep import normals
 from torchgpmc.models.class_coordinates import ClassMap, class_map
+from torchgpmc.numerics.special import log_standard_normal
 
 
 def made(classes, count=2, size=4):
     root = normals(count, size, size)
     factor = torch.linalg.cholesky(root @ root.mT + 0.1 * torch.eye(size, dtype=torch.float64))
-    weight = 3 * normals(count, classes, size, seed=1).square() + 1e-3
-    return factor, weight, normals(count, classes, size, seed=2)
+    precision = 3 * normals(count, size, seed=1).square() + 1e-3
+    shift = normals(count, classes, size, seed=2)
+    return factor, precision, shift - shift.mean(1, keepdim=True)
 
 
 def of_one(found, row):
     return ClassMap(*(part[row : row + 1] for part in found))
 
 
+def functions_of(factor, v):
+    """f - m ``(C, K, N)``."""
+    return v.view(len(v), -1, factor.shape[-1]) @ factor.mT
+
+
 @pytest.mark.parametrize("classes", [2, 3, 5])
 def test_w_is_standard_normal_where_v_has_the_sites_posterior(classes):
-    factor, weight, shift = made(classes)
-    found = class_map(factor, weight, shift)
+    factor, precision, shift = made(classes)
+    found = class_map(factor, precision, shift)
     for row in range(2):
-        prior, precision = dense(weight[row], factor[row])
-        covariance = torch.linalg.inv(torch.eye(len(prior), dtype=torch.float64) + prior.T @ precision @ prior)
+        apart = torch.eye(classes, dtype=torch.float64) - 1 / classes
+        prior = torch.block_diag(*[factor[row]] * classes)
+        sites = torch.kron(apart, precision[row].diag())
+        covariance = torch.linalg.inv(torch.eye(len(prior), dtype=torch.float64) + prior.T @ sites @ prior)
         mean = covariance @ prior.T @ shift[row].flatten()
         one, unit = of_one(found, row), torch.eye(len(prior), dtype=torch.float64)
         middle = one.latents(0 * unit[:1])
@@ -37,23 +46,41 @@ def test_w_is_standard_normal_where_v_has_the_sites_posterior(classes):
 def test_one_theta_serves_all_rows_and_every_row_has_its_own():
     found = class_map(*made(3))
     white = normals(2, 12, seed=3)
-    v = found.latents(white)
+    v, differences = found.latents(white), found.differences(white)
     torch.testing.assert_close(found.white(v), white)
     for row in range(2):
-        torch.testing.assert_close(of_one(found, row).latents(white)[row], v[row])
-        torch.testing.assert_close(of_one(found, row).white(v)[row], white[row])
+        one = of_one(found, row)
+        torch.testing.assert_close(one.latents(white)[row], v[row])
+        torch.testing.assert_close(one.white(v)[row], white[row])
+        torch.testing.assert_close(one.differences(white)[row], differences[row])
+        torch.testing.assert_close(one.log_prior(white, one.differences(white))[row], found.log_prior(white, differences)[row])
+        there = one.gradient(white, one.differences(white), differences)
+        torch.testing.assert_close(there[row], found.gradient(white, differences, differences)[row])
 
 
-def test_gradients_are_autograds():
-    found, white = class_map(*made(3)), normals(2, 12, seed=3).requires_grad_(True)
-    slope = normals(2, 12, seed=4)
-    (expected,) = torch.autograd.grad((found.latents(white) * slope).sum(), white)
-    torch.testing.assert_close(found.pulled_back(slope), expected)
+@pytest.mark.parametrize("classes", [2, 4])
+def test_differences_are_those_of_the_functions(classes):
+    factor, precision, shift = made(classes)
+    found, white = class_map(factor, precision, shift), normals(2, 4 * classes, seed=3)
+    f = functions_of(factor, found.latents(white))
+    torch.testing.assert_close(found.differences(white), f - f.mean(1, keepdim=True))
+
+
+def test_the_prior_and_gradients_are_those_of_v():
+    factor, precision, shift = made(3)
+    found, white = class_map(factor, precision, shift), normals(2, 12, seed=3).requires_grad_(True)
+    slope = normals(2, 3, 4, seed=4)
+    slope = slope - slope.mean(1, keepdim=True)  # of what sees differences
+    v = found.latents(white)
+    prior = log_standard_normal(v) + found.log_volume
+    torch.testing.assert_close(found.log_prior(white, found.differences(white)), prior)
+    (expected,) = torch.autograd.grad((prior + (functions_of(factor, v) * slope).sum((-2, -1))).sum(), white)
+    torch.testing.assert_close(found.gradient(white, found.differences(white), slope), expected)
 
 
 def test_a_row_that_does_not_factorise_fails_alone():
-    factor, weight, shift = made(3)
+    factor, precision, shift = made(3)
     factor[1, 0, 0] = torch.nan
-    found = class_map(factor, weight, shift)
+    found = class_map(factor, precision, shift)
     torch.testing.assert_close(found.log_volume[0], class_map(*made(3)).log_volume[0])
     assert bool(found.log_volume[1].isnan())

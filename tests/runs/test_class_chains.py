@@ -59,7 +59,7 @@ def test_what_is_kept_of_a_tuning_is_of_no_other():
     tuning = chains.first_tuning()
     first = chains.designed(tuning)
     assert chains.designed(copy.deepcopy(tuning)) is first and chains.designed(tuning._replace(step_size=None)) is first
-    other = tuning._replace(log_weight=tuning.log_weight + 0.1)  # about the same centre
+    other = tuning._replace(log_precision=tuning.log_precision + 0.1)  # about the same centre
     fresh = class_chains.ClassChains(JointLogDensity(model), 8, None).designed(other)
     for found, expected in zip(chains.designed(other), fresh, strict=True):
         assert torch.equal(found.coordinates.log_volume, expected.coordinates.log_volume)
@@ -91,7 +91,7 @@ def test_all_latents_kept_of_a_theta_are_draws_given_it():
         return torch.cat([v.mean(0), v.square().mean(0), (theta * v).mean(0), (theta * v.square()).mean(0)])
 
     kept, *others = (moments(v) for v in latents)
-    assert len(others) == 3 and all(float((other - kept).abs().max()) < 0.15 for other in others)
+    assert others and all(float((other - kept).abs().max()) < 0.15 for other in others)
     assert float(torch.corrcoef(latents[:2].flatten(1))[0, 1]) < 0.6  # and have moved
 
 
@@ -137,4 +137,5 @@ def test_the_search_looks_at_some_of_many_data(monkeypatch):
     )
     monkeypatch.setattr(class_chains, "_ROUGH_DATA", 10)
     class_chains.ClassChains(JointLogDensity(four_classes(num_data=25)), 8, None).first_tuning()
-    assert set(seen[:-1]) == {9} and seen[-1] == 25
+    first = seen.index(25)
+    assert first > 1 and set(seen[:first]) == {9} and set(seen[first:]) == {25}

@@ -234,11 +234,12 @@ def white_at_every_theta(model, density, like):
 def classes_in_turn(model, density, like):
     """Theta and the latents of several classes in turn, white under sites that follow theta and which no data made."""
     size, generator = model.layout.size, torch.Generator().manual_seed(6)
-    shape = (size + 1, *model.latent_shape)
-    log_weight, shift = (0.4 * torch.randn(shape, generator=generator).to(like) for _ in range(2))
+    log_precision = 0.4 * torch.randn(size + 1, len(model.train_x), generator=generator).to(like)
+    shift = 0.4 * torch.randn(size + 1, *model.latent_shape, generator=generator).to(like)
+    shift = shift - shift.mean(1, keepdim=True)
     root = (0.7 * torch.eye(size) + 0.2 * torch.ones(size, size).tril(-1)).to(like)
     moments = start_moments(size, size, like)
-    tuning = ClassTuning(torch.tensor(0.6).to(like), like.new_full((size,), -0.3), root, log_weight, shift, moments)
+    tuning = ClassTuning(torch.tensor(0.6).to(like), like.new_full((size,), -0.3), root, log_precision, shift, moments)
     return ClassChains(density, 3, None).kernel(tuning)
 
 

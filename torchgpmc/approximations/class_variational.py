@@ -1,11 +1,14 @@
-r"""The best normal density of several classes' functions by a lower bound of p(y | theta), for coordinates to move in.
+r"""The best normal density of several classes' functions, all differences alike, by a lower bound of p(y | theta).
 
-Sites are at rest where they are what the density that they make expects of the likelihood's slopes (Opper & Archambeau 2009),
+Of functions that share a covariance K, and data that see differences alone, the density has means of their own and one covariance
 
-.. math:: W_n = -E_q \nabla^2 \log p(y_n | f_n), \quad b_n = E_q \nabla \log p(y_n | f_n) + W_n E_q g_n, \quad g = f - m
+.. math:: \mathrm{Cov}(g_k, g_l) = (\delta_{kl} - 1 / K) S, \quad S = (K^{-1} + A)^{-1}, \quad A = \mathrm{diag}(\alpha)
 
-with of :math:`W_n` the diagonal kept, in the form that needs no matrix of K N rows (:mod:`torchgpmc.approximations.class_sites`).
-Unlike EP's they are a smooth function of theta also where K numbers a datum cannot match its covariance.
+of g = f - m less what all functions share, of which data say nothing. The bound (Opper & Archambeau 2009) is at rest where
+
+.. math:: \alpha_n = -\frac{1}{K - 1} \mathrm{tr}\, E_q \nabla^2 \log p(y_n | f_n), \quad E_q g_k = K\, E_q \nabla_k \log p(y | f)
+
+so that one factorisation of an N x N matrix does for all classes.
 """
 
 from __future__ import annotations
@@ -15,98 +18,142 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.approximations.class_sites import (
-    ClassSites,
-    class_marginals,
-    class_mean,
-    class_precision,
-    differences,
-    under_class_sites,
-    weights_of_diagonal,
-)
+from torchgpmc.approximations.class_sites import differences
 from torchgpmc.approximations.gaussian_form import LatentProblem, problem_of, without_graph
 from torchgpmc.models.gp_model import GPModel
-from torchgpmc.numerics.linalg import cholesky
+from torchgpmc.numerics.linalg import cholesky_in_place, solve_lower, times_blocks, triangular_log_determinant
 from torchgpmc.numerics.matched_points import matched_points
 
-_FEW_POINTS = 16  # and their mirror images; any fixed points will do that have the density's mean and covariance
+_FEW_POINTS = 8  # and their mirror images; any fixed points will do that have the density's mean and covariance
 _LEAST = 1e-6  # of a site's precision
 _DAMPING = 0.5
-_CHUNK_ELEMENTS = 400_000  # of a function's matrices
+_CHUNK_ELEMENTS = 400_000  # of N x N matrices
+
+
+class SharedSites(NamedTuple):
+    """Sites exp(sum_k b_k g_k - alpha sum_k g_k^2 / 2) of each datum in the differences' g; the sum of b over functions is zero."""
+
+    precision: Tensor  # (C, N), alpha
+    shift: Tensor  # (C, K, N), b
+
+    def select(self, rows: Tensor) -> SharedSites:
+        """Of some thetas."""
+        return SharedSites(*(values[rows] for values in self))
 
 
 class FittedSites(NamedTuple):
     """Sites of C thetas, and how well they do."""
 
-    sites: ClassSites
+    sites: SharedSites
     bound: Tensor  # (C,), of log p(y | theta), of the sites before the last change; -inf where algebra failed
 
 
-def fitted_class_sites(model: GPModel, theta: Tensor, num_sweeps: int, start: ClassSites | None = None) -> FittedSites:
-    """Sites after so many damped sweeps, from ``start`` or from what the prior's mean expects.
+def fitted_class_sites(model: GPModel, theta: Tensor, num_sweeps: int, start: SharedSites | None = None) -> FittedSites:
+    """Sites after so many sweeps, from ``start`` or from what the prior's mean expects.
 
     Args:
         model: with one data set, of a log-concave likelihood of differences.
         theta: ``(C, P)``.
-        num_sweeps: each K + 1 factorisations.
-        start: of C thetas.
+        num_sweeps: each two factorisations.
+        start: of C thetas, or of one.
     """
-    size, functions = len(model.train_x), model.num_latents
-    parts = torch.arange(len(theta)).split(max(1, _CHUNK_ELEMENTS // (functions * size**2)))
-    found = [_fitted(model, theta[rows], num_sweeps, None if start is None else _rows(start, rows)) for rows in parts]
-    sites = ClassSites(*(torch.cat(values) for values in zip(*(part.sites for part in found), strict=True)))
+    parts = torch.arange(len(theta), device=theta.device).split(max(1, _CHUNK_ELEMENTS // len(model.train_x) ** 2))
+    if start is not None:
+        start = SharedSites(*(values.expand(len(theta), *values.shape[1:]) for values in start))
+    found = [_fitted(model, theta[rows], num_sweeps, None if start is None else start.select(rows)) for rows in parts]
+    sites = SharedSites(*(torch.cat(values) for values in zip(*(part.sites for part in found), strict=True)))
     return FittedSites(sites, torch.cat([part.bound for part in found]))
 
 
-def _rows(sites: ClassSites, rows: Tensor) -> ClassSites:
-    return ClassSites(sites.weight[rows], sites.shift[rows])
-
-
-def _fitted(model: GPModel, theta: Tensor, num_sweeps: int, start: ClassSites | None) -> FittedSites:
+def _fitted(model: GPModel, theta: Tensor, num_sweeps: int, start: SharedSites | None) -> FittedSites:
     with torch.no_grad():
         problem = without_graph(problem_of(model, model.prior(theta), None))
         basis = differences(model.num_latents, problem.mean.double()).to(problem.mean)
         points = matched_points(len(basis), max(_FEW_POINTS, len(basis)), problem.mean) @ basis
-        sites, bound = _at_the_mean(problem, model.num_latents) if start is None else start, problem.mean.new_zeros(len(theta))
+        now = _from_nothing(problem, points) if start is None else _from_sites(problem, start)
+        bound = problem.mean.new_zeros(len(theta))
         for _ in range(num_sweeps):
-            new, bound = _sweep(problem, basis, points, sites)
-            sound = torch.isfinite(new.weight.sum((-2, -1)) + new.shift.sum((-2, -1)))[:, None, None]
-            weight = torch.lerp(sites.weight.log(), new.weight.log(), _DAMPING).exp()
-            shift = torch.lerp(sites.shift, new.shift, _DAMPING)
-            sites = ClassSites(torch.where(sound, weight, sites.weight), torch.where(sound, shift, sites.shift))
+            new, bound = _sweep(problem, points, now)
+            sound = torch.isfinite(new.precision.sum(-1) + new.mean.sum((-2, -1)))
+            now = _Density(*(torch.where(sound.view(-1, *[1] * (a.dim() - 1)), a, b) for a, b in zip(new, now, strict=True)))
+        sites = SharedSites(now.precision, now.slope + now.precision.unsqueeze(1) * now.mean)
     return FittedSites(sites, torch.nan_to_num(bound, -torch.inf, -torch.inf, -torch.inf))
 
 
-def _at_the_mean(problem: LatentProblem, num_latents: int) -> ClassSites:
-    count, size = problem.mean.shape
-    return _expected(problem, problem.mean.new_zeros(count, 1, num_latents, size))[1]
+class _Density(NamedTuple):
+    precision: Tensor  # (C, N), alpha
+    mean: Tensor  # (C, K, N), of g
+    slope: Tensor  # (C, K, N), K^-1 mean
 
 
-def _sweep(problem: LatentProblem, basis: Tensor, points: Tensor, sites: ClassSites) -> tuple[ClassSites, Tensor]:
-    """The sites that those of the present make, and the present bound."""
-    under = under_class_sites(problem.covariance, sites.weight)
-    _, mean = class_mean(problem.covariance, under, sites.shift)
-    root, ok = cholesky(class_marginals(under, basis))
-    # Points of the differences' density, as functions: basis' root basis times those of a standard normal density.
-    spread = torch.einsum("ak,cnab,bl->cnkl", basis, root, basis)
-    centred = mean.unsqueeze(1) + torch.einsum("cnkl,jl->cjkn", spread, points)
-    value, new = _expected(problem, centred, mean)
-    weight, shift = sites.weight.unsqueeze(1), sites.shift.unsqueeze(1)
-    total = (weight * centred).sum(2)
-    site = ((shift - 0.5 * weight * centred) * centred).sum(2) + 0.5 * total.square() / weight.sum(2)
-    evidence = 0.5 * (sites.shift * mean).sum((-2, -1)) - 0.5 * under.log_determinant
-    bound = value - site.mean(1).sum(-1) + evidence
-    return new, torch.where(ok.all(-1) & under.ok, bound, -torch.inf)
+class _Expected(NamedTuple):
+    value: Tensor  # (C,), of log p
+    slope: Tensor  # (C, K, N)
+    precision: Tensor  # (C, N): the mean curvature of a difference
+    steepest: Tensor  # (C, N): at least as much as any difference's
 
 
-def _expected(problem: LatentProblem, centred: Tensor, mean: Tensor | None = None) -> tuple[Tensor, ClassSites]:
-    """E log p ``(C,)`` and sites over points g ``(C, J, K, N)`` of mean ``mean`` ``(C, K, N)``, zero by default."""
+def _expected(problem: LatentProblem, centred: Tensor) -> _Expected:
+    """Over points g ``(C, J, K, N)``."""
     f = (problem.mean[:, None, None] + centred).mT
     values = {name: value.unsqueeze(1) for name, value in problem.values.items()}
     y = problem.targets.for_draws()
-    slopes = problem.model.likelihood_function(values, lambda likelihood: likelihood.curvature(f, y))
-    weight = weights_of_diagonal(-slopes.second.diagonal(dim1=-2, dim2=-1).mean(1).mT.clamp_max(-_LEAST))
-    shift = slopes.first.mean(1).mT
-    if mean is not None:
-        shift = shift + (class_precision(weight) @ mean.mT.unsqueeze(-1)).squeeze(-1).mT
-    return slopes.value.mean(1).sum(-1), ClassSites(weight, shift)
+    found = problem.model.likelihood_function(values, lambda likelihood: likelihood.curvature(f, y))
+    own = -found.second.diagonal(dim1=-2, dim2=-1).mean(1)  # (C, N, K)
+    slope = found.first.mean(1).mT
+    slope = slope - slope.mean(1, keepdim=True)
+    # Rows of the matrix sum to zero: by Gershgorin's circles no eigenvalue is beyond twice its diagonal.
+    precision, steepest = own.sum(-1) / (own.shape[-1] - 1), 2 * own.amax(-1)
+    return _Expected(found.value.mean(1).sum(-1), slope, precision.clamp_min(_LEAST), steepest.clamp_min(_LEAST))
+
+
+def _from_nothing(problem: LatentProblem, points: Tensor) -> _Density:
+    count, size = problem.mean.shape
+    zero = problem.mean.new_zeros(count, points.shape[-1], size)
+    return _Density(_expected(problem, zero.unsqueeze(1)).precision, zero, zero)
+
+
+def _from_sites(problem: LatentProblem, sites: SharedSites) -> _Density:
+    slope = _less_what_sites_take(problem.covariance, _under(problem.covariance, sites.precision), sites.shift)
+    return _Density(sites.precision, times_blocks(slope.flatten(1), problem.covariance).view_as(slope), slope)
+
+
+def _sweep(problem: LatentProblem, points: Tensor, now: _Density) -> tuple[_Density, Tensor]:
+    """The density that the present one leads to, and the bound at the present.
+
+    Means take a step of Newton's with the steepest curvature of a datum for all its differences: with their mean curvature steps
+    of data that two classes contend for are too long by half K, and the sweeps run away.
+    """
+    covariance, functions = problem.covariance, now.mean.shape[1]
+    under = _under(covariance, now.precision)
+    half = solve_lower(under.factor, under.root.unsqueeze(-1) * covariance)
+    variance = (covariance.diagonal(dim1=-2, dim2=-1) - half.square().sum(-2)).clamp_min(0.0)
+    centred = now.mean.unsqueeze(1) + points[None, :, :, None] * variance.sqrt()[:, None, None]
+    found = _expected(problem, centred)
+    spread = triangular_log_determinant(under.factor) - 0.5 * (now.precision * variance).sum(-1)
+    divergence = 0.5 * (now.slope * now.mean).sum((-2, -1)) + (functions - 1) * spread
+    steep = _under(covariance, found.steepest)
+    slope = _less_what_sites_take(covariance, steep, found.slope + found.steepest.unsqueeze(1) * now.mean)
+    mean = times_blocks(slope.flatten(1), covariance).view_as(slope)
+    precision = torch.lerp(now.precision.log(), found.precision.log(), _DAMPING).exp()
+    return _Density(precision, mean, slope), torch.where(under.ok & steep.ok, found.value - divergence, -torch.inf)
+
+
+class _Under(NamedTuple):
+    root: Tensor  # (C, N), of the precision
+    factor: Tensor  # (C, N, N), lower, of I + A^1/2 K A^1/2
+    ok: Tensor  # (C,)
+
+
+def _under(covariance: Tensor, precision: Tensor) -> _Under:
+    root = precision.sqrt()
+    matrix = covariance * root.unsqueeze(-1) * root.unsqueeze(-2)
+    matrix.diagonal(dim1=-2, dim2=-1).add_(1.0)
+    return _Under(root, *cholesky_in_place(matrix))
+
+
+def _less_what_sites_take(covariance: Tensor, under: _Under, shift: Tensor) -> Tensor:
+    """K^-1 (K^-1 + A)^-1 b of each function ``(C, K, N)``."""
+    moved = times_blocks(shift.flatten(1), covariance).view_as(shift)
+    root = under.root.unsqueeze(1)
+    return shift - root * torch.cholesky_solve((root * moved).mT, under.factor).mT

@@ -300,8 +300,8 @@ def _in_turn(model: GPModel, wanted: int) -> Candidate:
 
     def evaluate() -> Any:
         theta = model.layout.starting_points(_CHAINS, make_generator(0, model.train_x.device))
-        weight = model.train_x.new_full((_CHAINS, *model.latent_shape), 1 / model.num_latents)
-        return class_map(model.prior(theta).factor, weight, torch.zeros_like(weight))
+        shift = model.train_x.new_zeros(_CHAINS, *model.latent_shape)
+        return class_map(model.prior(theta).factor, torch.full_like(shift[:, 0], 1 / model.num_latents), shift)
 
     # A sweep takes as long as two or three, the search for where to begin as long as all warm-up.
     return Candidate(

@@ -26,8 +26,8 @@ class ClassGibbs(MethodOptions):
 
     The latents move by Hamiltonian trajectories in coordinates that are white under Gaussian sites at every theta, the sites
     following theta too (:mod:`torchgpmc.models.class_coordinates`, :mod:`torchgpmc.runs.class_chains`). Theta, given these, is
-    proposed from a quadratic fitted to the density at 1 + 2 P^2 thetas that stay, whose matrices are kept: of K functions of N data
-    8 (1 + 2 P^2) (2 K + 5) N^2 bytes. A sweep takes K + 2 factorisations of N x N matrices, and four trajectories: all four latent
+    proposed from a quadratic fitted to the density at 1 + 2 P^2 thetas that stay, whose matrices are kept: of N data and any number
+    of functions 32 (1 + 2 P^2) N^2 bytes. A sweep takes two factorisations of N x N matrices, and two trajectories: both latent
     vectors are draws given its theta, and predictions average over them. The posterior is the exact one.
 
     Sites after Opper & Archambeau (2009), proposals that do not depend on the present theta after Tierney (1994).

@@ -154,8 +154,7 @@ class LatentsGivenTheta(AutogradDensity):
             if found is None:
                 return super().value_and_grad(v)
             value, slope = found
-            of_latents = slope.unsqueeze(1) if model.num_latents == 1 else slope.mT  # (C, K, M)
-            gradient = times_blocks(of_latents, prior.factor).flatten(1)
+            gradient = times_blocks(slope, prior.factor).flatten(1)
             if self.with_prior:
                 value, gradient = self.kept.log_prior + log_standard_normal(v) + value, gradient - v
             else:
@@ -163,6 +162,7 @@ class LatentsGivenTheta(AutogradDensity):
             return mask_failures(value, gradient)
 
     def _value_and_slope_of_f(self, f: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The log likelihood ``(C,)`` and its slope ``(C, K, M)``."""
         model, y, decided = self.joint.model, self.joint.targets.values, self.kept.likelihood
         found: tuple[Tensor, Tensor] | None = None
         if decided is not None:
@@ -170,15 +170,29 @@ class LatentsGivenTheta(AutogradDensity):
         elif has_slope(model.likelihood):
             values = likelihood_values(self.kept.at.prior)
             found = model.likelihood_function(values, lambda likelihood: likelihood.log_prob_and_slope(f, y))
-        return found
+        if found is None:
+            return None
+        value, slope = found
+        return value, slope.unsqueeze(1) if model.num_latents == 1 else slope.mT
 
     @property
-    def _sees_f_alone(self) -> bool:
+    def sees_f_alone(self) -> bool:
+        """Whether f is all that the value takes of v."""
         return sees_f_alone(self.joint.model) and not self.with_prior
 
     def image(self, vectors: Tensor) -> Tensor:
         """f less its mean, of vectors v ``(C, B, V)``; v itself where the value takes more than f."""
-        return times_blocks(vectors, self.kept.at.prior.factor.mT) if self._sees_f_alone else vectors
+        return times_blocks(vectors, self.kept.at.prior.factor.mT) if self.sees_f_alone else vectors
+
+    def at_deviation(self, deviation: Tensor) -> Tensor:
+        """The log likelihood ``(C,)`` of f less its mean ``(C, K, M)``, of a model that sees f alone."""
+        return self._log_likelihood_of_f(self.joint.model.about_mean(self.kept.at.prior, deviation))
+
+    def value_and_slope_at_deviation(self, deviation: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The same and its slope in f ``(C, K, M)``; ``None`` where that is not written out."""
+        if not self.sees_f_alone:
+            return None
+        return self._value_and_slope_of_f(self.joint.model.about_mean(self.kept.at.prior, deviation))
 
     def draw(self, v: Tensor, generator: torch.Generator) -> tuple[Tensor, tuple[()]]:
         """The value, and no payload."""
@@ -186,12 +200,11 @@ class LatentsGivenTheta(AutogradDensity):
 
     def draw_at(self, image: Tensor, generator: torch.Generator) -> tuple[Tensor, tuple[()]]:
         """The same from :meth:`image`, without a product with L."""
-        if not self._sees_f_alone:
+        if not self.sees_f_alone:
             return self.draw(image, generator)
-        model, prior = self.joint.model, self.kept.at.prior
         with torch.no_grad():
-            f = model.about_mean(prior, image.view(len(image), *model.latent_shape))
-            value = torch.where(prior.ok, self._log_likelihood_of_f(f), torch.nan)
+            likelihood = self.at_deviation(image.view(len(image), *self.joint.model.latent_shape))
+            value = torch.where(self.kept.at.prior.ok, likelihood, torch.nan)
         return value.nan_to_num_(-torch.inf, -torch.inf, -torch.inf), ()
 
     def select(self, rows: Tensor) -> LogDensity:

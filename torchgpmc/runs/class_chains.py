@@ -2,9 +2,9 @@
 
 Given theta the latents move by Hamiltonian trajectories in w, which factorise nothing, and of which a theta gets several, for
 predictions to average over their ends. Given w theta is proposed from a quadratic
-fitted to the density at some thetas that stay, whose factors are worked out once: so each theta that is tried takes one set of
-factorisations, and four of five are accepted. Sites are a linear function of theta (of d, in logarithms), fitted to those of
-:mod:`torchgpmc.approximations.class_variational` at some thetas, and frozen with all else before the first kept draw.
+fitted to the density at some thetas that stay, whose factors are worked out once: so each theta that is tried takes two
+factorisations, and four of five are accepted. Sites are a linear function of theta (of their precision, in logarithms), fitted to
+those of :mod:`torchgpmc.approximations.class_variational` at some thetas, and frozen with all else before the first kept draw.
 """
 
 from __future__ import annotations
@@ -16,16 +16,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.approximations.class_sites import ClassSites
-from torchgpmc.approximations.class_variational import fitted_class_sites
-from torchgpmc.density import mask_failures
-from torchgpmc.evidence import LATENTS_KEPT
+from torchgpmc.approximations.class_variational import FittedSites, SharedSites, fitted_class_sites
+from torchgpmc.density import AutogradDensity, mask_failures
 from torchgpmc.models.class_coordinates import ClassMap, class_map
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.numerics.linalg import cholesky, identity_matrix, solve_lower
 from torchgpmc.numerics.random import log_uniform, make_generator, normal_like
-from torchgpmc.parameters.normal_scale import normal_scale
+from torchgpmc.parameters.normal_scale import NormalScale, normal_scale
 from torchgpmc.runs.blocks import KeptPrior, LatentsGivenTheta, kept_prior
 from torchgpmc.runs.chain import combined
 from torchgpmc.samplers.adaptation import PositionMoments, start_moments, update_moments
@@ -36,15 +34,18 @@ from torchgpmc.trees import concatenate, take, where
 from torchgpmc.types import Sampler
 
 _SEED = 0  # of the search for where theta lies, which a run that is resumed makes again
-_ROUNDS, _DRAWS_A_ROUND, _ROUGH_SWEEPS = 5, 12, 8
-_ROUGH_DATA = 200  # that the search looks at, of more: warm-up moves on from where they have it
+_ROUNDS, _DRAWS_A_ROUND = 2, 12
+_ROUGH_DATA = 200  # that the first search looks at, of more
+_MOST_CLIMBS, _CLIMBING_SWEEPS, _WORTH_A_CLIMB = 8, 5, 0.5  # nats
 _FIRST_DEVIATION = 0.3  # of theta, in the prior's
 _SITES_REACH, _FARTHEST = 0.8, 4.0  # of the thetas that sites are fitted at, in deviations; of the line, in those
 _SWEEPS, _MORE_SWEEPS = 25, 12
+_WINDOWS = 1, 2, 4, 7, 11, 16  # their ends, in twentieths of warm-up: the lower bound may have theta far from where it lies
 _KNOWN = 40.0  # positions that the covariance before a window counts for
 _OVERDISPERSION = 2.0
 _LARGEST_STEP = 1.5  # times V^-1/4
 _ADAPTATION, _SETTLING = 0.3, 5.0
+_TRAJECTORIES = 2  # of a sweep, after which latents are nearly independent of those before
 # Of trajectories, at least, and twice that at most: a quarter of the period in w on average. After a half |w| is as before.
 _LENGTH = math.pi / 3
 
@@ -55,14 +56,14 @@ class ClassTuning(NamedTuple):
     step_size: Tensor  # ()
     centre: Tensor  # (P,)
     root: Tensor  # (P, P), lower triangular, of theta's covariance
-    log_weight: Tensor  # (P + 1, K, N), of d: at the centre, and slopes
-    shift: Tensor  # the same of the shifts
+    log_precision: Tensor  # (P + 1, N), of sites: at the centre, and slopes
+    shift: Tensor  # the same of their shifts, (P + 1, K, N)
     moments: PositionMoments  # of theta since the last window
 
     @property
     def coordinates(self) -> tuple[Tensor, ...]:
         """All that decides what thetas are tried, and their sites."""
-        return self.centre, self.root, self.log_weight, self.shift
+        return self.centre, self.root, self.log_precision, self.shift
 
     def standardised(self, theta: Tensor) -> Tensor:
         """theta ``(C, P)`` in deviations."""
@@ -72,12 +73,12 @@ class ClassTuning(NamedTuple):
         """Back again."""
         return self.centre + standardised @ self.root.mT
 
-    def sites(self, theta: Tensor) -> ClassSites:
+    def sites(self, theta: Tensor) -> SharedSites:
         """At ``theta`` ``(C, P)``."""
         along = (self.standardised(theta) / _SITES_REACH).clamp(-_FARTHEST, _FARTHEST)
         terms = torch.cat([torch.ones_like(along[:, :1]), along], -1)
-        weight, shift = (torch.tensordot(terms, part, 1) for part in (self.log_weight, self.shift))
-        return ClassSites(weight.exp(), shift)
+        log_precision, shift = (torch.tensordot(terms, part, 1) for part in (self.log_precision, self.shift))
+        return SharedSites(log_precision.exp(), shift)
 
 
 class AtTheta(NamedTuple):
@@ -107,23 +108,31 @@ class ClassInfo(NamedTuple):
     n_failures: Tensor
 
 
-class _OfWhite(NamedTuple):
+class _OfWhite(AutogradDensity):
     """log p(theta, v(w), y) + log |dv / dw| of w ``(C, V)``."""
 
-    joint: JointLogDensity
-    at: AtTheta
+    def __init__(self, joint: JointLogDensity, at: AtTheta):
+        self.joint = joint
+        self.at = at
+        self.given = LatentsGivenTheta(joint, at.kept, with_prior=False)
+        super().__init__(self._evaluate)
 
-    def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        """With its gradient."""
+    def _evaluate(self, white: Tensor) -> Tensor:
         coordinates = self.at.coordinates
-        value, gradient = LatentsGivenTheta(self.joint, self.at.kept).value_and_grad(coordinates.latents(position))
-        return mask_failures(value + coordinates.log_volume, coordinates.pulled_back(gradient))
+        differences = coordinates.differences(white)
+        likelihood = self.given.at_deviation(differences) if self.given.sees_f_alone else self.given(coordinates.latents(white))
+        return self.at.kept.log_prior + likelihood + coordinates.log_prior(white, differences)
 
-    def __call__(self, position: Tensor) -> Tensor:
-        coordinates = self.at.coordinates
+    def value_and_grad(self, white: Tensor) -> tuple[Tensor, Tensor]:
+        """By two products where the likelihood has its slope in f."""
         with torch.no_grad():
-            value = LatentsGivenTheta(self.joint, self.at.kept)(coordinates.latents(position)) + coordinates.log_volume
-        return torch.nan_to_num(value, -torch.inf, -torch.inf, -torch.inf)
+            coordinates = self.at.coordinates
+            differences = coordinates.differences(white)
+            found = self.given.value_and_slope_at_deviation(differences)
+            if found is None:
+                return super().value_and_grad(white)
+            value = self.at.kept.log_prior + found[0] + coordinates.log_prior(white, differences)
+            return mask_failures(value, coordinates.gradient(white, differences, found[1]))
 
     def select(self, rows: Tensor) -> _OfWhite:
         """Of some chains."""
@@ -180,7 +189,7 @@ class ClassChains:
             theta, v = position.tensor_split([size], -1)
             at = self.at(theta, tuning)
             white = at.coordinates.white(v)
-            further = v.unsqueeze(1).repeat(1, LATENTS_KEPT - 1, 1)
+            further = v.unsqueeze(1).repeat(1, _TRAJECTORIES - 1, 1)
             return seen(theta, at, HMCState(white, *_OfWhite(self.joint, at).value_and_grad(white)), further)
 
         def theta_moved(state: ClassState, generator: torch.Generator) -> tuple[Tensor, AtTheta, HMCState, Tensor]:
@@ -204,7 +213,7 @@ class ClassChains:
         def step(state: ClassState, generator: torch.Generator) -> tuple[ClassState, ClassInfo]:
             theta, at, white, log_ratio = theta_moved(state, generator)
             whites, infos = [], []
-            for _ in range(LATENTS_KEPT):
+            for _ in range(_TRAJECTORIES):
                 white, info = latents_moved(at, white, generator)
                 whites.append(white.position)
                 infos.append(info)
@@ -242,13 +251,13 @@ class ClassChains:
         start = None if before is None else before.sites(theta)
         sites = fitted_class_sites(self.model, theta, _SWEEPS if before is None else _MORE_SWEEPS, start).sites
         terms = torch.linalg.pinv(torch.cat([torch.ones_like(along[:, :1]), along], -1))
-        log_weight, shift = (torch.tensordot(terms, part, 1) for part in (sites.weight.log(), sites.shift))
+        log_precision, shift = (torch.tensordot(terms, part, 1) for part in (sites.precision.log(), sites.shift))
         moments = start_moments(len(centre), len(centre), centre)
-        return ClassTuning(step_size, centre, root, log_weight, shift, moments)
+        return ClassTuning(step_size, centre, root, log_precision, shift, moments)
 
 
 class ClassWarmUp(NamedTuple):
-    """The step size at every iteration; where theta lies, and sites, at the ends of three windows.
+    """The step size at every iteration; where theta lies, and sites, at the ends of windows.
 
     Args:
         steps: iterations.
@@ -281,7 +290,7 @@ class ClassWarmUp(NamedTuple):
 
     def restarts(self, iteration: int) -> bool:
         """At the ends of windows, since coordinates change."""
-        return iteration in (self.steps // 5, self.steps // 2, 4 * self.steps // 5)
+        return iteration in [share * self.steps // 20 for share in _WINDOWS]
 
     def statistics(self, tuning: ClassTuning) -> dict[str, Tensor]:
         """The step size."""
@@ -290,24 +299,46 @@ class ClassWarmUp(NamedTuple):
 
 def _rough_theta(model: GPModel) -> tuple[Tensor, Tensor]:
     """Where a lower bound of the posterior is highest ``(P,)``, nearly, and deviations there ``(P, P)``, a diagonal matrix."""
-    scale, generator = normal_scale(model.layout), make_generator(_SEED, model.train_x.device)
-    size = len(model.train_x)
-    rows = torch.arange(size, device=model.train_x.device)[:: -(-size // _ROUGH_DATA)]
-    few = model if len(rows) == size else model.with_buffers(train_x=model.train_x[rows], train_y=model.train_y[rows])
-
-    def bound(z: Tensor) -> Tensor:
-        return fitted_class_sites(few, scale.theta(z)[0], _ROUGH_SWEEPS).bound - 0.5 * z.square().sum(-1)
-
-    best = model.train_x.new_zeros(1, model.layout.size)
-    highest = bound(best)
-    for round_ in range(_ROUNDS):
-        z = best + 0.5**round_ * normal_like(best.expand(_DRAWS_A_ROUND, -1), generator)
-        value = bound(z)
-        if float(value.max()) > float(highest):
-            best, highest = z[value.argmax()][None], value.max()[None]
-    points = design(model.layout.size, best)
-    proposal = fitted_proposal(points, bound(best + _FIRST_DEVIATION * points)[None])
-    covariance = (proposal.axes[0] / proposal.precision[0]) @ proposal.axes[0].mT
-    deviation = _FIRST_DEVIATION * covariance.diagonal().sqrt()
+    rows = torch.arange(len(model.train_x), device=model.train_x.device)[:: -(-len(model.train_x) // _ROUGH_DATA)]
+    few = model.with_buffers(train_x=model.train_x[rows], train_y=model.train_y[rows])
+    scale = normal_scale(model.layout)
+    best, deviation = _climbed(model, scale, _best_of_a_few(few, scale))
     ends = [scale.theta(best + sign * deviation)[0] for sign in (1, -1)]
     return scale.theta(best)[0][0], (0.5 * (ends[0] - ends[1])[0]).diag()
+
+
+def _bound(model: GPModel, scale: NormalScale, z: Tensor, num_sweeps: int, start: SharedSites | None = None) -> FittedSites:
+    """Of the posterior on the scale of the priors, at ``z`` ``(C, P)``."""
+    sites, bound = fitted_class_sites(model, scale.theta(z)[0], num_sweeps, start)
+    return FittedSites(sites, bound - 0.5 * z.square().sum(-1))
+
+
+def _best_of_a_few(model: GPModel, scale: NormalScale) -> Tensor:
+    """``(1, P)``, of draws from the prior and around the best of them."""
+    generator = make_generator(_SEED, model.train_x.device)
+    best = model.train_x.new_zeros(1, model.layout.size)
+    highest = float(_bound(model, scale, best, _SWEEPS).bound)
+    for round_ in range(_ROUNDS):
+        z = best + 0.5**round_ * normal_like(best.expand(_DRAWS_A_ROUND, -1), generator)
+        value = _bound(model, scale, z, _SWEEPS).bound
+        if float(value.max()) > highest:
+            best, highest = z[value.argmax()][None], float(value.max())
+    return best
+
+
+def _climbed(model: GPModel, scale: NormalScale, best: Tensor) -> tuple[Tensor, Tensor]:
+    """From ``best`` ``(1, P)`` by quadratics fitted around it, and deviations ``(P,)`` by the last of them."""
+    points = design(model.layout.size, best)
+    highest = _bound(model, scale, best, _SWEEPS)
+    for _ in range(_MOST_CLIMBS):
+        around = _bound(model, scale, best + _FIRST_DEVIATION * points, _CLIMBING_SWEEPS, highest.sites).bound
+        proposal = fitted_proposal(points, around[None])
+        there = best + _FIRST_DEVIATION * proposal.mean
+        found = _bound(model, scale, there, _MORE_SWEEPS, highest.sites)
+        gain = float(found.bound) - float(highest.bound)
+        if gain > 0:
+            best, highest = there, found
+        if gain < _WORTH_A_CLIMB:
+            break
+    covariance = (proposal.axes[0] / proposal.precision[0]) @ proposal.axes[0].mT
+    return best, _FIRST_DEVIATION * covariance.diagonal().sqrt()
