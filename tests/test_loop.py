@@ -18,8 +18,11 @@ from tests.problems import gp, sparse_gp
 from tests.runs import resume
 from tests.runs.resume import Stop, same
 from tests.speed import quick
+from torchgpmc.calls.loop import _Loop
 from torchgpmc.models import JointLogDensity
+from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.run import Settings
+from torchgpmc.runs.weighted import ImportanceRun
 from torchgpmc.storage import checkpoint as checkpoint_module
 from torchgpmc.storage import files
 from torchgpmc.storage.draws import DrawStore
@@ -231,6 +234,31 @@ def test_ctrl_c_between_keeping_a_batch_and_weighing_it(monkeypatch):
     weighed = sum(kept[:2])
     assert partial.theta.shape[1] == partial.log_weights.shape[1] == partial.stats["lp"].shape[1] == weighed
     assert torch.equal(partial.theta, tg.sample(model, tg.AMIS(batch_size=20), **options).theta[:, :weighed])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [tg.HMC(num_steps=3), tg.AMIS(num_importance=4, begin=tg.AtModes(1))], ids=["HMC", "AMIS"])
+@pytest.mark.parametrize("place", ["advance", "append", "_counted", "_has_ended"])
+def test_ctrl_c_within_a_step_resumes_to_the_same_bits(place, method, tmp_path, monkeypatch):
+    """After a draw was made, kept, counted or judged, and before the next of these."""
+    run = ChainRun if isinstance(method, tg.HMC) else ImportanceRun
+    owner = {"advance": run, "append": DrawStore}.get(place, _Loop)
+    original, calls = getattr(owner, place), []
+
+    def interrupted(*arguments):
+        found = original(*arguments)
+        calls.append(0)
+        if len(calls) == (31 if run is ChainRun and owner is not DrawStore else 3):
+            raise KeyboardInterrupt
+        return found
+
+    model, options = gp("probit"), options_of(method)
+    checkpoint = tg.Checkpoint(tmp_path / "run.ckpt", every=1000)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, place, interrupted)
+        assert tg.sample(model, method, **options, checkpoint=checkpoint).info["interrupted"]
+    whole, resumed = whole_run(method), tg.sample(model, method, **options, checkpoint=checkpoint)
+    assert same(whole, resumed) and whole.info["num_evaluations"] == resumed.info["num_evaluations"]
 
 
 def test_ctrl_c_in_warm_up_has_nothing_to_keep(monkeypatch):
