@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -403,6 +404,26 @@ def test_weighted_draws_and_a_warm_up_as_long_as_the_run_do_not(tmp_path):
         tg.sample(gp("probit"), method, **options, checkpoint=tmp_path / name)
         with pytest.raises(ValueError, match="num_samples was '400', is '500'"):
             tg.sample(gp("probit"), method, **{**options, "num_samples": 500}, checkpoint=tmp_path / name)
+
+
+def test_what_differs_is_named_alone(tmp_path):
+    """Not the whole description of a method or a model in which it is."""
+    model, path = gp("probit"), tmp_path / "run.ckpt"
+    tg.sample(model, tg.HMC(num_steps=2), **OPTIONS, checkpoint=path)
+    with pytest.raises(ValueError, match=r"another run: method was 'num_steps=2', is 'num_steps=3'\. Expected"):
+        tg.sample(model, tg.HMC(num_steps=3), **OPTIONS, checkpoint=path)
+    with pytest.raises(ValueError, match=r"; model was 'train_y=\S* \w{16}', is 'train_y=\S* \w{16}'\. Expected"):
+        tg.sample(model.with_targets(1 - model.train_y), tg.HMC(num_steps=2), **OPTIONS, checkpoint=path)
+
+
+def test_a_checkpoint_without_all_of_its_files_is_an_error_that_says_so(tmp_path):
+    call = partial(tg.sample, gp("probit"), tg.HMC(num_steps=2), **OPTIONS)
+    call(checkpoint=tmp_path / "run.ckpt")
+    with pytest.raises(ValueError, match=r"holds 'torchgpmc checkpoint segment \d'. Expected 'torchgpmc checkpoint \d'\.$"):
+        call(checkpoint=tmp_path / "run.ckpt.00000")
+    (tmp_path / "run.ckpt.00000").unlink()
+    with pytest.raises(ValueError, match=r"run.ckpt lacks some of its draws, the file .*run.ckpt.00000. Expected all files"):
+        call(checkpoint=tmp_path / "run.ckpt")
 
 
 def test_a_damaged_checkpoint_is_an_error_not_a_fresh_start(tmp_path):
