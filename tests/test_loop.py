@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,8 +19,11 @@ from tests.problems import gp, sparse_gp
 from tests.runs import resume
 from tests.runs.resume import Stop, same
 from tests.speed import quick
+from torchgpmc.calls.loop import _Loop
 from torchgpmc.models import JointLogDensity
+from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.run import Settings
+from torchgpmc.runs.weighted import ImportanceRun
 from torchgpmc.storage import checkpoint as checkpoint_module
 from torchgpmc.storage import files
 from torchgpmc.storage.draws import DrawStore
@@ -233,6 +237,31 @@ def test_ctrl_c_between_keeping_a_batch_and_weighing_it(monkeypatch):
     assert torch.equal(partial.theta, tg.sample(model, tg.AMIS(batch_size=20), **options).theta[:, :weighed])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [tg.HMC(num_steps=3), tg.AMIS(num_importance=4, begin=tg.AtModes(1))], ids=["HMC", "AMIS"])
+@pytest.mark.parametrize("place", ["advance", "append", "_counted", "_has_ended"])
+def test_ctrl_c_within_a_step_resumes_to_the_same_bits(place, method, tmp_path, monkeypatch):
+    """After a draw was made, kept, counted or judged, and before the next of these."""
+    run = ChainRun if isinstance(method, tg.HMC) else ImportanceRun
+    owner = {"advance": run, "append": DrawStore}.get(place, _Loop)
+    original, calls = getattr(owner, place), []
+
+    def interrupted(*arguments):
+        found = original(*arguments)
+        calls.append(0)
+        if len(calls) == (31 if run is ChainRun and owner is not DrawStore else 3):
+            raise KeyboardInterrupt
+        return found
+
+    model, options = gp("probit"), options_of(method)
+    checkpoint = tg.Checkpoint(tmp_path / "run.ckpt", every=1000)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, place, interrupted)
+        assert tg.sample(model, method, **options, checkpoint=checkpoint).info["interrupted"]
+    whole, resumed = whole_run(method), tg.sample(model, method, **options, checkpoint=checkpoint)
+    assert same(whole, resumed) and whole.info["num_evaluations"] == resumed.info["num_evaluations"]
+
+
 def test_ctrl_c_in_warm_up_has_nothing_to_keep(monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt, match=r"in warm-up after .* no draws exist yet"):
         stop_after(patch, 10, KeyboardInterrupt())
@@ -375,6 +404,26 @@ def test_weighted_draws_and_a_warm_up_as_long_as_the_run_do_not(tmp_path):
         tg.sample(gp("probit"), method, **options, checkpoint=tmp_path / name)
         with pytest.raises(ValueError, match="num_samples was '400', is '500'"):
             tg.sample(gp("probit"), method, **{**options, "num_samples": 500}, checkpoint=tmp_path / name)
+
+
+def test_what_differs_is_named_alone(tmp_path):
+    """Not the whole description of a method or a model in which it is."""
+    model, path = gp("probit"), tmp_path / "run.ckpt"
+    tg.sample(model, tg.HMC(num_steps=2), **OPTIONS, checkpoint=path)
+    with pytest.raises(ValueError, match=r"another run: method was 'num_steps=2', is 'num_steps=3'\. Expected"):
+        tg.sample(model, tg.HMC(num_steps=3), **OPTIONS, checkpoint=path)
+    with pytest.raises(ValueError, match=r"; model was 'train_y=\S* \w{16}', is 'train_y=\S* \w{16}'\. Expected"):
+        tg.sample(model.with_targets(1 - model.train_y), tg.HMC(num_steps=2), **OPTIONS, checkpoint=path)
+
+
+def test_a_checkpoint_without_all_of_its_files_is_an_error_that_says_so(tmp_path):
+    call = partial(tg.sample, gp("probit"), tg.HMC(num_steps=2), **OPTIONS)
+    call(checkpoint=tmp_path / "run.ckpt")
+    with pytest.raises(ValueError, match=r"holds 'torchgpmc checkpoint segment \d'. Expected 'torchgpmc checkpoint \d'\.$"):
+        call(checkpoint=tmp_path / "run.ckpt.00000")
+    (tmp_path / "run.ckpt.00000").unlink()
+    with pytest.raises(ValueError, match=r"run.ckpt lacks some of its draws, the file .*run.ckpt.00000. Expected all files"):
+        call(checkpoint=tmp_path / "run.ckpt")
 
 
 def test_a_damaged_checkpoint_is_an_error_not_a_fresh_start(tmp_path):

@@ -117,10 +117,19 @@ def without_sites():
         GP("f", numbers(4, 2), kernel)()
 
 
+def conditioned_on_a_number():
+    pyro.condition(gp_of(numbers(4, 2)), data={"f.kernel.base_kernel.lengthscale": torch.tensor(0.3, dtype=F64)})()
+
+
 @pytest.mark.parametrize(
     ("make", "error", "match"),
     [
         (in_a_plate, ValueError, "outside of plates"),
+        (
+            conditioned_on_a_number,
+            ValueError,
+            r"shape \(\), not \(1, 2\)\. Expected .* that shape, .* value\.expand\(1, 2\)",
+        ),
         (without_sites, ValueError, r"site 'f.v' has shape \(3, 4\), not \(4,\).*outside of plates"),
         (lambda: GP("f", numbers(4, 2), "rbf"), TypeError, "Expected a gpytorch kernel"),
         (lambda: GP("f", numbers(4, 2), scaled_rbf(), mean=0.0), TypeError, "Expected a gpytorch mean"),

@@ -1,5 +1,7 @@
 """scikit-learn's own checks, and what its users do: text labels, frames, pipelines, searches over methods."""
 
+import warnings
+
 import numpy as np
 import pytest
 from sklearn.datasets import load_iris
@@ -117,3 +119,27 @@ def test_mistakes_are_named(iris):
         tg.GPClassifier(multi_class="ovo").fit(x, y)
     with pytest.raises(ValueError, match="Expected at least two classes"):
         tg.GPClassifier().fit(x, np.zeros(len(x)))
+    for device in ("gpu", "cuda:99", 1.5):
+        with pytest.raises(ValueError, match=rf"device is {device!r}\. Expected one that torch has here, 'cpu'.*; or None"):
+            tg.GPRegressor(device=device, method=QUICK).fit(x, y)
+    assert tg.GPRegressor(device="cpu", num_samples=24, method=QUICK).fit(x, y).predict(x[:2]).shape == (2,)
+
+
+def test_numbers_whose_squares_overflow_are_refused_before_they_are_scaled(iris):
+    x, y = iris
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # numpy's of overflow
+        with pytest.raises(ValueError, match=r"X has numbers up to .*, whose squares torch.float64 cannot hold"):
+            tg.GPClassifier().fit(1e200 * x, y)
+        with pytest.raises(ValueError, match=r"y has numbers up to .*, whose squares torch.float64 cannot hold"):
+            tg.GPRegressor().fit(x, 1e200 * y)
+
+
+def test_arrays_that_cannot_be_written_to_get_no_word_from_torch(iris):
+    """As workers of joblib and pandas hand them on."""
+    x = iris[0].copy()
+    x.flags.writeable = False
+    regressor = tg.GPRegressor(num_samples=24, method=QUICK, normalize_x=False, inducing_points=x[:3])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*not writable")
+        regressor.fit(x, x[:, 0]).predict(x)

@@ -183,6 +183,21 @@ def test_numbers_that_the_dtype_cannot_hold_are_refused():
             tg.GPRegression(x, scale * x[:, 0], kernel(1), noise, dtype=dtype)
 
 
+def test_inputs_whose_squares_overflow_are_refused_before_anything_is_sampled():
+    x, huge = inputs(8, 1), inputs(8, 2) * torch.tensor([1.0, 1e200], dtype=torch.float64)
+    likelihood, expected = tg.likelihoods.Bernoulli(), r" has numbers up to .*, whose squares torch.float.. cannot hold. Expected"
+    for values, dtype in ((huge, torch.float64), (1e300 * x, torch.float64), (1e30 * x, torch.float32)):
+        with pytest.raises(ValueError, match="train_x" + expected):
+            tg.GP(values, EIGHT, kernel(values.shape[1]), likelihood, dtype=dtype)
+    with pytest.raises(ValueError, match="inducing_points" + expected):
+        tg.SparseGP(x, EIGHT, kernel(1), likelihood, inducing_points=1e200 * x[:3])
+    with pytest.raises(ValueError, match="train_x" + expected):
+        tg.kmeans_inducing_points(huge, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tg.GP(1e100 * x, EIGHT, kernel(1), likelihood)
+
+
 def test_targets_far_from_zero_under_a_zero_mean_get_a_word():
     x = inputs(8, 1)
     y = 1000 + torch.sin(6 * x[:, 0])

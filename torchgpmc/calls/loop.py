@@ -80,6 +80,16 @@ class Order(NamedTuple):
         return CheckpointFile(self.checkpoint, settings | {"device": str(self.device)} | identity(), widths, longer)
 
 
+class _Reached(NamedTuple):
+    """Where a run stands between two advances. Replaced as a whole, so that Ctrl-C finds all that a checkpoint needs."""
+
+    state: Any
+    generator_state: Tensor
+    done: int  # advances
+    totals: dict[str, Any]
+    draws: int  # kept a chain
+
+
 class _Loop:
     """Advances a run to its end, or to an interruption; what is kept is in ``store``."""
 
@@ -89,18 +99,18 @@ class _Loop:
         self.generator = generator
         self.file = file
         self.store = DrawStore()
-        self.state: Any = None
         self.info: dict[str, Any] = {}
-        self.totals: dict[str, Any] = {"seconds": 0.0, "warmup_seconds": 0.0, "num_evaluations": 0.0, "interrupted": False}
+        totals = {"seconds": 0.0, "warmup_seconds": 0.0, "num_evaluations": 0.0, "interrupted": False}
+        self.reached = _Reached(None, generator.get_state(), 0, totals, 0)
 
     def found(self) -> Found:
         """The draws made so far."""
         draw, stats = self.store.joined()
-        draws = self.run.finish(self.state, draw)
+        draws = self.run.finish(self.reached.state, draw)
         stats = {name: value[:, : draws.theta.shape[1]] for name, value in stats.items()}
         # Engines without trajectories make one estimate a draw.
-        evaluations = self.totals["num_evaluations"] or float(stats["lp"].numel())
-        return draws, stats, {**self.info, **self.totals, "num_evaluations": evaluations, **draws.info}
+        evaluations = self.reached.totals["num_evaluations"] or float(stats["lp"].numel())
+        return draws, stats, {**self.info, **self.reached.totals, "num_evaluations": evaluations, **draws.info}
 
     def to_the_end(self, info: dict[str, Any], progress: bool, enough: Enough | None = None) -> None:
         """Runs to the end, or until ``enough`` says so.
@@ -111,70 +121,83 @@ class _Loop:
         """
         self.info = info
         with before_draws(None if self.file is None else self.file.checkpoint):
-            state, done = self._start()
-        self.state = state
+            self.reached = self._start()
+        last_saved = self.reached.done
         total = self.run.num_advances()
-        generator_state = self.generator.get_state()
-        bar = tqdm(total=total, initial=done, disable=not progress, desc="sampling", unit="step", dynamic_ncols=True)
+        bar = tqdm(total=total, initial=last_saved, disable=not progress, desc="sampling", unit="step", dynamic_ncols=True)
         display = Display(bar)
-        last_saved = done
         try:
-            ended = self._has_ended(state, enough)
+            ended = self._has_ended(enough)
             while not ended:
-                began, before = time.perf_counter(), self._steps(done)
-                state, draw, stats = self.run.advance(state, self.generator)
-                if draw is not None:
-                    self.store.append(draw, stats)
-                done += 1
-                self.state = state
-                self._count(stats, draw is None, time.perf_counter() - began)
-                ended = self._has_ended(state, enough)
-                if self.file is not None:
-                    generator_state = self.generator.get_state()
-                    if self.file.is_due(before, self._steps(done)) or ended:
-                        self.file.save(state, generator_state, done, {**info, **self.totals}, self.store)
-                        last_saved = done
-                display.show(stats, draw is None)
+                before = self._steps()
+                stats, is_warming_up = self._advance()
+                ended = self._has_ended(enough)
+                if self.file is not None and (self.file.is_due(before, self._steps()) or ended):
+                    self._save(self.file)
+                    last_saved = self.reached.done
+                display.show(stats, is_warming_up)
         except KeyboardInterrupt:
-            if self.file is not None and done > last_saved:
-                self.file.save(state, generator_state, done, {**info, **self.totals}, self.store)
+            self.store.cut(self.reached.draws)
+            if self.file is not None and self.reached.done > last_saved:
+                self._save(self.file)
             if not len(self.store):
-                raise KeyboardInterrupt(nothing_kept(done, total, None if self.file is None else self.file.checkpoint)) from None
-            self.totals["interrupted"] = True
+                where = None if self.file is None else self.file.checkpoint
+                raise KeyboardInterrupt(nothing_kept(self.reached.done, total, where)) from None
+            self.reached.totals["interrupted"] = True
             warn(f"interrupted: {len(self.store)} draws a chain are kept; the rest was not sampled.")
         finally:
             bar.close()
         self._check_for_draws()
 
-    def _steps(self, done: int) -> int:
-        """Of a run that has advanced ``done`` times: a batch of weighted draws may take minutes, and is as many steps."""
-        return max(done, len(self.store))
+    def _advance(self) -> tuple[dict[str, Tensor], bool]:
+        """One advance: its statistics, and whether it was of warm-up."""
+        began = time.perf_counter()
+        state, draw, stats = self.run.advance(self.reached.state, self.generator)
+        generator_state = self.generator.get_state()
+        if draw is not None:
+            self.store.append(draw, stats)
+        totals = self._counted(stats, draw is None, time.perf_counter() - began)
+        self.reached = _Reached(state, generator_state, self.reached.done + 1, totals, len(self.store))
+        return stats, draw is None
 
-    def _has_ended(self, state: Any, enough: Enough | None) -> bool:
-        if self.run.is_finished(state):
+    def _save(self, file: CheckpointFile) -> None:
+        state, generator_state, done, totals, _ = self.reached
+        file.save(state, generator_state, done, {**self.info, **totals}, self.store)
+
+    def _steps(self) -> int:
+        """How far the run is: a batch of weighted draws may take minutes, and is as many steps."""
+        return max(self.reached.done, self.reached.draws)
+
+    def _has_ended(self, enough: Enough | None) -> bool:
+        if self.run.is_finished(self.reached.state):
             return True
-        return enough is not None and enough(len(self.store), self.totals["num_evaluations"], self.found)
+        return enough is not None and enough(self.reached.draws, self.reached.totals["num_evaluations"], self.found)
 
     def _check_for_draws(self) -> None:
         if not len(self.store):
+            evaluations = self.reached.totals["num_evaluations"]
             raise ValueError(
-                f"warm-up took more than the {self.totals['num_evaluations']:.0f} evaluations that the whole run may, and no draws "
-                f"were kept. Expected fewer; use fewer chains, a model of fewer data, or stronger priors."
+                f"warm-up took more than the {evaluations:.0f} evaluations that the whole run may, and no draws were kept. "
+                f"Expected fewer; use fewer chains, a model of fewer data, or stronger priors."
             )
 
-    def _start(self) -> tuple[Any, int]:
+    def _start(self) -> _Reached:
         template = self.run.init(self.generator)
         saved = None if self.file is None else self.file.restore()
         if saved is None:
-            return template, 0
+            return self.reached._replace(state=template, generator_state=self.generator.get_state())
         self.generator.set_state(saved.generator_state)
         self.store = saved.store
-        self.totals = {name: saved.info[name] for name in self.totals} | {"interrupted": False}
-        return unpack(template, saved.state, self.device), saved.num_done
+        totals = {name: saved.info[name] for name in self.reached.totals} | {"interrupted": False}
+        state = unpack(template, saved.state, self.device)
+        return _Reached(state, saved.generator_state, saved.num_done, totals, len(saved.store))
 
-    def _count(self, stats: dict[str, Tensor], warming_up: bool, seconds: float) -> None:
-        self.totals["seconds"] += seconds
+    def _counted(self, stats: dict[str, Tensor], warming_up: bool, seconds: float) -> dict[str, Any]:
+        """The totals after one more advance."""
+        totals = self.reached.totals
+        totals = {**totals, "seconds": totals["seconds"] + seconds}
         if warming_up:
-            self.totals["warmup_seconds"] += seconds
+            totals["warmup_seconds"] += seconds
         if "n_steps" in stats:
-            self.totals["num_evaluations"] += float(stats["n_steps"].sum())
+            totals["num_evaluations"] += float(stats["n_steps"].sum())
+        return totals

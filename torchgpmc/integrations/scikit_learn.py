@@ -18,11 +18,13 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from torchgpmc.arrays import as_tensor
 from torchgpmc.calls.sampling import sample
 from torchgpmc.checks import SamplingWarning, check_count, warn
 from torchgpmc.likelihoods import Bernoulli, Softmax
 from torchgpmc.methods import Method
 from torchgpmc.models import GP, GPModel, GPRegression, SparseGP, kmeans_inducing_points
+from torchgpmc.models.validation import check_squarable
 from torchgpmc.posterior import Posterior
 
 _FULL = 500  # data up to which every datum has a latent of its own
@@ -47,6 +49,21 @@ def default_kernel(num_columns: int, variance_prior: Prior) -> Kernel:
     return ScaleKernel(RBFKernel(lengthscale_prior=lengthscale), outputscale_prior=variance_prior)
 
 
+def _found_device(device: Any) -> torch.device:
+    """The device that was asked for.
+
+    Raises:
+        ValueError: torch knows none of that name, or has none here.
+    """
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, TypeError) as error:  # torch's, of names, of builds without it, and of other kinds
+        has = "'cpu' or 'cuda'" if torch.cuda.is_available() else "'cpu'"
+        raise ValueError(f"device is {device!r}. Expected one that torch has here, {has}; or None, for the CPU.") from error
+    return found
+
+
 class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """What both estimators do with inputs, models and seeds."""
 
@@ -63,6 +80,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         return self._scaler.transform(X) if self.normalize_x else np.asarray(X)
 
     def _fit_inputs(self, X: np.ndarray) -> np.ndarray:
+        check_squarable("X", as_tensor("X", X))
         self._scaler = StandardScaler().fit(X)
         return self._scaled(X)
 
@@ -75,18 +93,18 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
             wanted = _NUM_INDUCING
         if isinstance(wanted, int | np.integer):
             check_count("inducing_points", int(wanted))
-            return kmeans_inducing_points(torch.as_tensor(x), min(int(wanted), len(x)), seed=seed)
+            return kmeans_inducing_points(x, min(int(wanted), len(x)), seed=seed)
         if np.ndim(wanted) == 0:
             raise ValueError(
                 f"inducing_points is {wanted!r}. Expected how many, for instance 100, or where: an array (M, D); or None."
             )
-        return torch.as_tensor(self._scaled(np.asarray(wanted, dtype=np.float64)))
+        return as_tensor("inducing_points", self._scaled(np.asarray(wanted, dtype=np.float64)))
 
     def _posterior(self, model: GPModel, seed: int) -> Posterior:
         with warnings.catch_warnings():
             if not self.verbose:
                 warnings.simplefilter("ignore", SamplingWarning)
-            model = model if self.device is None else model.to(self.device)
+            model = model if self.device is None else model.to(_found_device(self.device))
             return sample(model, self.method, num_samples=self.num_samples, seed=seed, progress=bool(self.verbose))
 
     def _warn_of(self, posteriors: Sequence[Posterior]) -> None:
@@ -99,9 +117,9 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
                 f"posterior_ keeps all complaints."
             )
 
-    def _inputs_like_trained(self, X: Any) -> torch.Tensor:
+    def _inputs_like_trained(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
-        return torch.as_tensor(self._scaled(validate_data(self, X, reset=False, dtype=np.float64)))
+        return self._scaled(validate_data(self, X, reset=False, dtype=np.float64))
 
 
 class GPClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
@@ -258,6 +276,7 @@ class GPRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
         x, seed = self._fit_inputs(X), int(check_random_state(self.random_state).randint(2**31 - 1))
         y = np.asarray(y, dtype=np.float64)
+        check_squarable("y", as_tensor("y", y))
         spread = float(y.std())
         self._center, self._spread = (float(y.mean()), spread if spread > 0 else 1.0) if self.normalize_y else (0.0, 1.0)
         targets = (y - self._center) / self._spread

@@ -18,7 +18,7 @@ from torchgpmc.priors import with_named_closures
 
 _JITTER = 1e-6  # of the unit
 _OFFSET = 100  # of targets, in their standard deviations, from which on a zero mean hardly serves
-_SQUARABLE = 1e-6  # of the root of the largest number: what a sum of squares, over jitter, may take
+_SQUARABLE = 1e-6  # of the root of the largest number: what a sum of squares, over jitter or lengthscales, may take
 _SCALES = 1e3  # of columns, from which on one lengthscale, or one prior for several, hardly serves
 
 
@@ -38,8 +38,8 @@ def check_inputs(name: str, x: Any, dtype: torch.dtype, num_columns: int | None 
 
     Raises:
         TypeError: not numbers.
-        ValueError: wrong shape, no rows, NaN or infinite values, or such as ``dtype`` cannot hold, not ``num_columns`` columns, or
-            half precision asked for.
+        ValueError: wrong shape, no rows, NaN or infinite values, or such as ``dtype`` cannot square, not ``num_columns`` columns,
+            or half precision asked for.
     """
     check_dtype("dtype", dtype)
     x = as_tensor(name, x)
@@ -56,7 +56,19 @@ def check_inputs(name: str, x: Any, dtype: torch.dtype, num_columns: int | None 
             f"{f'; of one point a matrix of one row, (1, {num_columns})' if row else ''}."
         )
     _check_finite(name, x)
-    return _converted(name, x, dtype).contiguous()
+    x = _converted(name, x, dtype).contiguous()
+    check_squarable(name, x)
+    return x
+
+
+def check_squarable(name: str, values: Tensor) -> None:
+    """Raises a ``ValueError`` where squares of ``values`` overflow, or would in a sum over lengthscales or jitter."""
+    largest = float(values.abs().max())
+    if not largest < _SQUARABLE * math.sqrt(torch.finfo(values.dtype).max):
+        raise ValueError(
+            f"{name} has numbers up to {largest:.3g}, whose squares {values.dtype} cannot hold. Expected smaller ones: divide them "
+            f"by their largest, column by column."
+        )
 
 
 def _converted(name: str, values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -242,12 +254,7 @@ def unit_and_jitter(jitter: Any, y: Tensor, likelihood: Any) -> tuple[float, flo
         raise ValueError(f"jitter is {jitter!r}. Expected a variance of at least 0, for instance 1e-6, or None.")
     if not likelihood.is_f_plus_noise:
         return 1.0, _JITTER if jitter is None else float(jitter)
-    largest = float(y.abs().max())
-    if not largest < _SQUARABLE * math.sqrt(torch.finfo(y.dtype).max):
-        raise ValueError(
-            f"train_y has numbers up to {largest:.3g}, whose squares {y.dtype} cannot hold. Expected smaller ones: divide them, "
-            f"for instance by y.std()."
-        )
+    check_squarable("train_y", y)
     unit = _unit_of(y)
     if jitter is None:
         return unit, _JITTER * unit

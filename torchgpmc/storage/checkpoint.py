@@ -141,8 +141,8 @@ class CheckpointFile:
         """What was saved, or ``None`` if there is no file yet.
 
         Raises:
-            CheckpointError: the file is damaged, holds draws of the wrong shapes, or belongs to a run with other settings; the
-                message lists the differences.
+            CheckpointError: the file is damaged, lacks another that goes with it, holds draws of the wrong shapes, or belongs to a
+                run with other settings; the message lists the differences.
         """
         try:
             return self._read() if self.path.exists() else None
@@ -163,6 +163,11 @@ class CheckpointFile:
         store = DrawStore()
         for index in range(content["segments"]):
             path = self._segment_path(index)
+            if not path.exists():
+                raise ValueError(
+                    f"checkpoint {self.path} lacks some of its draws, the file {path}. Expected all files together; put it "
+                    f"back, or delete {self.path}, or take another path, to begin anew."
+                )
             piece = read_tensors(path, _SEGMENT_FORMAT, ["theta", "whitened", "log_weight", "stats"])
             check_draws(path, draws_of(piece), piece["stats"], *self._widths)
             store.restore(piece)

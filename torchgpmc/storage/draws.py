@@ -103,6 +103,11 @@ class DrawStore:
         """Draws kept a chain."""
         return self._count
 
+    def cut(self, count: int) -> None:
+        """Forgets all but the first ``count`` draws."""
+        self._settle()
+        self._settled = self._count = count
+
     def piece(self, start: int) -> dict[str, Any]:
         """The draws from number ``start`` on, as tensors alone."""
         self._settle()

@@ -107,7 +107,7 @@ def read_tensors(path: Path, expected_format: str, names: Collection[str]) -> di
     found = content.get("format") if isinstance(content, dict) else None
     if found != expected_format:
         kind = expected_format.rpartition(" ")[0]
-        other = isinstance(found, str) and found.startswith(f"{kind} ")
+        other = isinstance(found, str) and found.rpartition(" ")[0] == kind
         remedy = " Another version of torchgpmc wrote it; read it with that one, or sample again to another path." if other else ""
         raise ValueError(f"{path} holds {found!r}. Expected {expected_format!r}.{remedy}")
     missing = [name for name in names if name not in content]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -45,7 +46,7 @@ def model_fingerprint(model: GPModel) -> Fingerprint:
         ...     kernel = RBFKernel(lengthscale_prior=GammaPrior(2.0, rate))
         ...     return tg.GP(x, (x > 0.5).int(), kernel, tg.likelihoods.Bernoulli())
         >>> print(differences(model_fingerprint(model(4.0)), model_fingerprint(model(3.0))))  # doctest: +ELLIPSIS
-        kernel.lengthscale_prior was 'gpytorch.GammaPrior concentration=2.0 rate=4.0', is ...; log prior differs by up to ...
+        kernel.lengthscale_prior was 'rate=4.0', is 'rate=3.0'; ... log prior differs by up to ...
         >>> differences(model_fingerprint(model(4.0)), model_fingerprint(model(4.0)))
         ''
     """
@@ -70,6 +71,8 @@ def differences(old: Fingerprint, new: Fingerprint) -> str:
 
 def _difference(key: str, old: str | Tensor | None, new: str | Tensor | None) -> str:
     if not (isinstance(old, Tensor) and isinstance(new, Tensor)):
+        if isinstance(old, str) and isinstance(new, str):
+            old, new = _parted(old, new)
         return "" if type(old) is type(new) and old == new else f"{key} was {old!r}, is {new!r}"
     if not (old.numel() and new.numel()):
         return ""  # not to be had when one of them was taken
@@ -81,6 +84,21 @@ def _difference(key: str, old: str | Tensor | None, new: str | Tensor | None) ->
     # Where a factorisation failed, by rounding perhaps, nothing is known.
     same = (before == after) | (gap <= _TOLERANCE.get(old.dtype, 0.1) * largest) | before.isnan() | after.isnan()
     return "" if bool(same.all()) else f"{key} differs by up to {float(gap[~same].max()):.2g}"
+
+
+def _parted(old: str, new: str) -> tuple[str, str]:
+    """Of descriptions with the same names ``word=value`` those that differ.
+
+    Example:
+        >>> _parted("GP jitter=1e-06 train_x=a b train_y=c", "GP jitter=1e-06 train_x=a d train_y=c")
+        ('train_x=a b', 'train_x=a d')
+    """
+    parts = [re.split(r" (?=\w+=)", text) for text in (old, new)]
+    if [part.partition("=")[0] for part in parts[0]] != [part.partition("=")[0] for part in parts[1]]:
+        return old, new
+    different = [pair for pair in zip(*parts, strict=True) if pair[0] != pair[1]]
+    before, after = zip(*different, strict=True) if different else ((), ())
+    return " ".join(before).rstrip(","), " ".join(after).rstrip(",")
 
 
 # --- words ------------------------------------------------------------------------------------------------------------

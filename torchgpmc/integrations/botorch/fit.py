@@ -93,5 +93,6 @@ def fit_fully_bayesian_model_nuts(
     if model.sampling.rhat > MAX_LATENT_RHAT:
         warn(
             f"R-hat of the hyperparameters is {model.sampling.rhat:.2f} (at most {MAX_LATENT_RHAT} is reliable for the worst of so "
-            f"many): the chains have not mixed. Raise warmup_steps, now {warmup_steps}; model.sampling.summary says more."
+            f"many): the chains have not mixed. Raise num_samples, now {num_samples} of all chains together, and thinning with it; "
+            f"where that does not help warmup_steps, now {warmup_steps}. model.sampling.summary says more."
         )

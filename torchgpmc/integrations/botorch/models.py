@@ -15,8 +15,13 @@ from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
 
+from torchgpmc.checks import described
 
-def _check_shapes(train_X: Tensor, train_Y: Tensor, train_Yvar: Tensor | None) -> None:
+
+def _check_shapes(train_X: Any, train_Y: Any, train_Yvar: Any) -> None:
+    for name, value in (("train_X", train_X), ("train_Y", train_Y), ("train_Yvar", train_Yvar)):
+        if not isinstance(value, Tensor) and not (value is None and name == "train_Yvar"):
+            raise TypeError(f"{name} is {described(value)}. Expected a tensor: torch.as_tensor({name}, dtype=torch.float64).")
     if train_X.dim() != 2 or train_Y.shape != (len(train_X), 1):
         raise ValueError(
             f"train_X has shape {tuple(train_X.shape)} and train_Y {tuple(train_Y.shape)}. Expected (N, D) and (N, 1); several "

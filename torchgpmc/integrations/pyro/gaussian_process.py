@@ -116,8 +116,12 @@ def _not_in_a_plate(site: str, found: str) -> str:
 
 
 def _check_shape(site: str, value: Tensor, shape: torch.Size) -> None:
-    if value.shape != shape:
-        raise ValueError(_not_in_a_plate(site, f"has shape {tuple(value.shape)}, not {tuple(shape)}"))
+    if value.shape == shape:
+        return
+    found = f"has shape {tuple(value.shape)}, not {tuple(shape)}"
+    if value.shape[value.dim() - len(shape) :] == shape:  # and more in front: of a plate, or of parallel draws
+        raise ValueError(_not_in_a_plate(site, found))
+    raise ValueError(f"site '{site}' {found}. Expected a value of that shape, where one is given: value.expand{tuple(shape)}, say.")
 
 
 class _Drawn(NamedTuple):
