@@ -139,6 +139,21 @@ def main():
             f"{float((gap.abs() / spread.sqrt()).max()):.2f} | {trusted} of {options.seeds} |",
             flush=True,
         )
+        if options.determined:
+            print(beside_peer(torch.stack(means), spread, truth, peer["ess"], time_each), flush=True)
+
+
+def beside_peer(means, variance, truth, peer_size, seconds):
+    """What calls leave of error by how they differ from one another, and whether they are off alike beyond the peer's own error."""
+    of_calls = variance / means.var(0)
+    together, worst = float(1 / (1 / of_calls).mean()), float(of_calls.min())
+    common = (means.mean(0) - truth).square() / variance
+    own = 1 / peer_size + 1 / (of_calls * len(means))
+    return (
+        f"by how calls differ: {together:.0f} all means, {worst:.0f} the worst; {together / seconds:.1f}, {worst / seconds:.1f} a second. "
+        f"Off alike: {float(common.sqrt().max()):.3f} sd at worst; squares over the peer's and the calls' own, summed: "
+        f"{float((common / own).sum()):.1f} of {len(truth)} means."
+    )
 
 
 if __name__ == "__main__":
