@@ -24,7 +24,7 @@ QUIET = {"seed": 3, "progress": False}
 
 
 def engine(method, most, *, chains=None, warmup=None, every=1, budget=math.inf):
-    return Candidate(method, "tested.", chains, warmup, every, most, budget, lambda: None, 1.0)
+    return Candidate(method, "tested.", chains, warmup, every, most, budget, lambda: 1.0)
 
 
 # At fixed hyperparameters, where steps take next to nothing: twenty draws a chain are too few, whatever they are worth.

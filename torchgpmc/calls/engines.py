@@ -15,7 +15,8 @@ from torchgpmc.approximations.class_ep import sees_differences
 from torchgpmc.approximations.curved import is_curved
 from torchgpmc.approximations.gaussian_form import has_inducing_normal
 from torchgpmc.approximations.held_sites import can_hold_sites
-from torchgpmc.calls.candidate import Candidate
+from torchgpmc.calls.candidate import Candidate, no_start
+from torchgpmc.calls.timing import seconds_of_chains, seconds_of_evaluations
 from torchgpmc.density import SharedDensity
 from torchgpmc.evidence import (
     Evidence,
@@ -38,7 +39,7 @@ from torchgpmc.runs.chain_targets import estimator_for, suited_approximation
 from torchgpmc.runs.parameterizations import Interwoven
 from torchgpmc.runs.run import MethodOptions
 from torchgpmc.samplers.preconditioner import MassMatrix
-from torchgpmc.variational import initialize
+from torchgpmc.variational import Start, initialize
 
 WANTED = 400  # effective draws (Vehtari et al. 2021, section 4)
 # Importance weights collapse as hyperparameters multiply; `docs/results/theta_engines.md` has the table behind this limit.
@@ -252,23 +253,34 @@ def _together(model: GPModel, one_latent: bool) -> list[Candidate]:
     if model.factorises:
         around = "chains begin around a variational fit, in coordinates white under it."
         fit = partial(initialize, model, optimize_inducing_points=False, progress=False)
-        found.insert(0, _chains(model, NUTS(max_tree_depth=8, target_accept_prob=0.9), around, 100)._replace(start=fit))
+        found.insert(0, _chains(model, NUTS(max_tree_depth=8, target_accept_prob=0.9), around, 100, start=fit))
     if not model.has_latents_at_data:
         budget = _budget(model, _CHAINS, _SPARSE_OPERATIONS_A_SECOND if one_latent else _SEVERAL_OPERATIONS_A_SECOND)
         found = [engine._replace(budget=budget) for engine in found]
     return found
 
 
-def _chains(model: GPModel, method: MethodOptions, why: str, warmup_steps: int, num_chains: int = _CHAINS) -> Candidate:
+def _chains(
+    model: GPModel,
+    method: MethodOptions,
+    why: str,
+    warmup_steps: int,
+    num_chains: int = _CHAINS,
+    start: Callable[..., Start | None] = no_start,
+) -> Candidate:
     density = SharedDensity(JointLogDensity(model), model.operations, model.train_x.device)
 
-    def evaluate() -> Any:
-        generator = make_generator(0, model.train_x.device)
-        theta = model.layout.starting_points(num_chains, generator)
-        return density.value_and_grad(torch.cat([theta, theta.new_zeros(num_chains, model.latent_size)], -1))
+    def rehearse() -> Callable[[], Any]:
+        theta = model.layout.starting_points(num_chains, make_generator(0, model.train_x.device))
+        position = torch.cat([theta, theta.new_zeros(num_chains, model.latent_size)], -1)
+        return partial(density.value_and_grad, position)
 
+    if isinstance(method, NUTS) and (method.whitening is not None or start is not no_start):
+        seconds = partial(seconds_of_chains, model, method, num_chains, warmup_steps, start)
+    else:
+        seconds = partial(seconds_of_evaluations, rehearse, 15.0 * (warmup_steps + 150))
     budget = _budget(model, num_chains, _OPERATIONS_A_SECOND)
-    return Candidate(method, why, num_chains, warmup_steps, 50, 4000, budget, evaluate, 15.0 * (warmup_steps + 150))
+    return Candidate(method, why, num_chains, warmup_steps, 50, 4000, budget, seconds, start)
 
 
 def _on_normal_scale(model: GPModel) -> Candidate:
@@ -281,14 +293,15 @@ def _on_normal_scale(model: GPModel) -> Candidate:
     method = HMC(num_steps=_MOST_STEPS, least_steps=_LEAST_STEPS, mass_matrix=MassMatrix.IDENTITY, **on_theta)
     rough = ApproximateMarginal(model, EP(), loose=True)
 
-    def evaluate() -> Any:
+    def rehearse() -> Callable[[], Any]:
         # From nothing, to be drawn from, takes about as long as a gradient from held sites.
-        return rough(model.layout.starting_points(_CHAINS, make_generator(0, model.train_x.device)))
+        return partial(rough, model.layout.starting_points(_CHAINS, make_generator(0, model.train_x.device)))
 
     # Weights of draws take as long as a third of their gradients.
     typical = 0.5 * (_LEAST_STEPS + _MOST_STEPS) * (_SHORT_WARM_UP + 4 / 3 * WANTED)
     budget = _budget(model, _CHAINS, _OPERATIONS_OF_SITES_A_SECOND)
-    return Candidate(method, why, _CHAINS, _SHORT_WARM_UP, 50, 1000, budget, evaluate, typical)
+    seconds = partial(seconds_of_evaluations, rehearse, typical)
+    return Candidate(method, why, _CHAINS, _SHORT_WARM_UP, 50, 1000, budget, seconds)
 
 
 def _in_turn(model: GPModel, wanted: int) -> Candidate:
@@ -298,15 +311,14 @@ def _in_turn(model: GPModel, wanted: int) -> Candidate:
     """
     why = "theta and the latents of many classes in turn, in coordinates in which they are nearly independent: no estimates."
 
-    def evaluate() -> Any:
+    def rehearse() -> Callable[[], Any]:
         theta = model.layout.starting_points(_CHAINS, make_generator(0, model.train_x.device))
         weight = model.train_x.new_full((_CHAINS, *model.latent_shape), 1 / model.num_latents)
-        return class_map(model.prior(theta).factor, weight, torch.zeros_like(weight))
+        return lambda: class_map(model.prior(theta).factor, weight, torch.zeros_like(weight))
 
     # A sweep takes as long as two or three, the search for where to begin as long as all warm-up.
-    return Candidate(
-        ClassGibbs(), why, _CHAINS, _SHORT_WARM_UP, 50, 1000, float("inf"), evaluate, 2.5 * (2 * _SHORT_WARM_UP + wanted)
-    )
+    seconds = partial(seconds_of_evaluations, rehearse, 2.5 * (2 * _SHORT_WARM_UP + wanted))
+    return Candidate(ClassGibbs(), why, _CHAINS, _SHORT_WARM_UP, 50, 1000, float("inf"), seconds)
 
 
 def _budget(model: GPModel, num_chains: int, operations_a_second: float) -> float:
@@ -321,14 +333,15 @@ def operations_of_estimate(model: GPModel) -> float:
 def _weighted(model: GPModel, method: AMIS, why: str, wanted: int) -> Candidate:
     thetas = max(2, min(_MOST_TIMED_THETAS, int(_TIMED_OPERATIONS / operations_of_estimate(model))))
 
-    def evaluate() -> Any:
+    def rehearse() -> Callable[[], Any]:
         generator = make_generator(0, model.train_x.device)
         approximation = suited_approximation(model, method.approximation)
         estimator = estimator_for(model, approximation, method.num_importance, None, method.evidence)
-        return estimator.draw(model.layout.starting_points(thetas, generator), generator)
+        return partial(estimator.draw, model.layout.starting_points(thetas, generator), generator)
 
     if wanted < WANTED:
         # Few are found sooner. They are no reason to give up sooner: engines that come later are dearer.
         method = replace(method, batch_size=max(wanted, 10 * model.layout.size))
     most = _DRAWS_AN_EFFECTIVE_ONE * max(wanted, WANTED)
-    return Candidate(method, why, None, None, 1, most, float("inf"), evaluate, _USUAL_DRAWS_AN_EFFECTIVE_ONE * wanted / thetas)
+    seconds = partial(seconds_of_evaluations, rehearse, _USUAL_DRAWS_AN_EFFECTIVE_ONE * wanted / thetas)
+    return Candidate(method, why, None, None, 1, most, float("inf"), seconds)
