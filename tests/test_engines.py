@@ -11,7 +11,7 @@ from gpytorch.priors import GammaPrior
 import torchgpmc as tg
 from tests.problems import fixed_kernel, gp, gp_regression, inputs, kernel, sparse_gp, targets
 from torchgpmc.calls import engines, timing
-from torchgpmc.calls.candidate import Candidate, as_typed
+from torchgpmc.calls.candidate import as_typed, no_start
 from torchgpmc.calls.engines import candidates
 
 
@@ -86,7 +86,7 @@ def test_what_has_no_curvature_is_left_to_chains_around_a_fit():
     for model in (gp("laplace"), own):
         (engine,) = candidates(model)
         assert isinstance(engine.method, tg.NUTS) and engine.method.whitening is None
-        assert engine.start is not Candidate._field_defaults["start"]
+        assert engine.start is not no_start
     assert any(isinstance(engine.method, tg.AMIS) for engine in candidates(gp("student_t")))
 
 
@@ -94,7 +94,7 @@ def test_what_has_no_curvature_is_left_to_chains_around_a_fit():
 def test_expectations_by_quadrature_of_many_data_are_left_to_chains_around_a_fit(likelihood):
     # Of 1000 x 1 under Student t noise, 20 inducing points, weighted draws had none to be trusted after 116 CPU seconds.
     engine = candidates(sparse_gp(likelihood, num_data=500))[0]
-    assert isinstance(engine.method, tg.NUTS) and engine.start is not Candidate._field_defaults["start"]
+    assert isinstance(engine.method, tg.NUTS) and engine.start is not no_start
     assert isinstance(candidates(sparse_gp(likelihood, num_data=30))[0].method, tg.AMIS)
     assert isinstance(candidates(sparse_gp("heteroskedastic", num_data=500))[0].method, tg.AMIS)  # by formulas
 

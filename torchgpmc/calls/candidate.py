@@ -27,6 +27,7 @@ class Candidate(NamedTuple):
         budget: evaluations, at most.
         seconds: works out about how long a run that goes well takes here.
         start: makes what the chains begin around; with limits of :func:`torchgpmc.initialize`, roughly.
+        patience: share of its draws before uneven weights end it; by default it has the second batch of :class:`AMIS`.
     """
 
     method: MethodOptions
@@ -38,6 +39,7 @@ class Candidate(NamedTuple):
     budget: float
     seconds: Callable[[], float]
     start: Callable[..., Start | None] = no_start
+    patience: float = 0.2
 
     def with_chains(self, num_chains: int | None, warmup_steps: int | None) -> Candidate:
         """The same with the user's numbers, where there are any."""

@@ -35,7 +35,7 @@ def seconds_of_chains(
 
     Quadrature has other rules and sites take more steps to find at draws from the prior than where the posterior is, maps to white
     coordinates cost as much as gradients or nothing, and trees have 7 gradients or 63. So chains begin as they will, but for a fit
-    that is soon ended, and are watched for about three seconds. Where a gradient takes too long for that, as many as is usual count.
+    that is soon ended, and are watched for three seconds. Where a gradient takes too long for that, as many as is usual count.
     """
     with one_torch_thread(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a fit that has not converged
