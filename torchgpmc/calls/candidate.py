@@ -28,6 +28,7 @@ class Candidate(NamedTuple):
         seconds: works out about how long a run that goes well takes here.
         start: makes what the chains begin around; with limits of :func:`torchgpmc.initialize`, roughly.
         patience: share of its draws before uneven weights end it; by default it has the second batch of :class:`AMIS`.
+        is_dearer: whether it is the one before with more draws an estimate, or begun further off: not tried if that came to none.
     """
 
     method: MethodOptions
@@ -40,6 +41,7 @@ class Candidate(NamedTuple):
     seconds: Callable[[], float]
     start: Callable[..., Start | None] = no_start
     patience: float = 0.2
+    is_dearer: bool = False
 
     def with_chains(self, num_chains: int | None, warmup_steps: int | None) -> Candidate:
         """The same with the user's numbers, where there are any."""

@@ -19,6 +19,7 @@ from torchgpmc.storage.checkpoint import CheckpointError
 
 # After a fifth of its draws (the second batch of AMIS), an engine that heads for less than a third of what is wanted.
 _HOPELESS_SHARE, _HOPELESS = 0.2, 3.0
+_NOTHING = 10  # effective draws, of hundreds and more
 
 
 class Rule(NamedTuple):
@@ -100,6 +101,11 @@ class Trial(NamedTuple):
         """The draws that the call may return."""
         return self.posterior if self.pool is None else self.pool
 
+    @property
+    def came_to_nothing(self) -> bool:
+        """Whether there is no draw, or all hang on a few."""
+        return self.posterior is None or self.posterior.effective_size() < _NOTHING
+
     def described(self) -> dict[str, Any]:
         """Plain words and numbers, for ``posterior.info["tried"]``."""
         return {
@@ -126,6 +132,8 @@ def sample_by_default(engines: Sequence[Candidate], wanted: int, run: Callable[[
     before: Posterior | None = None
     engines = list(engines)
     for number, engine in enumerate(engines):
+        if engine.is_dearer and trials and trials[-1].came_to_nothing:
+            continue
         rule = Rule(wanted, engine.every, engine.most, engine.budget, before, engine.patience)
         try:
             trials.append(_tried(engine, rule, partial(run, number, engine, rule)))

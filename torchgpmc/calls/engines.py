@@ -72,6 +72,7 @@ _LEARNING = 0.5
 _MORE_RUNS = 3  # of 4000 draws, worth 50 to 300 each where proposals reach the posterior's lobes by turns
 # What chains may cost, in seconds of two idle cores of 2020s make; counted in evaluations, so that seeds reproduce.
 _BUDGET = 100.0
+_AFTER_WEIGHTS = 0.5  # of that, where weighted draws have spent some: chains that go well need a fifth
 _SECONDS_A_BATCH, _OPERATIONS_A_SECOND = 3e-3, 2e9
 # Of one function of inducing values: N = 1000, M = 100, by chains that ran beside other work.
 _SPARSE_OPERATIONS_A_SECOND = 1e10
@@ -172,7 +173,8 @@ def _of_other_latents(model: GPModel, one_latent: bool, few: str, wanted: int) -
         return [*first, *_through_classes(model, few, wanted), *together]
     if not has_inducing_normal(model):
         served = size <= MANY_HYPERPARAMETERS and _suits_inducing_mixture(model)
-        return [*_through_inducing_values(model, wanted), *together] if served else together
+        after = [engine._replace(budget=_AFTER_WEIGHTS * engine.budget) for engine in together]
+        return [*_through_inducing_values(model, wanted), *after] if served else together
     if size > MOST_HYPERPARAMETERS:
         return together
     more = "many draws an estimate make up for what a normal density of inducing values misses."
@@ -249,14 +251,16 @@ def _through_inducing_values(model: GPModel, wanted: int) -> list[Candidate]:
 def _from_the_prior(model: GPModel, evidence: Callable[[int], Evidence], few: str, more: str, wanted: int) -> list[Candidate]:
     """Weighted draws without a search for modes, and again with four times as many draws an estimate."""
     turns = (_MANY_DRAWS, few), (4 * _MANY_DRAWS, more)
-    return [_weighted(model, AMIS(evidence=evidence(draws), begin=AtPrior()), why, wanted) for draws, why in turns]
+    first, second = (_weighted(model, AMIS(evidence=evidence(draws), begin=AtPrior()), why, wanted) for draws, why in turns)
+    return [first, second._replace(is_dearer=True)]
 
 
 def _together(model: GPModel, one_latent: bool) -> list[Candidate]:
     """Of models whose latents cannot be integrated out one site a datum."""
     why = "hyperparameters and latents are sampled together, as the latents cannot be integrated out one site a datum."
     white = NUTS(whitening=Laplace(), max_tree_depth=8) if one_latent else NUTS(max_tree_depth=8, target_accept_prob=0.9)
-    found = [_chains(model, white, why, 200)]
+    # Of one function its coordinates are others than those around the fit.
+    found = [_chains(model, white, why, 200)._replace(is_dearer=model.factorises and not one_latent)]
     if model.factorises:
         around = "chains begin around a variational fit, in coordinates white under it."
         fit = partial(initialize, model, optimize_inducing_points=False, progress=False)
