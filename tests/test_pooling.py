@@ -198,7 +198,7 @@ def test_effective_sizes_that_are_overstated_show_between_runs():
 
 
 def engine(method, most):
-    return Candidate(method, "tested.", None, None, 1, most, math.inf, lambda: None, 1.0)
+    return Candidate(method, "tested.", None, None, 1, most, math.inf, lambda: 1.0)
 
 
 @pytest.mark.slow

@@ -10,6 +10,10 @@ from torchgpmc.runs.run import MethodOptions
 from torchgpmc.variational import Start
 
 
+def no_start(**limits: Any) -> None:
+    """Chains begin around no fit."""
+
+
 class Candidate(NamedTuple):
     """An engine with what it may spend, for a default call.
 
@@ -21,9 +25,10 @@ class Candidate(NamedTuple):
         every: draws a chain between two looks at what they are worth.
         most: draws a chain, at most.
         budget: evaluations, at most.
-        evaluate: one evaluation for all chains, or of a batch of thetas, for timing.
-        typical: as many of those a run that goes well takes.
-        start: makes what the chains begin around.
+        seconds: works out about how long a run that goes well takes here.
+        start: makes what the chains begin around; with limits of :func:`torchgpmc.initialize`, roughly.
+        patience: share of its draws before uneven weights end it; by default it has the second batch of :class:`AMIS`.
+        is_dearer: whether it is the one before with more draws an estimate, or begun further off: not tried if that came to none.
     """
 
     method: MethodOptions
@@ -33,9 +38,10 @@ class Candidate(NamedTuple):
     every: int
     most: int
     budget: float
-    evaluate: Callable[[], Any]
-    typical: float
-    start: Callable[[], Start | None] = lambda: None
+    seconds: Callable[[], float]
+    start: Callable[..., Start | None] = no_start
+    patience: float = 0.2
+    is_dearer: bool = False
 
     def with_chains(self, num_chains: int | None, warmup_steps: int | None) -> Candidate:
         """The same with the user's numbers, where there are any."""

@@ -19,6 +19,7 @@ from torchgpmc.storage.checkpoint import CheckpointError
 
 # After a fifth of its draws (the second batch of AMIS), an engine that heads for less than a third of what is wanted.
 _HOPELESS_SHARE, _HOPELESS = 0.2, 3.0
+_NOTHING = 10  # effective draws, of hundreds and more
 
 
 class Rule(NamedTuple):
@@ -33,6 +34,7 @@ class Rule(NamedTuple):
         most: draws a chain that the run makes at most.
         budget: evaluations.
         before: weighted draws of other engines, which the run's may join.
+        patience: share of ``most`` before uneven weights end it.
     """
 
     wanted: int
@@ -40,6 +42,7 @@ class Rule(NamedTuple):
     most: int
     budget: float
     before: Posterior | None = None
+    patience: float = _HOPELESS_SHARE
 
     def __call__(self, num_kept: int, num_evaluations: float, so_far: Callable[[], Posterior]) -> bool:
         """Whether to end after ``num_kept`` draws a chain; ``so_far`` makes a posterior of them."""
@@ -62,8 +65,10 @@ class Rule(NamedTuple):
         weights, share = posterior.log_weights, posterior.num_draws / self.most
         if weights is None or share < _HOPELESS_SHARE:
             return False
+        if estimate_noise(posterior.stats, weights) > MAX_ESTIMATE_VARIANCE:
+            return True
         size = kish_effective_size(truncated_log_weights(weights))
-        return _HOPELESS * size < share * self.wanted or estimate_noise(posterior.stats, weights) > MAX_ESTIMATE_VARIANCE
+        return share >= self.patience and _HOPELESS * size < share * self.wanted
 
 
 def is_good(posterior: Posterior, wanted: int) -> bool:
@@ -96,6 +101,11 @@ class Trial(NamedTuple):
         """The draws that the call may return."""
         return self.posterior if self.pool is None else self.pool
 
+    @property
+    def came_to_nothing(self) -> bool:
+        """Whether there is no draw, or all hang on a few."""
+        return self.posterior is None or self.posterior.effective_size() < _NOTHING
+
     def described(self) -> dict[str, Any]:
         """Plain words and numbers, for ``posterior.info["tried"]``."""
         return {
@@ -122,7 +132,9 @@ def sample_by_default(engines: Sequence[Candidate], wanted: int, run: Callable[[
     before: Posterior | None = None
     engines = list(engines)
     for number, engine in enumerate(engines):
-        rule = Rule(wanted, engine.every, engine.most, engine.budget, before)
+        if engine.is_dearer and trials and trials[-1].came_to_nothing:
+            continue
+        rule = Rule(wanted, engine.every, engine.most, engine.budget, before, engine.patience)
         try:
             trials.append(_tried(engine, rule, partial(run, number, engine, rule)))
         except KeyboardInterrupt:

@@ -15,7 +15,8 @@ from torchgpmc.approximations.class_ep import sees_differences
 from torchgpmc.approximations.curved import is_curved
 from torchgpmc.approximations.gaussian_form import has_inducing_normal
 from torchgpmc.approximations.held_sites import can_hold_sites
-from torchgpmc.calls.candidate import Candidate
+from torchgpmc.calls.candidate import Candidate, no_start
+from torchgpmc.calls.timing import seconds_of_chains, seconds_of_evaluations
 from torchgpmc.density import SharedDensity
 from torchgpmc.evidence import (
     Evidence,
@@ -38,7 +39,7 @@ from torchgpmc.runs.chain_targets import estimator_for, suited_approximation
 from torchgpmc.runs.parameterizations import Interwoven
 from torchgpmc.runs.run import MethodOptions
 from torchgpmc.samplers.preconditioner import MassMatrix
-from torchgpmc.variational import initialize
+from torchgpmc.variational import Start, initialize
 
 WANTED = 400  # effective draws (Vehtari et al. 2021, section 4)
 # Importance weights collapse as hyperparameters multiply; `docs/results/theta_engines.md` has the table behind this limit.
@@ -65,9 +66,13 @@ _FEW_INTEGRALS = 400
 _MOST_INDUCING = 200  # numbers in v, of which estimates factorise a matrix
 # Of proposals for more hyperparameters than a few: in a dozen dimensions most draws of a Student t with five lie too far out.
 _SHORT_TAILS = 30
+# Where estimates are nearly exact and proposals begin with the prior, weights collapse at first: those of 70 x 4, noise by column,
+# are worth 2 of 400 draws, 6 of 880, 38 of 1456, 226 of 2147, 542 of 2976.
+_LEARNING = 0.5
 _MORE_RUNS = 3  # of 4000 draws, worth 50 to 300 each where proposals reach the posterior's lobes by turns
 # What chains may cost, in seconds of two idle cores of 2020s make; counted in evaluations, so that seeds reproduce.
 _BUDGET = 100.0
+_AFTER_WEIGHTS = 0.5  # of that, where weighted draws have spent some: chains that go well need a fifth
 _SECONDS_A_BATCH, _OPERATIONS_A_SECOND = 3e-3, 2e9
 # Of one function of inducing values: N = 1000, M = 100, by chains that ran beside other work.
 _SPARSE_OPERATIONS_A_SECOND = 1e10
@@ -123,6 +128,10 @@ def candidates(model: GPModel, wanted: int = WANTED) -> list[Candidate]:
         found = [_on_normal_scale(model)]
         if model.operations > CHAINS_MAY_TAKE_LONG:
             return found  # in white coordinates 34 of 300 labels spend all in warm-up
+    if found and not as_likelihood(model.likelihood).is_log_concave:
+        # Laplace's sites are of one mode of p(f | y, theta): in coordinates white under those, chains of 60 data with Cauchy noise
+        # were worth 123 draws when their budget ended and, by another seed, 404 in 56 seconds; around a fit 424 in 35.
+        return [*found, _together(model, one_latent)[0]]
     white = f"chains of {size} hyperparameters and the latents together, in white coordinates, need no evidence."
     found.append(_chains(model, NUTS(whitening=Laplace(), max_tree_depth=8), white, 150))
     return found
@@ -164,7 +173,8 @@ def _of_other_latents(model: GPModel, one_latent: bool, few: str, wanted: int) -
         return [*first, *_through_classes(model, few, wanted), *together]
     if not has_inducing_normal(model):
         served = size <= MANY_HYPERPARAMETERS and _suits_inducing_mixture(model)
-        return [*_through_inducing_values(model, wanted), *together] if served else together
+        after = [engine._replace(budget=_AFTER_WEIGHTS * engine.budget) for engine in together]
+        return [*_through_inducing_values(model, wanted), *after] if served else together
     if size > MOST_HYPERPARAMETERS:
         return together
     more = "many draws an estimate make up for what a normal density of inducing values misses."
@@ -220,7 +230,7 @@ def _through_noise(model: GPModel, wanted: int) -> list[Candidate]:
     """Of noise with a latent size. The joint mode, which Laplace's searches for theta rest on, is where noise goes to nothing."""
     few = "the mean function integrates out by hand, the noise's well, and the hyperparameters are few: weighted draws, no warm-up."
     more = "many draws an estimate make up for what a normal density of log deviations is too narrow for."
-    return _from_the_prior(model, NoiseAlone, few, more, wanted)
+    return [engine._replace(patience=_LEARNING) for engine in _from_the_prior(model, NoiseAlone, few, more, wanted)]
 
 
 def _suits_inducing_mixture(model: GPModel) -> bool:
@@ -241,34 +251,47 @@ def _through_inducing_values(model: GPModel, wanted: int) -> list[Candidate]:
 def _from_the_prior(model: GPModel, evidence: Callable[[int], Evidence], few: str, more: str, wanted: int) -> list[Candidate]:
     """Weighted draws without a search for modes, and again with four times as many draws an estimate."""
     turns = (_MANY_DRAWS, few), (4 * _MANY_DRAWS, more)
-    return [_weighted(model, AMIS(evidence=evidence(draws), begin=AtPrior()), why, wanted) for draws, why in turns]
+    first, second = (_weighted(model, AMIS(evidence=evidence(draws), begin=AtPrior()), why, wanted) for draws, why in turns)
+    return [first, second._replace(is_dearer=True)]
 
 
 def _together(model: GPModel, one_latent: bool) -> list[Candidate]:
     """Of models whose latents cannot be integrated out one site a datum."""
     why = "hyperparameters and latents are sampled together, as the latents cannot be integrated out one site a datum."
     white = NUTS(whitening=Laplace(), max_tree_depth=8) if one_latent else NUTS(max_tree_depth=8, target_accept_prob=0.9)
-    found = [_chains(model, white, why, 200)]
+    # Of one function its coordinates are others than those around the fit.
+    found = [_chains(model, white, why, 200)._replace(is_dearer=model.factorises and not one_latent)]
     if model.factorises:
         around = "chains begin around a variational fit, in coordinates white under it."
         fit = partial(initialize, model, optimize_inducing_points=False, progress=False)
-        found.insert(0, _chains(model, NUTS(max_tree_depth=8, target_accept_prob=0.9), around, 100)._replace(start=fit))
+        found.insert(0, _chains(model, NUTS(max_tree_depth=8, target_accept_prob=0.9), around, 100, start=fit))
     if not model.has_latents_at_data:
         budget = _budget(model, _CHAINS, _SPARSE_OPERATIONS_A_SECOND if one_latent else _SEVERAL_OPERATIONS_A_SECOND)
         found = [engine._replace(budget=budget) for engine in found]
     return found
 
 
-def _chains(model: GPModel, method: MethodOptions, why: str, warmup_steps: int, num_chains: int = _CHAINS) -> Candidate:
+def _chains(
+    model: GPModel,
+    method: MethodOptions,
+    why: str,
+    warmup_steps: int,
+    num_chains: int = _CHAINS,
+    start: Callable[..., Start | None] = no_start,
+) -> Candidate:
     density = SharedDensity(JointLogDensity(model), model.operations, model.train_x.device)
 
-    def evaluate() -> Any:
-        generator = make_generator(0, model.train_x.device)
-        theta = model.layout.starting_points(num_chains, generator)
-        return density.value_and_grad(torch.cat([theta, theta.new_zeros(num_chains, model.latent_size)], -1))
+    def rehearse() -> Callable[[], Any]:
+        theta = model.layout.starting_points(num_chains, make_generator(0, model.train_x.device))
+        position = torch.cat([theta, theta.new_zeros(num_chains, model.latent_size)], -1)
+        return partial(density.value_and_grad, position)
 
+    if isinstance(method, NUTS) and (method.whitening is not None or start is not no_start):
+        seconds = partial(seconds_of_chains, model, method, num_chains, warmup_steps, start)
+    else:
+        seconds = partial(seconds_of_evaluations, rehearse, 15.0 * (warmup_steps + 150))
     budget = _budget(model, num_chains, _OPERATIONS_A_SECOND)
-    return Candidate(method, why, num_chains, warmup_steps, 50, 4000, budget, evaluate, 15.0 * (warmup_steps + 150))
+    return Candidate(method, why, num_chains, warmup_steps, 50, 4000, budget, seconds, start)
 
 
 def _on_normal_scale(model: GPModel) -> Candidate:
@@ -281,14 +304,15 @@ def _on_normal_scale(model: GPModel) -> Candidate:
     method = HMC(num_steps=_MOST_STEPS, least_steps=_LEAST_STEPS, mass_matrix=MassMatrix.IDENTITY, **on_theta)
     rough = ApproximateMarginal(model, EP(), loose=True)
 
-    def evaluate() -> Any:
+    def rehearse() -> Callable[[], Any]:
         # From nothing, to be drawn from, takes about as long as a gradient from held sites.
-        return rough(model.layout.starting_points(_CHAINS, make_generator(0, model.train_x.device)))
+        return partial(rough, model.layout.starting_points(_CHAINS, make_generator(0, model.train_x.device)))
 
     # Weights of draws take as long as a third of their gradients.
     typical = 0.5 * (_LEAST_STEPS + _MOST_STEPS) * (_SHORT_WARM_UP + 4 / 3 * WANTED)
     budget = _budget(model, _CHAINS, _OPERATIONS_OF_SITES_A_SECOND)
-    return Candidate(method, why, _CHAINS, _SHORT_WARM_UP, 50, 1000, budget, evaluate, typical)
+    seconds = partial(seconds_of_evaluations, rehearse, typical)
+    return Candidate(method, why, _CHAINS, _SHORT_WARM_UP, 50, 1000, budget, seconds)
 
 
 def _in_turn(model: GPModel, wanted: int) -> Candidate:
@@ -298,15 +322,15 @@ def _in_turn(model: GPModel, wanted: int) -> Candidate:
     """
     why = "theta and the latents of many classes in turn, in coordinates in which they are nearly independent: no estimates."
 
-    def evaluate() -> Any:
+    def rehearse() -> Callable[[], Any]:
         theta = model.layout.starting_points(_CHAINS, make_generator(0, model.train_x.device))
         shift = model.train_x.new_zeros(_CHAINS, *model.latent_shape)
-        return class_map(model.prior(theta).factor, torch.full_like(shift[:, 0], 1 / model.num_latents), shift)
+        precision = torch.full_like(shift[:, 0], 1 / model.num_latents)
+        return lambda: class_map(model.prior(theta).factor, precision, shift)
 
-    # A sweep takes as long as two or three, the search for where to begin as long as all warm-up.
-    return Candidate(
-        ClassGibbs(), why, _CHAINS, _SHORT_WARM_UP, 50, 1000, float("inf"), evaluate, 2.5 * (2 * _SHORT_WARM_UP + wanted)
-    )
+    # A sweep takes as long as three to five, the search for where to begin as long as all warm-up.
+    seconds = partial(seconds_of_evaluations, rehearse, 4 * (2 * _SHORT_WARM_UP + 1.25 * wanted))
+    return Candidate(ClassGibbs(), why, _CHAINS, _SHORT_WARM_UP, 50, 1000, float("inf"), seconds)
 
 
 def _budget(model: GPModel, num_chains: int, operations_a_second: float) -> float:
@@ -321,14 +345,15 @@ def operations_of_estimate(model: GPModel) -> float:
 def _weighted(model: GPModel, method: AMIS, why: str, wanted: int) -> Candidate:
     thetas = max(2, min(_MOST_TIMED_THETAS, int(_TIMED_OPERATIONS / operations_of_estimate(model))))
 
-    def evaluate() -> Any:
+    def rehearse() -> Callable[[], Any]:
         generator = make_generator(0, model.train_x.device)
         approximation = suited_approximation(model, method.approximation)
         estimator = estimator_for(model, approximation, method.num_importance, None, method.evidence)
-        return estimator.draw(model.layout.starting_points(thetas, generator), generator)
+        return partial(estimator.draw, model.layout.starting_points(thetas, generator), generator)
 
     if wanted < WANTED:
         # Few are found sooner. They are no reason to give up sooner: engines that come later are dearer.
         method = replace(method, batch_size=max(wanted, 10 * model.layout.size))
     most = _DRAWS_AN_EFFECTIVE_ONE * max(wanted, WANTED)
-    return Candidate(method, why, None, None, 1, most, float("inf"), evaluate, _USUAL_DRAWS_AN_EFFECTIVE_ONE * wanted / thetas)
+    seconds = partial(seconds_of_evaluations, rehearse, _USUAL_DRAWS_AN_EFFECTIVE_ONE * wanted / thetas)
+    return Candidate(method, why, None, None, 1, most, float("inf"), seconds)

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from typing import Any
-
 from torchgpmc.calls.candidate import Candidate, described
 from torchgpmc.calls.engines import CHAINS_MAY_TAKE_LONG, candidates, operations_of_estimate
 from torchgpmc.checks import warn
 from torchgpmc.models import GPModel
-from torchgpmc.numerics.threads import one_torch_thread
 
-_TIMING, _MAX_TIMED = 0.1, 20  # seconds, evaluations
 _MAY_TAKE_LONG = 2e8  # operations an estimate: below, a run is soon done, and not timed before it begins
 _LONG = 1.0  # minutes
 
@@ -20,7 +14,8 @@ _LONG = 1.0  # minutes
 def explain(model: GPModel) -> str:
     """Which engines ``sample(model)`` tries, in which order and why, and about how long each takes here.
 
-    Seconds are those of one evaluation, timed now, times as many as a run that goes well takes.
+    Seconds are those of one evaluation, timed now, times as many as a run that goes well takes; of chains in white coordinates
+    those of their first transitions, for which this takes some seconds an engine.
 
     Example:
         >>> import torch, torchgpmc as tg
@@ -35,8 +30,7 @@ def explain(model: GPModel) -> str:
     """
     lines = []
     for number, candidate in enumerate(candidates(model), 1):
-        seconds = candidate.typical * _seconds(candidate.evaluate)
-        lines.append(f"{number}. {described(candidate)}: {candidate.why} About {_duration(seconds)}.")
+        lines.append(f"{number}. {described(candidate)}: {candidate.why} {_about(candidate)}")
     return "\n".join([*lines, "sample(model) takes the first whose draws pass their own checks."])
 
 
@@ -44,7 +38,10 @@ def warn_of_time(model: GPModel, candidate: Candidate) -> None:
     """Says what an engine will cost before it begins, where that may be minutes."""
     if operations_of_estimate(model) < (_MAY_TAKE_LONG if candidate.num_chains is None else CHAINS_MAY_TAKE_LONG):
         return
-    minutes = candidate.typical * _seconds(candidate.evaluate) / 60
+    try:
+        minutes = candidate.seconds() / 60
+    except ValueError:  # it has its turn to say so
+        return
     if minutes > _LONG:
         warn(
             f"{described(candidate)} will take about {minutes:.0f} minutes here, if it goes well (hyperparameters: "
@@ -53,16 +50,11 @@ def warn_of_time(model: GPModel, candidate: Candidate) -> None:
         )
 
 
-def _seconds(evaluate: Callable[[], Any]) -> float:
-    """Of one call, the quickest of a few."""
-    best, spent, count = float("inf"), 0.0, 0
-    with one_torch_thread():
-        while spent < _TIMING and count < _MAX_TIMED:
-            began = time.perf_counter()
-            evaluate()
-            seconds = time.perf_counter() - began
-            best, spent, count = min(best, seconds), spent + seconds, count + 1
-    return best
+def _about(candidate: Candidate) -> str:
+    try:
+        return f"About {_duration(candidate.seconds())}."
+    except ValueError as error:
+        return f"It fails here: {error}"
 
 
 def _duration(seconds: float) -> str:
