@@ -330,7 +330,7 @@ def _in_turn(model: GPModel, wanted: int) -> Candidate:
 
     # A sweep takes as long as three to five, the search for where to begin as long as all warm-up.
     seconds = partial(seconds_of_evaluations, rehearse, 4 * (2 * _SHORT_WARM_UP + 1.25 * wanted))
-    return Candidate(ClassGibbs(), why, _CHAINS, _SHORT_WARM_UP, 50, 1000, float("inf"), seconds)
+    return Candidate(ClassGibbs(), why, _CHAINS, _SHORT_WARM_UP, 50, 1600, float("inf"), seconds)
 
 
 def _budget(model: GPModel, num_chains: int, operations_a_second: float) -> float:
