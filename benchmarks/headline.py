@@ -150,8 +150,8 @@ def beside_peer(means, variance, truth, peer_size, seconds):
     common = (means.mean(0) - truth).square() / variance
     own = 1 / peer_size + 1 / (of_calls * len(means))
     return (
-        f"by how calls differ: {together:.0f} all means, {worst:.0f} the worst; {together / seconds:.1f}, {worst / seconds:.1f} a second. "
-        f"Off alike: {float(common.sqrt().max()):.3f} sd at worst; squares over the peer's and the calls' own, summed: "
+        f"by how calls differ: {together:.0f} all means, {worst:.0f} the worst; {together / seconds:.1f}, {worst / seconds:.1f} a "
+        f"second. Off alike: {float(common.sqrt().max()):.3f} sd at worst; squares over the peer's and the calls' own, summed: "
         f"{float((common / own).sum()):.1f} of {len(truth)} means."
     )
 

@@ -251,7 +251,10 @@ class GPModel(RefreshedModule):
             >>> round(model.with_theta(torch.tensor([2.0]).log()).kernel.lengthscale.item(), 6)
             2.0
         """
-        model = copy.deepcopy(self)
+        # A copy of all would work out what follows from the data twice, a gigabyte each time of 60000 rows of 784 columns.
+        model = object.__new__(type(self))
+        model.__dict__.update(self.__dict__)
+        model._modules, model._buffers = copy.deepcopy(self._modules), copy.deepcopy(self._buffers)
         values = self.layout.raw_values(theta[None]).by_module
         for prefix in self.layout.prefixes:
             sampled = self.layout.sampled_names(prefix)
