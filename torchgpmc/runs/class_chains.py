@@ -1,10 +1,10 @@
 """Chains of [theta, v] for several classes: theta and the latents in turn, in coordinates that are white at every theta.
 
 Given theta the latents move by Hamiltonian trajectories in w, which factorise nothing, and of which a theta gets several, for
-predictions to average over their ends. Given w theta is proposed from a quadratic
-fitted to the density at some thetas that stay, whose factors are worked out once: so each theta that is tried takes two
-factorisations, and four of five are accepted. Sites are a linear function of theta (of their precision, in logarithms), fitted to
-those of :mod:`torchgpmc.approximations.class_variational` at some thetas, and frozen with all else before the first kept draw.
+predictions to average over their ends. Given w theta is proposed from a quadratic fitted to the density at some thetas that stay,
+whose factors are worked out once: so each theta that is tried takes two factorisations, and four of five are accepted. Sites are a
+linear function of theta (of their precision, in logarithms), fitted to those of :mod:`torchgpmc.approximations.class_variational`
+at some thetas, and frozen with all else before the first kept draw.
 """
 
 from __future__ import annotations
