@@ -16,9 +16,10 @@ class AMIS(ImportanceOptions):
 
     Starts at the modes of Laplace's approximate posterior with their curvature, draws batches, weighs every draw against the
     mixture of all proposals used, and moves the proposal to the weighted moments. With an unbiased estimate in place of the
-    evidence it stays exact (paper E, section 3.1). Every theta comes with a latent vector chosen by its importance weight. Proposals
-    learn from the draws that they weigh: means of some thousand draws are off by some hundredths of a posterior deviation for it,
-    which shrinks with their number; the log evidence is not (:func:`torchgpmc.importance.log_evidence`).
+    evidence it stays exact (paper E, section 3.1). Every theta comes with a latent vector chosen by its importance weight.
+
+    Proposals learn from the draws that they weigh: means of some thousand draws are off by some hundredths of a posterior
+    deviation for it, less the more there are; the log evidence is not (:func:`torchgpmc.importance.log_evidence`).
 
     Args:
         approximation: :class:`Laplace` or :class:`EP`, from which latents are drawn; exact for a :class:`GPRegression`. Of a
