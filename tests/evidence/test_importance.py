@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.priors import HalfCauchyPrior
 
 import torchgpmc as tg
 from tests.problems import LIKELIHOODS, gp, sparse_gp
@@ -10,6 +12,7 @@ from torchgpmc.approximations.gaussian_form import problem_of, without_graph
 from torchgpmc.evidence.gaussian_draws import draws_around
 from torchgpmc.evidence.importance_sampling import _CHUNK_ELEMENTS
 from torchgpmc.models.latents import likelihood_values
+from torchgpmc.runs.chain_targets import estimator_for
 
 # Others are drawn from mixtures: test_mixtures.py.
 LOG_CONCAVE = [name for name in LIKELIHOODS if as_likelihood(LIKELIHOODS[name]()).is_log_concave]
@@ -191,3 +194,27 @@ def test_mistakes_are_named(estimator):
         estimator(sparse_gp("softmax"))
     with pytest.raises(ValueError, match="even number"):
         tg.evidence.importance(model, num_importance=3, antithetic=True)
+
+
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+def test_what_single_precision_has_no_digits_for_counts_as_density_zero():
+    """Draws of f as differences of numbers a prior's deviation large: their evidence came out up to 247 nats too high."""
+    x, y = torch.linspace(0, 1, 5)[:, None], torch.tensor([1.0, -1.0, 0.5, 2.0, -0.5])
+    kernel = ScaleKernel(RBFKernel().requires_grad_(False), outputscale_prior=HalfCauchyPrior(2.0))
+    likelihood = tg.likelihoods.Gaussian()
+    likelihood.noise = 9.0
+    likelihood.requires_grad_(False)
+    log_outputscale = torch.linspace(0, 40, 81)[:, None]
+    values = []
+    for dtype in (torch.float32, torch.float64):
+        model = tg.GP(x, y, kernel, likelihood, dtype=dtype)
+        estimator = estimator_for(model, tg.Laplace(), 16, None, None)
+        theta = log_outputscale.to(dtype)
+        start = torch.nan_to_num(estimator.start_at(theta))
+        values.append(estimator.draw(theta, torch.Generator().manual_seed(0), start, 1).value.double())
+    single, double = values
+    # Laplace's site is the likelihood, so every draw weighs the same; in double precision none is lost here.
+    assert bool(torch.isfinite(double).all()) and bool(torch.isinf(single).any())
+    kept = torch.isfinite(single)
+    torch.testing.assert_close(single[kept], double[kept], atol=0.05, rtol=0)
+    assert bool(kept[log_outputscale[:, 0] < 10].all())

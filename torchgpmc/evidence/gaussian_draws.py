@@ -14,6 +14,8 @@ from torchgpmc.models.latents import LatentPrior
 from torchgpmc.models.targets import Targets
 from torchgpmc.numerics.linalg import times_blocks, triangular_log_determinant
 
+_FEW_DIGITS = 0.01
+
 
 def draws_around(prior: LatentPrior, problem: LatentProblem, found: GaussianApproximation, directions: Tensor) -> GaussianDraws:
     """Draws made from standard normals ``(C, 2, draws, N)``, or ``(C, 1, draws, V)`` for several latents."""
@@ -29,6 +31,11 @@ class WeightedDraws(Protocol):
     @property
     def found(self) -> Any:
         """The density they are from: ``alpha``, ``precision``, ``num_iterations``, ``converged``."""
+        ...
+
+    @property
+    def ok(self) -> Tensor:
+        """Whether there are any ``(C,)``: algebra has failed where not."""
         ...
 
     @property
@@ -60,6 +67,7 @@ class GaussianDraws:
 
     def __init__(self, prior: LatentPrior, problem: LatentProblem, found: Any):
         self.prior, self.problem, self.found = prior, problem, found
+        self.ok = prior.ok
 
     def weigh(self, antithetic: bool) -> tuple[Tensor, Tensor]:
         """Log weights and log likelihoods ``(C, draws)``; with twins, those of m + K alpha - delta come second."""
@@ -101,11 +109,22 @@ class GaussianDraws:
         return log_likelihoods(self.problem.model, self.problem.values, f, self.problem.targets)
 
 
+def _leaves_digits(covariance: Tensor, precision: Tensor) -> Tensor:
+    """Whether Matheron's rule does ``(C,)``: it takes draws W^-1/2 apart, or less, as differences of numbers K^1/2 large.
+
+    In single precision none is left of a prior variance 1e14 times that of the noise, and evidence that is hundreds of nats too
+    high comes of it.
+    """
+    ratio = (covariance.diagonal(dim1=-2, dim2=-1) * precision).amax(-1)
+    return ratio.sqrt() * torch.finfo(ratio.dtype).eps < _FEW_DIGITS
+
+
 class OneLatent(GaussianDraws):
     """By Matheron's rule, from two standard normals a datum."""
 
     def __init__(self, prior: LatentPrior, problem: LatentProblem, found: GaussianApproximation, directions: Tensor):
         super().__init__(prior, problem, found)
+        self.ok = prior.ok & _leaves_digits(problem.covariance, found.precision)
         root = found.precision.sqrt().unsqueeze(1)
         # (C, directions, N) is, transposed, the column-major layout that triangular solves take without a copy.
         self.normal, second = directions.unbind(1)

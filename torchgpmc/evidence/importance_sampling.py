@@ -186,7 +186,7 @@ class ImportanceEstimator:
         spread = self._draws(prior, auxiliary, start)
         log_weight, log_likelihood = spread.weigh(self.antithetic)
         value, variance = self._average(log_weight)
-        value = torch.where(prior.ok, value, -torch.inf)
+        value = torch.where(spread.ok, value, -torch.inf)
         chosen, *others = _choose(log_weight, torch.special.ndtr(auxiliary[:, -1]), num_latents).unbind(-1)
         column = chosen.unsqueeze(-1)
         estimate = ImportanceEstimate(

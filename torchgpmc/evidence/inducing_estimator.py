@@ -100,7 +100,7 @@ class InducingDraws:
 
     def __init__(self, model: GPModel, at: LatentsAt, targets: Targets, found: NearestNormal, directions: Tensor):
         self.model, self.at, self.targets = model, at, targets
-        self.found = found
+        self.found, self.ok = found, at.prior.ok
         self.mean, scale = (part.squeeze(1) for part in found.latents)
         self.delta = directions @ scale.mT
         self.log_constant = triangular_log_determinant(scale)

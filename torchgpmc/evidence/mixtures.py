@@ -125,6 +125,7 @@ class MixtureDraws(GaussianDraws):
         super().__init__(
             first.prior, first.problem, densities[0]._replace(mean=mean, alpha=alpha, precision=precision, num_iterations=work)
         )
+        self.ok = torch.stack([part.ok for part in parts]).all(0)
         self.log_constant = torch.stack([part.log_constant for part in parts], 1) - share.log()
         self.mixture = Mixture(mean, alpha, precision, self.log_constant)
         component = _component(share, level)
