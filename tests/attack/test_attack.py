@@ -125,8 +125,8 @@ def biased_evidence(monkeypatch):
 
 
 def tempered_weights(monkeypatch):
-    honest = weighted.log_weights
-    monkeypatch.setattr(weighted, "log_weights", lambda draws: 0.3 * honest(draws))
+    honest = weighted.streamed_log_weights
+    monkeypatch.setattr(weighted, "streamed_log_weights", lambda streams: 0.3 * honest(streams))
 
 
 def slow_momenta(monkeypatch):

@@ -6,15 +6,20 @@ from torchgpmc.importance.adaptive import (
     adapt,
     add_draws,
     begun_again,
-    hold_their_part,
-    log_evidence,
     log_weights,
-    own_log_weights,
     start,
     truncated_log_weights,
 )
+from torchgpmc.importance.evidence import log_evidence, own_log_weights
 from torchgpmc.importance.mode_search import Mode, find_modes
 from torchgpmc.importance.proposal import Proposal, along_axes, draw_from, from_modes, log_density_of, with_defence
+from torchgpmc.importance.streams import (
+    add_to_each,
+    draw_from_each,
+    hold_their_part,
+    streamed_log_weights,
+    teach_each,
+)
 from torchgpmc.importance.tail_search import search_tails
 
 __all__ = [
@@ -24,9 +29,11 @@ __all__ = [
     "Proposal",
     "adapt",
     "add_draws",
+    "add_to_each",
     "along_axes",
     "begun_again",
     "draw_from",
+    "draw_from_each",
     "find_modes",
     "from_modes",
     "hold_their_part",
@@ -36,6 +43,8 @@ __all__ = [
     "own_log_weights",
     "search_tails",
     "start",
+    "streamed_log_weights",
+    "teach_each",
     "truncated_log_weights",
     "with_defence",
 ]

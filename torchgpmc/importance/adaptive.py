@@ -12,7 +12,7 @@ from torchgpmc.importance.proposal import Proposal, log_density_of, with_defence
 from torchgpmc.numerics.linalg import cholesky
 
 _LEAST_SHARE = 1e-3
-_ROUNDS = 5
+_ROUNDS = 5  # of expectation maximisation a batch: a component that has far to go is there after half the draws
 
 
 class AdaptiveState(NamedTuple):
@@ -46,9 +46,7 @@ class Adaptation(NamedTuple):
     which keeps a few heavy weights from collapsing them (in the spirit of MAMIS-P, paper E section 4.5.2; ours blends moments).
     With a ``defensive_share``, the last component stays as it is and keeps that share (Hesterberg 1995): where it is broad, no
     weight can be much larger than the target is beside it, whatever the others have come to. A ``kept_share`` is divided evenly
-    among the others: one that stands where little mass is keeps its part of that, however few draws it answers for. ``rounds`` of
-    expectation maximisation a batch bring one that has far to go there in half the draws; of many components they make more of the
-    draws they are learned from than is there, and so of those draws' weights less.
+    among the others: one that stands where little mass is keeps its part of that, however few draws it answers for.
 
     Example:
         >>> plan = Adaptation(modified=False, diagonal=False, prior_strength=10.0, defensive_share=0.1)
@@ -61,7 +59,6 @@ class Adaptation(NamedTuple):
     prior_strength: float
     defensive_share: float = 0.0
     kept_share: float = 0.0
-    rounds: int = _ROUNDS
 
 
 def start(first: Proposal) -> AdaptiveState:
@@ -131,86 +128,6 @@ def log_weights(state: AdaptiveState) -> Tensor:
     return state.log_target - state.log_denominator + state.counts.sum().log()
 
 
-def own_log_weights(state: AdaptiveState) -> Tensor:
-    """Log weights ``(S,)`` by the proposal that each draw came from alone.
-
-    A proposal is settled before its draws are, so each of these weights has the evidence for its mean, whatever was learned when;
-    those of :func:`log_weights` have not, since the proposals in their denominators were learned from the draws they weigh.
-
-    Example:
-        >>> import math, torch
-        >>> from torchgpmc.importance import draw_from, from_modes
-        >>> unit = from_modes(torch.zeros(1, 1), torch.eye(1)[None], torch.zeros(1), math.inf)  # N(0, 1)
-        >>> state = start(unit)
-        >>> position = draw_from(state.current, 1000, torch.Generator().manual_seed(0))
-        >>> state = add_draws(state, position, -0.5 * position.square().sum(-1))
-        >>> wide = state._replace(current=from_modes(torch.zeros(1, 1), 4 * torch.eye(1)[None], torch.zeros(1), math.inf))
-        >>> state = add_draws(wide, torch.zeros(1000, 1), torch.zeros(1000))  # a second batch, for once all at zero
-        >>> own_log_weights(state)[[0, -1]].exp()  # by the proposal of each: the density of N(0, 4) at zero is half that of N(0, 1)
-        tensor([2.5066, 5.0133])
-        >>> log_weights(state)[-1].exp()  # by the mixture of both, three quarters of it
-        tensor(3.3422)
-    """
-    return state.log_target - _of_own_proposal(state, _log_densities(state))
-
-
-def log_evidence(state: AdaptiveState) -> tuple[Tensor, Tensor]:
-    r"""Log of the mean of :func:`own_log_weights`, which is unbiased, adaptation or not, and its relative standard error.
-
-    Weights less their common mean are a martingale's differences, so their variances add up (Owen & Zhou 2020, "The square root
-    rule for adaptive importance sampling"). Each batch's variance and third moment are estimated twice, by its own draws and by all
-    draws weighed by :math:`q_t / q`, :math:`q` the mixture of all proposals: a proposal that has lost a region has no draws there
-    to tell, and other batches have. A sum with skewness :math:`\kappa` comes out low together with its own standard error, and
-    its t statistic falls below :math:`-z - \kappa (2 z^2 + 1) / 6` as seldom as a normal one below :math:`-z` (Hall 1992, "On the
-    removal of skewness by transformation"). The error is the larger of the two estimates times :math:`1 + 11 \kappa / 8`, at which
-    even four errors reach as far as they say; where weights are even, it is the usual one.
-
-    Example:
-        >>> import math, torch
-        >>> from torchgpmc.importance import draw_from, from_modes
-        >>> unit = from_modes(torch.zeros(1, 1), torch.eye(1)[None], torch.zeros(1), math.inf)  # N(0, 1)
-        >>> state = start(unit)
-        >>> position = draw_from(state.current, 1000, torch.Generator().manual_seed(0))
-        >>> state = add_draws(state, position, -0.5 * (position - 0.5).square().sum(-1))
-        >>> value, error = log_evidence(state)
-        >>> bool((value - 0.5 * math.log(2 * math.pi)).abs() < 3 * error), bool(error < 0.05)
-        (True, True)
-    """
-    log_density = _log_densities(state)
-    count = float(state.counts.sum())
-    own = state.log_target - _of_own_proposal(state, log_density)
-    value = torch.logsumexp(own, 0) - math.log(count)
-    log_share = log_density - (state.log_denominator - math.log(count))  # of a draw in the integral over its batch's proposal
-    log_weight = state.log_target - log_density
-    errors = [
-        _skewed_error(own - value, torch.zeros_like(own), count),
-        _skewed_error(log_weight - value, log_share + (state.counts / count).log().unsqueeze(-1), count),
-    ]
-    return value, torch.stack(errors).max()
-
-
-def _log_densities(state: AdaptiveState) -> Tensor:
-    """Of every past proposal at every draw, ``(T, S)``."""
-    proposals = [Proposal(*(part[index] for part in state.past)) for index in range(len(state.counts))]
-    return torch.stack([log_density_of(proposal, state.position) for proposal in proposals])
-
-
-def _of_own_proposal(state: AdaptiveState, log_density: Tensor) -> Tensor:
-    """From ``(T, S)``, each draw's own ``(S,)``."""
-    batch = torch.arange(len(state.counts), device=state.counts.device).repeat_interleave(state.counts.long())
-    return log_density.gather(0, batch.unsqueeze(0)).squeeze(0)
-
-
-def _skewed_error(log_relative: Tensor, log_share: Tensor, count: float) -> Tensor:
-    """Relative error of a sum of ``count`` weights whose logs, less that of their mean, have moments of the given log shares."""
-    # log |w - 1|, which neither a proposal's thin tail nor a third power carries beyond what floating point can hold.
-    log_gap = torch.where(log_relative > 30, log_relative, torch.expm1(log_relative.clamp_max(30)).abs().log()).double()
-    second = torch.logsumexp((log_share + 2 * log_gap).flatten(), 0)
-    cubes = log_share + 3 * log_gap - 1.5 * second
-    skewness = torch.nan_to_num(log_relative.sign() * cubes.exp()).sum().clamp_min(0.0)  # NaN where all weights are equal
-    return ((0.5 * second).exp() * (1 + 1.375 * skewness) / (count * (count - 1)) ** 0.5).to(log_relative)
-
-
 def adapt(state: AdaptiveState, plan: Adaptation) -> AdaptiveState:
     """Moves every component to the weighted moments of the draws it answers for.
 
@@ -226,39 +143,51 @@ def adapt(state: AdaptiveState, plan: Adaptation) -> AdaptiveState:
         >>> moved.mean.round(decimals=1), moved.factor.round(decimals=1)
         (tensor([[2.]]), tensor([[[0.5000]]]))
     """
-    if plan.modified:
-        last = int(state.counts[-1])
-        position = state.position[-last:]
-        came_from = Proposal(*(part[-1] for part in state.past))
-        log_weight = state.log_target[-last:] - log_density_of(came_from, position)
-    else:
-        position, log_weight = state.position, log_weights(state)
+    return follow(state, *lesson(state, modified=plan.modified), plan)
+
+
+def lesson(state: AdaptiveState, *, modified: bool) -> tuple[Tensor, Tensor]:
+    """Draws ``(S, D)`` that proposals are learned from, all or, ``modified``, the last batch, and their log weights ``(S,)``.
+
+    Example:
+        >>> import math, torch
+        >>> from torchgpmc.importance import draw_from, from_modes
+        >>> unit = from_modes(torch.zeros(1, 1), torch.eye(1)[None], torch.zeros(1), math.inf)  # N(0, 1)
+        >>> state = start(unit)
+        >>> for count in 1000, 500:
+        ...     position = draw_from(state.current, count, torch.Generator().manual_seed(0))
+        ...     state = add_draws(state, position, -0.5 * position.square().sum(-1))
+        >>> len(lesson(state, modified=False)[0]), len(lesson(state, modified=True)[0])
+        (1500, 500)
+    """
+    if not modified:
+        return state.position, log_weights(state)
+    first = len(state.position) - int(state.counts[-1])
+    position = state.position[first:]
+    came_from = Proposal(*(part[-1] for part in state.past))
+    return position, state.log_target[first:] - log_density_of(came_from, position)
+
+
+def follow(state: AdaptiveState, position: Tensor, log_weight: Tensor, plan: Adaptation) -> AdaptiveState:
+    """:func:`adapt` to any draws ``(S, D)`` with log weights ``(S,)``, its own or not.
+
+    Example:
+        >>> import math, torch
+        >>> from torchgpmc.importance import from_modes
+        >>> unit = from_modes(torch.zeros(1, 1), torch.eye(1)[None], torch.zeros(1), math.inf)  # N(0, 1)
+        >>> position = torch.tensor([[2.0], [4.0]])
+        >>> plan = Adaptation(modified=False, diagonal=False, prior_strength=0.0)
+        >>> follow(start(unit), position, torch.zeros(2), plan).current.mean
+        tensor([[3.]])
+    """
     if not bool(torch.isfinite(log_weight).any()):
         return state
     log_weight = truncated_log_weights(log_weight)
     log_weight = log_weight - torch.logsumexp(log_weight, 0)
     proposal = state.current
-    for _ in range(plan.rounds if len(proposal.mean) > 1 else 1):
+    for _ in range(_ROUNDS if len(proposal.mean) > 1 else 1):
         proposal = _followed(proposal, state.first, position, log_weight, plan)
     return state._replace(current=proposal)
-
-
-def hold_their_part(state: AdaptiveState, components: int) -> bool:
-    """Whether the first components of a run's only proposal weigh as much as their part of the draws, or more.
-
-    By how likely each draw is to be of one of them: a share of the mass, where proposals cover it, against a share of the draws.
-
-    Example:
-        >>> import math, torch
-        >>> from torchgpmc.importance import draw_from, from_modes
-        >>> both = from_modes(torch.tensor([[-3.0], [3.0]]), torch.ones(2, 1, 1), torch.zeros(2), math.inf)
-        >>> position = draw_from(both, 1000, torch.Generator().manual_seed(0))
-        >>> left, right = (add_draws(start(both), position, -0.5 * (position - at).square().sum(-1)) for at in (-3, 3))
-        >>> hold_their_part(left, 1), hold_their_part(right, 1)  # the first component is the one at -3
-        (True, False)
-    """
-    shares = _responsibilities(state.current, state.position).exp()[:components].sum(0)
-    return bool(torch.softmax(log_weights(state), 0) @ shares >= shares.mean())
 
 
 def begun_again(state: AdaptiveState, beginning: Proposal) -> AdaptiveState:
@@ -297,7 +226,7 @@ def _divided(proposal: Proposal, size: int) -> Proposal:
 
 def _followed(proposal: Proposal, first: Proposal, position: Tensor, log_weight: Tensor, plan: Adaptation) -> Proposal:
     """One round of expectation maximisation on weighted draws."""
-    shares = _responsibilities(proposal, position) + log_weight  # (components, S)
+    shares = responsibilities(proposal, position) + log_weight  # (components, S)
     kept = 1 if plan.defensive_share else 0
     parts = [_moments(shares[index], position, first.mean[index], first.factor[index], plan) for index in range(len(shares) - kept)]
     mean, factor, weight = (torch.stack(columns) for columns in zip(*parts, strict=True))
@@ -306,8 +235,17 @@ def _followed(proposal: Proposal, first: Proposal, position: Tensor, log_weight:
     return with_defence(moved, first.mean[-1], first.factor[-1], plan.defensive_share) if kept else moved
 
 
-def _responsibilities(proposal: Proposal, position: Tensor) -> Tensor:
-    """Log probability that each draw belongs to each component ``(components, S)``."""
+def responsibilities(proposal: Proposal, position: Tensor) -> Tensor:
+    """Log probability that each draw ``(S, D)`` belongs to each component ``(components, S)``.
+
+    Example:
+        >>> import math, torch
+        >>> from torchgpmc.importance import from_modes
+        >>> both = from_modes(torch.tensor([[-3.0], [3.0]]), torch.ones(2, 1, 1), torch.zeros(2), math.inf)
+        >>> responsibilities(both, torch.zeros(1, 1)).exp()  # half way between them
+        tensor([[0.5000],
+                [0.5000]])
+    """
     if len(proposal.mean) == 1:
         return position.new_zeros(1, len(position))
     logs = [

@@ -18,8 +18,9 @@ class AMIS(ImportanceOptions):
     mixture of all proposals used, and moves the proposal to the weighted moments. With an unbiased estimate in place of the
     evidence it stays exact (paper E, section 3.1). Every theta comes with a latent vector chosen by its importance weight.
 
-    Proposals learn from the draws that they weigh: means of some thousand draws are off by some hundredths of a posterior
-    deviation for it, less the more there are; the log evidence is not (:func:`torchgpmc.importance.log_evidence`).
+    In the paper proposals learn from the draws that they weigh: of some thousand draws means are off for it, alike in every run, by
+    some hundredths of a posterior deviation, and by more than a tenth where hyperparameters and components are many. Here draws
+    are dealt to streams, each weighed against its own proposals, which the draws of the others have taught.
 
     Args:
         approximation: :class:`Laplace` or :class:`EP`, from which latents are drawn; exact for a :class:`GPRegression`. Of a
@@ -33,8 +34,8 @@ class AMIS(ImportanceOptions):
         batch_size: draws of the first batch; by default a tenth of ``num_samples``, at least 10 a hyperparameter.
         growth: of batches.
         batch_sizes: all of them, in place of the two above, the last repeated as often as it takes.
-        prior_strength: draws that the first proposal counts for when the next is learned; by default two a
-            hyperparameter, ten with ``AtPrior(arms=True)``.
+        num_streams: that each batch is dealt to, evenly; 1 for proposals that learn from the draws they weigh, as in paper E.
+        prior_strength: draws that the first proposal counts for when the next is learned; by default two a hyperparameter.
         defensive_share: of the draws, from a component with the prior's moments that is kept throughout, so that no region of the
             prior is left to the tails of what was learned (on the normal scale it is the prior itself, all but its heavier tails,
             and bounds the weights). As large a share of the rest begins there too, and follows draws that the modes' components

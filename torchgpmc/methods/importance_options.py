@@ -21,7 +21,7 @@ from torchgpmc.runs.run import MethodOptions, Settings, refuse_chain_options
 from torchgpmc.runs.starts import Marginal
 from torchgpmc.runs.weighted import ImportanceRun
 
-_STRENGTH, _STRENGTH_OF_MANY = 2.0, 10.0  # draws a hyperparameter; of a component among two of each hyperparameter
+_STRENGTH = 2.0  # draws a hyperparameter
 _KEPT_SHARE = 0.3  # of the draws, of components in the tails
 
 
@@ -72,6 +72,7 @@ class ImportanceOptions(MethodOptions):
     batch_size: int | None = None
     growth: float = 1.5
     batch_sizes: tuple[int, ...] | None = None
+    num_streams: int = 4
     prior_strength: float | None = None
     defensive_share: float = 0.2
     begin: AtModes | AtPrior = AtModes()  # noqa: RUF009  (frozen, so it may be shared)
@@ -124,6 +125,7 @@ class ImportanceOptions(MethodOptions):
                 check_count("each of batch_sizes", given)
         if self.prior_strength is not None:
             check_positive("prior_strength", self.prior_strength)
+        check_count("num_streams", self.num_streams)
         check_flag("normal_scale", self.normal_scale)
         if not (is_number(self.defensive_share) and 0 <= self.defensive_share < 1):
             raise ValueError(f"defensive_share is {self.defensive_share!r}. Expected a number of at least 0 and below 1.")
@@ -137,13 +139,9 @@ class ImportanceOptions(MethodOptions):
 
     def _plan(self, num_hyperparameters: int, modified: bool, begin: AtModes | AtPrior) -> Adaptation:
         """How proposals learn that began so."""
-        has_arms = isinstance(begin, AtPrior) and begin.arms
-        usual = (_STRENGTH_OF_MANY if has_arms else _STRENGTH) * num_hyperparameters
-        strength = usual if self.prior_strength is None else self.prior_strength
+        strength = _STRENGTH * num_hyperparameters if self.prior_strength is None else self.prior_strength
         kept_share = _KEPT_SHARE if isinstance(begin, AtModes) and begin.search_tails else 0.0
-        plan = Adaptation(modified, self.diagonal, strength, float(self.defensive_share), kept_share)
-        # Five rounds of two dozen components had a mean of ten hyperparameters 0.1 to 0.15 deviations low in every run.
-        return plan._replace(rounds=1) if has_arms else plan
+        return Adaptation(modified, self.diagonal, strength, float(self.defensive_share), kept_share)
 
     def _prepared(self, model: GPModel, settings: Settings, *, modified: bool, switch_after: int | None) -> ImportanceRun:
         """A run that learns from all draws, or, ``modified``, from the last batch alone; the latter from a batch on."""
@@ -172,5 +170,6 @@ class ImportanceOptions(MethodOptions):
             switch_after=switch_after,
             effective_size=self.effective_size,
             smooth=self.smooth,
+            num_streams=self.num_streams,
             drawn=settings.draws,
         )

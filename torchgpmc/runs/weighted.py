@@ -17,18 +17,20 @@ from torchgpmc.importance import (
     Mode,
     Proposal,
     adapt,
-    add_draws,
+    add_to_each,
     along_axes,
     begun_again,
-    draw_from,
+    draw_from_each,
     from_modes,
     hold_their_part,
     log_evidence,
-    log_weights,
     search_tails,
     start,
+    streamed_log_weights,
+    teach_each,
     with_defence,
 )
+from torchgpmc.importance.streams import Streams
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.numerics.linalg import cholesky, identity_matrix, solve_lower
 from torchgpmc.numerics.special import log_standard_normal
@@ -52,10 +54,10 @@ _NO_EVIDENCE = (
 
 
 class ImportanceState(NamedTuple):
-    """State of a run: the weighted draws, and where the latent approximations start: as at the nearest anchor."""
+    """State of a run: the weighted draws, dealt to streams, and where the latent approximations start: as at the nearest anchor."""
 
     iteration: int
-    draws: AdaptiveState
+    streams: Streams  # of the weighted draws
     anchors: Tensor  # (A, P), of z: the best mode, then some draws of the first batch
     starts: Tensor  # (A, ...), of the approximations there
     num_modes: Tensor  # (), that the run is around; 0 where none was found, or they have been left for the prior
@@ -76,6 +78,7 @@ class ImportanceRun(NamedTuple):
     switch_after: int | None  # batch after which the plan becomes MAMIS
     effective_size: float | None
     smooth: bool
+    num_streams: int
     drawn: DrawnStart | None = None  # what the first proposal is fitted to, in place of ``begin``
 
     @property
@@ -91,14 +94,15 @@ class ImportanceRun(NamedTuple):
     def init(self, generator: torch.Generator) -> ImportanceState:
         first, num_modes = self._first_proposal(generator)
         mode = first.mean[:1]
-        return ImportanceState(0, start(first), mode, self._starts_at(mode), torch.tensor(num_modes, device=mode.device))
+        streams = (start(first),) * self.num_streams
+        return ImportanceState(0, streams, mode, self._starts_at(mode), torch.tensor(num_modes, device=mode.device))
 
     def _starts_at(self, z: Tensor) -> Tensor:
         return torch.nan_to_num(self.estimator.start_at(self.scale.theta(z)[0]))
 
     def _nearest_start(self, state: ImportanceState, z: Tensor) -> Tensor:
         """The start of the nearest anchor: a function of theta and of earlier batches, so that an estimate stays unbiased."""
-        factor = state.draws.first.factor[0]
+        factor = state.streams[0].first.factor[0]
         white, anchors = (solve_lower(factor, points.mT).mT for points in (z, state.anchors))
         return state.starts[torch.cdist(white, anchors).argmin(-1)]
 
@@ -152,21 +156,25 @@ class ImportanceRun(NamedTuple):
     def _may_leave(self) -> bool:
         return isinstance(self.begin, AtModes) and self.begin.leave_for is not None and self.drawn is None
 
-    def _after_first_batch(self, draws: AdaptiveState, num_modes: int) -> tuple[AdaptiveState, int]:
+    def _after_first_batch(self, streams: Streams, num_modes: int) -> tuple[Streams, int]:
         """Begun again with the prior, where modes hold less of the weight than they made of the draws, and how many are left.
 
         Where modes stay, mass in their tails is looked for now: a search takes as long as some hundred draws, and where data say
         little its components lie where the modes do, away from most of the posterior.
         """
         if not (num_modes and self._may_leave) or self.marginal is None:
-            return draws, num_modes
-        if not hold_their_part(draws, num_modes):
-            return begun_again(draws, self._prior()), 0
-        mean, factor = draws.first.mean[:num_modes], draws.first.factor[:num_modes]
+            return streams, num_modes
+        if not hold_their_part(streams, num_modes):
+            prior = self._prior()
+            return tuple(begun_again(stream, prior) for stream in streams), 0
+        mean, factor = (part[:num_modes] for part in (streams[0].first.mean, streams[0].first.factor))
         value = OnNormalScale(self.marginal, self.scale)(mean)
         modes = [Mode(*parts) for parts in zip(mean, value, factor @ factor.mT, strict=True)]
         tails = self._tails_of(modes)
-        return (begun_again(draws, self._around(modes, tails)) if tails else draws), num_modes
+        if not tails:
+            return streams, num_modes
+        around = self._around(modes, tails)
+        return tuple(begun_again(stream, around) for stream in streams), num_modes
 
     def _with_prior(self, proposal: Proposal, times: int) -> Proposal:
         unit = identity_matrix(self.scale.size, self.scale.coefficients)
@@ -200,24 +208,24 @@ class ImportanceRun(NamedTuple):
         """After all batches, or once the effective size that was asked for has been reached."""
         if self.effective_size is None or state.iteration in (0, len(self.schedule)):
             return state.iteration == len(self.schedule)
-        return kish_effective_size(log_weights(state.draws)) >= self.effective_size
+        return kish_effective_size(streamed_log_weights(state.streams)) >= self.effective_size
 
     def advance(self, state: ImportanceState, generator: torch.Generator) -> tuple[ImportanceState, Draw, dict[str, Tensor]]:
         count = self.schedule[state.iteration]
-        z = draw_from(state.draws.current, count, generator)
+        z = draw_from_each(state.streams, count, generator)
         theta, log_slope = self.scale.theta(z)
         estimate = self.estimator.draw(theta, generator, self._nearest_start(state, z), latents_kept(self.model))
         log_prior = self.model.layout.log_prior(theta).detach()
         log_target = log_prior + log_slope + estimate.value
         log_target = torch.nan_to_num(log_target, nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
-        draws = add_draws(state.draws, z, log_target)
+        streams = add_to_each(state.streams, z, log_target)
         num_modes = int(state.num_modes)
         if state.iteration == 0:
-            draws, num_modes = self._after_first_batch(draws, num_modes)
+            streams, num_modes = self._after_first_batch(streams, num_modes)
         if state.iteration + 1 < len(self.schedule):
             modified = self.plan.modified or (self.switch_after is not None and state.iteration + 1 >= self.switch_after)
             plan = self.plan if num_modes else self.plan_at_prior
-            draws = adapt(draws, plan._replace(modified=modified))
+            streams = teach_each(streams, plan._replace(modified=modified))
         stats = {
             "lp": log_prior + estimate.log_likelihood + log_standard_normal(estimate.whitened),
             "log_evidence": estimate.value,
@@ -234,19 +242,19 @@ class ImportanceRun(NamedTuple):
             starts = self._starts_at(anchors)
         drawn = Draw(theta[None], estimate.whitened[None], further_whitened=estimate.further_whitened[None])
         return (
-            ImportanceState(state.iteration + 1, draws, anchors, starts, torch.full_like(state.num_modes, num_modes)),
+            ImportanceState(state.iteration + 1, streams, anchors, starts, torch.full_like(state.num_modes, num_modes)),
             drawn,
             stats,
         )
 
     def finish(self, state: ImportanceState, draw: Draw) -> Draws:
-        weights = log_weights(state.draws)
+        weights = streamed_log_weights(state.streams)
         if not bool(torch.isfinite(weights).any()):
             raise ValueError(
                 f"all {len(weights)} draws have evidence zero: every covariance failed to factorise. Expected some to succeed; "
                 f"raise the model's jitter (now {self.model.jitter:g}) or use priors that keep lengthscales and scales moderate."
             )
-        value, error = log_evidence(state.draws)
+        value, error = log_evidence(state.streams)
         if self.smooth:
             weights = smoothed_log_weights(weights)
         mass = log_prior_mass(self.model.layout)
