@@ -10,8 +10,8 @@ more columns one batch from proposals fitted to runs of 4000 draws. Beside it ar
 which tells a heavy tail from a bounded one, and how far the worst mean of the worst seed is off, in posterior deviations. Mode
 search is inside the time. With two columns NumPyro's NUTS runs first, sequential chains, compile time left out; with ten it
 takes most of an hour to 200 effective draws (``peers/numpyro_nuts.py``), and is not run here, but for ``--determined``: there
-labels depend on three of the inputs and say much, NumPyro has 700 effective draws after 900 transitions a chain, and its means
-are the truth (``--peer``: its output).
+labels depend on three of the inputs and say much, and NumPyro has 700 effective draws after 900 transitions a chain (``--peer``:
+its output). Its means, whose error is that of as many draws, stand beside the long run's and, again, as the truth.
 """
 
 import argparse
@@ -19,6 +19,7 @@ import json
 import pathlib
 import time
 import warnings
+from dataclasses import replace
 
 import torch
 from problems import determined_data, probit_data, probit_model
@@ -32,19 +33,25 @@ def log_weights_of(posterior):
     return torch.zeros_like(posterior.stats["lp"]) if posterior.log_weights is None else posterior.log_weights
 
 
-def truth_of(model, columns, draws):
+def truth_of(model, columns, determined, draws):
     """Moments of one long run, or of one batch from proposals that were fitted to other runs.
 
     Proposals learned from the draws that they weigh had a mean of eleven 0.06 to 0.12 deviations low in all runs alike.
     """
+    if determined:
+        return of_fixed_proposals(model, tg.recommend(model), draws, range(999, 1002))
     if columns == 2:
         return moments(tg.sample(model, tg.AMIS(approximation=tg.EP()), num_samples=draws, seed=999, progress=False))
-    evidence, half = tg.evidence.SmoothProbit(tg.EP(), num_importance=64), draws // 2
+    evidence = tg.evidence.SmoothProbit(tg.EP(), num_importance=64)
     method = tg.AMIS(evidence=evidence, degrees_of_freedom=30, begin=tg.AtPrior(arms=True))
-    seeds = range(999, 999 + max(2, half // 4000))
-    learned = tg.pool([tg.sample(model, method, num_samples=min(4000, half), seed=seed, progress=False) for seed in seeds])
-    fixed = tg.AMIS(evidence=evidence, degrees_of_freedom=30, batch_sizes=(half,))
-    return moments(tg.sample(model, fixed, num_samples=half, seed=998, progress=False, start=learned))
+    return of_fixed_proposals(model, method, draws // 2, range(999, 999 + max(2, draws // 8000)))
+
+
+def of_fixed_proposals(model, method, draws, seeds):
+    """Moments of draws from proposals that runs of 4000 draws each have taught, and these draws have not."""
+    runs = [tg.sample(model, method, num_samples=min(4000, draws), seed=seed, progress=False) for seed in seeds]
+    fixed = replace(method, batch_sizes=(draws,), num_streams=1)
+    return moments(tg.sample(model, fixed, num_samples=draws, seed=998, progress=False, start=tg.pool(runs)))
 
 
 def peer_of_determined(file):
@@ -101,13 +108,12 @@ def main():
     methods["default call"] = None
     if options.determined:
         peer = peer_of_determined(options.peer)
-        truth, variance = torch.tensor(peer["means"]).double(), None
+        peer_means = torch.tensor(peer["means"]).double()
         print(
             f"| NumPyro NUTS | {peer['ess']:.0f} | {peer['ess'] / peer['cpu_seconds']:.2f} | | | | {peer['seconds']:.0f}, ", end=""
         )
         print(f"{peer['cpu_seconds']:.0f} | {peer['means'][0]:.2f} | | |", flush=True)
-    else:
-        truth, variance = truth_of(model, options.columns, options.long)
+    truth, variance = truth_of(model, options.columns, options.determined, options.long)
     for name, method in methods.items():
         if options.methods and name not in options.methods:
             continue
@@ -125,9 +131,8 @@ def main():
             kish.append(tg.diagnostics.weights.kish_effective_size(log_weights))
             khat.append(tg.diagnostics.weights.pareto_khat(log_weights))
             largest.append(float(torch.softmax(log_weights.flatten(), 0).max()) * log_weights.numel())
-        spread = torch.stack(variances).mean(0) if variance is None else variance  # NumPyro's script reports means alone
         gap = torch.stack(means) - truth
-        sizes = spread / gap.square().mean(0)
+        sizes = variance / gap.square().mean(0)
         together = float(1 / (1 / sizes).mean())
         time_each = sum(work) / len(work)
         print(
@@ -136,23 +141,24 @@ def main():
             f"{sorted(khat)[len(khat) // 2]:.2f}, {max(khat):.2f} | {max(largest):.1f} times the mean | "
             f"{float(torch.tensor(seconds).median()):.1f}, {time_each:.1f} ({min(work):.0f} to {max(work):.0f}) | "
             f"{float(torch.stack(means)[:, 0].min()):.2f} to {float(torch.stack(means)[:, 0].max()):.2f} | "
-            f"{float((gap.abs() / spread.sqrt()).max()):.2f} | {trusted} of {options.seeds} |",
+            f"{float((gap.abs() / variance.sqrt()).max()):.2f} | {trusted} of {options.seeds} |",
             flush=True,
         )
         if options.determined:
-            print(beside_peer(torch.stack(means), spread, truth, peer["ess"], time_each), flush=True)
+            print(beside_peer(torch.stack(means), variance, truth, peer_means, peer["ess"]), flush=True)
 
 
-def beside_peer(means, variance, truth, peer_size, seconds):
-    """What calls leave of error by how they differ from one another, and whether they are off alike beyond the peer's own error."""
+def beside_peer(means, variance, truth, peer_means, peer_size):
+    """The same by the peer's means, by how calls differ, and whether both are off the peer's means alike beyond its own error."""
+    of_peer = variance / (means - peer_means).square().mean(0)
     of_calls = variance / means.var(0)
-    together, worst = float(1 / (1 / of_calls).mean()), float(of_calls.min())
-    common = (means.mean(0) - truth).square() / variance
+    shared, long = ((value - peer_means).square() / variance for value in (means.mean(0), truth))
+    together, beside = (float(1 / (1 / sizes).mean()) for sizes in (of_calls, of_peer))
     own = 1 / peer_size + 1 / (of_calls * len(means))
     return (
-        f"by how calls differ: {together:.0f} all means, {worst:.0f} the worst; {together / seconds:.1f}, {worst / seconds:.1f} a "
-        f"second. Off alike: {float(common.sqrt().max()):.3f} sd at worst; squares over the peer's and the calls' own, summed: "
-        f"{float((common / own).sum()):.1f} of {len(truth)} means."
+        f"by the peer's means: {beside:.0f}, {float(of_peer.min()):.0f} the worst; by how calls differ: {together:.0f}, "
+        f"{float(of_calls.min()):.0f}. Off the peer's alike: {float(shared.sqrt().max()):.3f} sd at worst, squares over both "
+        f"errors summed: {float((shared / own).sum()):.1f} of {len(truth)} means; the long run {float(long.sqrt().max()):.3f}."
     )
 
 

@@ -1,57 +1,70 @@
-"""What AMIS's means lose by proposals that were learned from the draws they weigh, beside weights by each draw's own proposal.
+"""What AMIS's means lose by proposals that were learned from the draws they weigh, and streams of draws that do without.
 
-    python benchmarks/learned_proposals.py --peer FILE --seeds 16
+    python benchmarks/learned_proposals.py --problem determined --draws 1500 --seeds 12
+    python benchmarks/learned_proposals.py --problem housing --data DATA --draws 4000 --seeds 5
 
-FILE is the output of ``peers/numpyro_nuts.py 200 4 300 3000 1 sequential 10 10 determined``. The draws of a run are weighed twice:
-against the mixture of all proposals (Cornuet et al. 2012), as AMIS does, and each by the proposal that it came from, which was
-settled before. Gaps are those of means over runs from NumPyro's, in posterior deviations, with the error by how runs differ.
+``determined``: labels of 200 data, 11 hyperparameters; ``housing``: a regression on 433 data, 15 of them; ``prior``: labels that
+say little, proposals begun with the prior, 11. Draws are dealt to so many streams, each weighed against its own proposals, which
+the draws of the others have taught; a single stream learns from the draws that it weighs (Cornuet et al. 2012). Gaps are those of
+means over runs from a long run of fixed proposals, in posterior deviations, with the error by how runs differ.
 """
 
 import argparse
-import json
 import pathlib
+import time
 import warnings
+from dataclasses import replace
 
 import torch
+from default_call_cases import case
+from headline import moments, of_fixed_proposals
 from problems import determined_data, probit_model
 
 import torchgpmc as tg
 from torchgpmc.diagnostics.weights import kish_effective_size
-from torchgpmc.importance.adaptive import log_weights, own_log_weights
-from torchgpmc.runs.run import Settings
 
-ENOUGH, DRAWS = 400, 4000  # as the default call has them
+LONG = 16_000
 
 
-def means(model, seed):
-    """By both kinds of weights, of every hyperparameter, and variances by the first."""
-    run = tg.recommend(model).prepare(model, Settings(DRAWS, None, None, None))
-    generator = torch.Generator().manual_seed(seed)
-    state, thetas = run.init(generator), []
-    while not run.is_finished(state) and (not thetas or kish_effective_size(log_weights(state.draws)) < ENOUGH):
-        state, draw, _ = run.advance(state, generator)
-        thetas.append(draw.theta[0])
-    values = torch.cat(thetas).exp()  # positive parameters all
-    both = [torch.softmax(weights(state.draws), 0) for weights in (log_weights, own_log_weights)]
-    mixture, own = (weight @ values for weight in both)
-    return mixture, own, both[0] @ (values - mixture).square()
+def problem(name, folder):
+    """The model, and the method of the default call."""
+    if name == "determined":
+        model = probit_model(200, 10, ard=True, data=determined_data)
+        return model, tg.recommend(model)
+    if name == "housing":
+        model, _, _ = case(folder, "housing+ard", 500)
+        return model, tg.recommend(model)
+    evidence = tg.evidence.SmoothProbit(tg.EP(), num_importance=64)
+    return probit_model(200, 10, ard=True), tg.AMIS(evidence=evidence, degrees_of_freedom=30, begin=tg.AtPrior(arms=True))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer", type=pathlib.Path, required=True)
-    parser.add_argument("--seeds", type=int, default=16)
+    parser.add_argument("--problem", choices=["determined", "housing", "prior"], required=True)
+    parser.add_argument("--data", type=pathlib.Path, help="folder of the data sets, for housing")
+    parser.add_argument("--draws", type=int, default=4000)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 2, 4])
     options = parser.parse_args()
     warnings.simplefilter("ignore", tg.SamplingWarning)
-    peer = json.loads(options.peer.read_text().splitlines()[-1])
-    model = probit_model(200, 10, ard=True, data=determined_data)
-    found = [torch.stack(columns) for columns in zip(*(means(model, seed) for seed in range(options.seeds)), strict=True)]
-    deviation = found[2].mean(0).sqrt()
-    print(f"NumPyro's own error: {peer['ess'] ** -0.5:.3f} at most")
-    for name, values in zip(("all proposals", "its own"), found[:2], strict=True):
-        gap = (values.mean(0) - torch.tensor(peer["means"]).double()) / deviation
-        error = values.std(0) / len(values) ** 0.5 / deviation
-        print(f"{name}: " + ", ".join(f"{float(a):.3f} ({float(b):.3f})" for a, b in zip(gap, error, strict=True)), flush=True)
+    model, method = problem(options.problem, options.data)
+    truth, variance = of_fixed_proposals(model, method, LONG, range(999, 1001))
+    print("| streams | CPU seconds | Kish's size | by how runs differ | by errors | off alike, sd: all means (largest error) |")
+    print("|---" * 6 + "|")
+    for num_streams in options.streams:
+        began, means, kish = time.process_time(), [], []
+        for seed in range(options.seeds):
+            streamed = replace(method, num_streams=num_streams)
+            posterior = tg.sample(model, streamed, num_samples=options.draws, seed=seed, progress=False)
+            means.append(moments(posterior)[0])
+            kish.append(kish_effective_size(posterior.log_weights))
+        seconds, means = (time.process_time() - began) / options.seeds, torch.stack(means)
+        gap, spread = (means.mean(0) - truth) / variance.sqrt(), means.std(0) / variance.sqrt()
+        by_spread, by_errors = (1 / float(part.mean()) for part in (spread.square(), (means - truth).square().mean(0) / variance))
+        print(
+            f"| {num_streams} | {seconds:.1f} | {min(kish):.0f} to {max(kish):.0f} | {by_spread:.0f} | {by_errors:.0f} | ", end=""
+        )
+        print(", ".join(f"{float(a):.3f}" for a in gap) + f" ({float(spread.max()) / options.seeds**0.5:.3f}) |", flush=True)
 
 
 if __name__ == "__main__":

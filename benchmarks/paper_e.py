@@ -14,7 +14,7 @@ from real_data import OUTPUT
 
 import torchgpmc as tg
 from torchgpmc.approximations import ApproximateMarginal
-from torchgpmc.importance import add_draws, log_weights
+from torchgpmc.importance import add_draws, streamed_log_weights
 from torchgpmc.numerics.random import make_generator
 from torchgpmc.runs.run import Settings
 from torchgpmc.runs.starts import posterior_modes
@@ -70,19 +70,28 @@ def of_weighted(model, method, tuning, budgets, replicates, operations):
         run = method.prepare(model, Settings(2 * budgets[-1], None, None, None))
         state, spent, norm = run.init(generator), torch.full((1,), float(tuning)), []
         for _ in range(run.num_advances()):
-            before, earlier = spent[-1], state.draws
+            before, earlier = spent[-1], state.streams
             state, draw, stats = run.advance(state, generator)
             spent = before + operations(stats).cumsum(-1)
             norm.append(norms({name: value[None] for name, value in model.layout.constrain(draw.theta[0]).items()})[0])
-            position, log_target = state.draws.position[len(earlier.position) :], state.draws.log_target[len(earlier.position) :]
             for index, budget in enumerate(budgets):
                 done = int((spent <= budget).sum())
                 if done:  # a budget that ends within a batch counts its first draws, as a smaller batch
-                    draws = add_draws(earlier, position[:done], log_target[:done])
-                    rows[index, seed] = torch.softmax(log_weights(draws), 0) @ torch.cat(norm)[: len(draws.position)]
+                    log_weights = streamed_log_weights(begun_batch(earlier, state.streams, done))
+                    rows[index, seed] = torch.softmax(log_weights, 0) @ torch.cat(norm)[: len(log_weights)]
             if spent[-1] > budgets[-1]:
                 break
     return rows
+
+
+def begun_batch(before, after, count):
+    """Streams of draws with the first ``count`` draws of the batch that lies between ``before`` and ``after``."""
+    begun = []
+    for stream, whole in zip(before, after, strict=True):
+        new = slice(len(stream.position), len(stream.position) + count)
+        begun.append(add_draws(stream, whole.position[new], whole.log_target[new]))
+        count = max(0, count - (len(whole.position) - len(stream.position)))
+    return tuple(begun)
 
 
 def spread(values):

@@ -46,11 +46,11 @@ CHAINS = {
 
 
 def weighted(ard):
-    """Tables 3 and 5, normal proposals in the logarithms and no defence as there.
+    """Tables 3 and 5, normal proposals in the logarithms, no defence and one stream of draws as there.
 
     AMIS-MAMIS has a sixth of the paper's draws in its AMIS part, which is what our budgets outlast.
     """
-    paper = {"normal_scale": False, "degrees_of_freedom": None, "defensive_share": 0}
+    paper = {"normal_scale": False, "degrees_of_freedom": None, "defensive_share": 0, "num_streams": 1}
     equal = (100,) if ard else (25,)
     growing = tuple(3000 + 1000 * t for t in range(5)) if ard else tuple(26 * t for t in range(1, 47))
     switched = (100,) * 20 + tuple(1000 * t for t in range(1, 6))

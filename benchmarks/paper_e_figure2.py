@@ -60,7 +60,7 @@ def main():
             for short in options.approximations:
                 approximation, cost = APPROXIMATIONS[short]
                 search = mode_search_cost(model, approximation, GRADIENT + cost * TYPICAL_ITERATIONS)
-                amis = tg.AMIS(approximation=approximation, num_importance=options.importance, batch_sizes=(400,))
+                amis = tg.AMIS(approximation=approximation, num_importance=options.importance, batch_sizes=(400,), num_streams=1)
 
                 def weighted(model=model, amis=amis, search=search, cost=cost):
                     def operations(stats):
