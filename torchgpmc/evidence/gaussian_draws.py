@@ -14,7 +14,7 @@ from torchgpmc.models.latents import LatentPrior
 from torchgpmc.models.targets import Targets
 from torchgpmc.numerics.linalg import times_blocks, triangular_log_determinant
 
-_FEW_DIGITS = 0.01
+_FEW_DIGITS = 0.01  # rounding of a draw, in deviations of the noise
 
 
 def draws_around(prior: LatentPrior, problem: LatentProblem, found: GaussianApproximation, directions: Tensor) -> GaussianDraws:
