@@ -35,8 +35,8 @@ class AMIS(ImportanceOptions):
         growth: of batches.
         batch_sizes: all of them, in place of the two above, the last repeated as often as it takes.
         num_streams: that each batch is dealt to, evenly; 1 for proposals that learn from the draws they weigh, as in paper E. Of
-            one or two hyperparameters, whose draws fill space evenly, means of some thousand draws by one are two to three
-            times as precise, and what they share of error too small to see.
+            one or two hyperparameters, whose draws fill space evenly, means of some thousand draws by one are worth two to four
+            times as many, and what they share of error is too small to see.
         prior_strength: draws that the first proposal counts for when the next is learned; by default two a hyperparameter.
         defensive_share: of the draws, from a component with the prior's moments that is kept throughout, so that no region of the
             prior is left to the tails of what was learned (on the normal scale it is the prior itself, all but its heavier tails,
