@@ -218,3 +218,18 @@ def test_what_single_precision_has_no_digits_for_counts_as_density_zero():
     kept = torch.isfinite(single)
     torch.testing.assert_close(single[kept], double[kept], atol=0.05, rtol=0)
     assert bool(kept[log_outputscale[:, 0] < 10].all())
+
+
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+def test_what_draws_of_several_functions_have_no_digits_for_counts_as_density_zero():
+    """Labels have an evidence of one at most; without the check its logarithm was 1e6 to 1e73 from an outputscale of 1e10 on."""
+    x, y = torch.linspace(0, 1, 12).double()[:, None], torch.arange(12) // 4
+    base = RBFKernel().requires_grad_(False)
+    base.lengthscale = 0.2
+    kernel = ScaleKernel(base, outputscale_prior=HalfCauchyPrior(2.0))
+    model = tg.GP(x, y, kernel, tg.likelihoods.Softmax(num_classes=3, mixing_weights=False))
+    log_outputscale = torch.linspace(0, 60, 61).double()[:, None]
+    estimator = estimator_for(model, tg.approximations.ClassEP(), 16, None, None)
+    found = estimator.draw(log_outputscale, torch.Generator().manual_seed(0), None, 1).value
+    assert bool(torch.isinf(found).any()) and bool((found < 3.0).all())  # the mean of 16 weights may be above what it estimates
+    assert bool(torch.isfinite(found[log_outputscale[:, 0] < 10]).all())

@@ -109,14 +109,13 @@ class GaussianDraws:
         return log_likelihoods(self.problem.model, self.problem.values, f, self.problem.targets)
 
 
-def _leaves_digits(covariance: Tensor, precision: Tensor) -> Tensor:
-    """Whether Matheron's rule does ``(C,)``: it takes draws W^-1/2 apart, or less, as differences of numbers K^1/2 large.
+def _has_digits(residual: Tensor) -> Tensor:
+    """Whether draws by Matheron's rule solve its equations ``(C,)``; ``residual`` is by how much not, in deviations of the noise.
 
-    In single precision none is left of a prior variance 1e14 times that of the noise, and evidence that is hundreds of nats too
-    high comes of it.
+    It takes them apart as differences of numbers that are a deviation of the prior large. Where no digit of these is left, evidence
+    comes out too high by hundreds of nats and more. Rounding being alike in all draws of a theta, one is looked at.
     """
-    ratio = (covariance.diagonal(dim1=-2, dim2=-1) * precision).amax(-1)
-    return ratio.sqrt() * torch.finfo(ratio.dtype).eps < _FEW_DIGITS
+    return residual.abs().flatten(1).amax(-1) < _FEW_DIGITS
 
 
 class OneLatent(GaussianDraws):
@@ -124,14 +123,15 @@ class OneLatent(GaussianDraws):
 
     def __init__(self, prior: LatentPrior, problem: LatentProblem, found: GaussianApproximation, directions: Tensor):
         super().__init__(prior, problem, found)
-        self.ok = prior.ok & _leaves_digits(problem.covariance, found.precision)
         root = found.precision.sqrt().unsqueeze(1)
         # (C, directions, N) is, transposed, the column-major layout that triangular solves take without a copy.
         self.normal, second = directions.unbind(1)
         u = self.normal @ prior.factor.mT
         half = torch.linalg.solve_triangular(found.factor, torch.addcmul(second, root, u).mT, upper=False)
-        self.removed = torch.linalg.solve_triangular(found.factor.mT, half, upper=True).mT * root
+        solved = torch.linalg.solve_triangular(found.factor.mT, half, upper=True).mT
+        self.removed = solved * root
         self.delta = torch.baddbmm(u, self.removed, problem.covariance, alpha=-1)
+        self.ok = prior.ok & _has_digits(solved[:, 0] - second[:, 0] - (root * self.delta)[:, 0])
         centred = found.mean - problem.mean
         log_determinant = triangular_log_determinant(found.factor)
         self.log_constant = -0.5 * (found.alpha * centred).sum(-1) - log_determinant
@@ -167,11 +167,17 @@ class Classes(GaussianDraws):
         root = weight.sqrt()
         # W = D^1/2 (I - e e') D^1/2, e = d^1/2 / |d^1/2|.
         noise = root * (second - root * (root * second).sum(2, keepdim=True) / total)
-        needed = noise - weight * (u - (weight * u).sum(2, keepdim=True) / total)
+
+        def weighted(f: Tensor) -> Tensor:
+            return weight * (f - (weight * f).sum(2, keepdim=True) / total)
+
+        needed = noise - weighted(u)
         moved = times_blocks(needed.flatten(2), problem.covariance).view(shape)
         answer = found.under.respond(moved.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
         self.added = (needed - answer).flatten(2)
         self.delta = u.flatten(2) + times_blocks(self.added, problem.covariance)
+        residual = self.added.view(shape) - noise + weighted(self.delta.view(shape))
+        self.ok = prior.ok & _has_digits((residual / root)[:, 0])
         self.log_constant = -0.5 * self._middle().square().sum(-1) - 0.5 * found.log_determinant
 
     def _moved(self, rows: Tensor, directions: Tensor) -> Tensor:
