@@ -23,7 +23,7 @@ def in_double(monkeypatch):
     monkeypatch.setattr(single_precision, "_LEAST", torch.inf)
 
 
-@pytest.mark.parametrize("likelihood", ["probit", "logit"])
+@pytest.mark.parametrize("likelihood", ["probit", "logit", "poisson", "ordinal"])
 def test_sites_are_near_those_of_double_precision_and_what_they_make_is_exact(likelihood, monkeypatch):
     model = gp(likelihood, 9)
     prior = model.prior(model.layout.starting_points(6, torch.Generator().manual_seed(0)))
@@ -44,7 +44,8 @@ def test_sites_are_near_those_of_double_precision_and_what_they_make_is_exact(li
 def test_where_rounding_would_show_sites_are_those_of_double(monkeypatch):
     model, theta = separable()
     prior = model.prior(theta)
-    shows = single_precision.rounding_shows(problem_of(model, prior, None))
+    expected = EP().importance_density(model, prior)
+    shows = single_precision.rounding_shows(problem_of(model, prior, None), expected.precision)
     assert 0 < int(shows.sum()) < len(theta)
     found = EP().importance_density(model, prior)
     assert bool(found.converged.all())
@@ -54,11 +55,23 @@ def test_where_rounding_would_show_sites_are_those_of_double(monkeypatch):
     assert bool((found.start[~shows] != expected.start[~shows]).any(-1).all())
 
 
-def test_counts_keep_double_precision():
-    model = gp("poisson")
-    assert not single_precision.may_be_single(model, 0.1)
-    assert single_precision.may_be_single(gp("probit"), 0.1)
+def test_sites_of_counts_so_large_that_rounding_shows_are_those_of_double(monkeypatch):
+    """Whose precision is the count: the covariance alone would not tell."""
+    x = inputs(40)
+    kernel = ScaleKernel(RBFKernel(lengthscale_prior=LogNormalPrior(0.0, 1.0)), outputscale_prior=LogNormalPrior(0.0, 1.0))
+    model = tg.GP(x, (1e5 * (2 + x[:, 0].sin())).round(), kernel, tg.likelihoods.Poisson())
+    prior = model.prior(model.layout.starting_points(4, torch.Generator().manual_seed(0)))
+    found = EP().importance_density(model, prior)
+    in_double(monkeypatch)
+    expected = EP().importance_density(model, prior)
+    assert bool(single_precision.rounding_shows(problem_of(model, prior, None), expected.precision).all())
+    assert bool(expected.converged.all()) and torch.equal(found.start, expected.start)
+
+
+def test_which_searches_may_be_in_single_precision():
+    assert single_precision.may_be_single(gp("poisson"), 0.1)
     assert not single_precision.may_be_single(gp("probit"), 1e-6)
+    assert not single_precision.may_be_single(gp("student_t"), 0.1)
 
 
 def test_the_loose_evidence_is_near():

@@ -18,7 +18,7 @@ from torchgpmc.approximations.gaussian_form import (
     with_gradient,
     without_graph,
 )
-from torchgpmc.approximations.single_precision import may_be_single, rounding_shows
+from torchgpmc.approximations.single_precision import in_single_precision, may_be_single, rounding_shows
 from torchgpmc.approximations.site_algebra import apply_r, factor_of_b, inverse_and_variances
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.latents import LatentPrior
@@ -29,7 +29,6 @@ from torchgpmc.trees import put
 # Sites of likelihoods that are not log-concave may want a negative precision; they get this one, over the model's unit.
 _LEAST_PRECISION = 1e-10
 _LEAST_DAMPING = 1e-3
-_SINGLE = torch.float32
 # The share of a marginal's precision that its site has, from which on the rest has lost half its digits, as of counts of 1e8.
 _STIFF = 1 - 1e-7
 # Of the worst datum, to draw from: half the sweeps of 1e-3, and importance weights as even.
@@ -80,8 +79,9 @@ class EP(Approximation):
 
     Args:
         tolerance: the iteration ends when tilted and approximate marginals agree to this in every mean (in standard deviations)
-            and variance (relative). ``None``: 1e-6 where the evidence or its gradient is wanted; to draw from 0.03, of labels 0.3
-            before a last sweep. From 1e-3 on, sites of labels to draw from are sought in single precision, double where that shows.
+            and variance (relative). ``None``: 1e-6 where the evidence or its gradient is wanted; to draw from 0.3 before a last
+            sweep, 0.03 where the likelihood is not log-concave. From 1e-3 on, sites of log-concave ones to draw from are sought in
+            single precision, double where that shows.
         damping: fraction of the way that sites move at first.
         max_iterations: a theta that takes more counts as not converged.
 
@@ -150,8 +150,12 @@ class EP(Approximation):
 
     def _found_quickly(self, problem: LatentProblem, start: Tensor | None) -> GaussianApproximation:
         """Sites by sweeps in single precision, and what they make in double; all in double where rounding would show."""
-        begun = None if start is None else start.to(_SINGLE)
-        rough, point = self.found_from(problem.to(_SINGLE), _BEFORE_THE_LAST, begun)
+        begun, _ = _from_prior_marginals(problem, self.damping) if start is None else start.chunk(2, -1)
+        shows = rounding_shows(problem, begun)
+        if bool(shows.all()):
+            return self.found_from(problem, _NEAR, start)[0]
+        sweeps = in_single_precision(problem)
+        rough, point = self.found_from(sweeps, _BEFORE_THE_LAST, None if start is None else start.to(sweeps.mean))
         precision, shift = point.next_precision.to(problem.mean), point.next_shift.to(problem.mean)
         made = _made_by(problem.covariance, precision, shift)
         found = GaussianApproximation(
@@ -164,11 +168,10 @@ class EP(Approximation):
             rough.num_iterations + 1,
             torch.cat([precision, shift], -1),
         )
-        again = (~(rough.converged & made.ok) | rounding_shows(problem)).nonzero().squeeze(-1)
+        again = (~(rough.converged & made.ok) | shows | rounding_shows(problem, precision)).nonzero().squeeze(-1)
         if not len(again):
             return found
-        begun = None if start is None else start[again]
-        return put(found, again, self.found_from(problem.select(again), _NEAR, begun)[0])
+        return put(found, again, self.found_from(problem.select(again), _NEAR, None if start is None else start[again])[0])
 
 
 class _Made(NamedTuple):
@@ -182,16 +185,17 @@ class _Made(NamedTuple):
 
 
 def _made_by(covariance: Tensor, precision: Tensor, shift: Tensor) -> _Made:
-    root = precision.sqrt()
+    """With algebra in the covariance's precision, of sites in theirs."""
+    root = precision.sqrt().to(covariance)
     factor, ok = factor_of_b(covariance, root)
-    prior_shift = times_vector(covariance, shift)
+    prior_shift = times_vector(covariance, shift.to(covariance))
     alpha = shift - apply_r(factor, root, prior_shift.unsqueeze(-1)).squeeze(-1)
-    return _Made(root, factor, ok, alpha, times_vector(covariance, alpha))
+    return _Made(root, factor, ok, alpha, times_vector(covariance, alpha.to(covariance)).to(shift))
 
 
 def _from_prior_marginals(problem: LatentProblem, damping: float) -> tuple[Tensor, Tensor]:
     """The sites after one sweep from none at all, whose cavities are the prior's marginals: no factorisation."""
-    variance = problem.covariance.diagonal(dim1=-2, dim2=-1)
+    variance = problem.covariance.diagonal(dim1=-2, dim2=-1).to(problem.mean)
     tilted = problem.tilted_moments(torch.zeros_like(variance), variance)
     precision = (1 / tilted.variance - 1 / variance).clamp_min(_LEAST_PRECISION / problem.model.unit)
     shift = (precision + 1 / variance) * tilted.mean
@@ -203,6 +207,7 @@ def _sweep(problem: LatentProblem, sites: _Sites, tolerance: float) -> tuple[_Si
     """The approximation that the sites make, and their next values (Rasmussen & Williams 2006, section 3.6)."""
     root, factor, ok, alpha, centred = _made_by(problem.covariance, sites.precision, sites.shift)
     inverse, variance = inverse_and_variances(problem.covariance, factor, ok, root)
+    variance = variance.to(centred)
 
     cavity_precision = 1 / variance - sites.precision
     cavity_variance = 1 / cavity_precision
@@ -244,7 +249,7 @@ def _left_out(factor: Tensor, root: Tensor, sites: _Sites) -> _LeftOut:
     """By the rows of R = (K + W^-1)^-1 (Rasmussen & Williams 2006, eqs 5.10-5.12): nothing cancels where a site says nearly all."""
     diagonal = solve_lower(factor, torch.diag_embed(root)).square_().sum(-2)
     place = sites.shift / sites.precision
-    alpha = apply_r(factor, root, place.unsqueeze(-1)).squeeze(-1)
+    alpha = apply_r(factor, root, place.to(root).unsqueeze(-1)).squeeze(-1)
     return _LeftOut(place - alpha / diagonal, 1 / diagonal - 1 / sites.precision)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchgpmc.approximations.ep import EP
 from torchgpmc.approximations.gaussian_form import LatentProblem
-from torchgpmc.approximations.single_precision import may_be_single, rounding_shows
+from torchgpmc.approximations.single_precision import are_labels, in_single_precision, may_be_single, rounding_shows
 from torchgpmc.density import keep_freed_memory, mask_failures, mask_value
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.latents import likelihood_parameters
@@ -107,11 +107,12 @@ class HeldSitesMarginal(NamedTuple):
 
     def _found(self, problem: LatentProblem) -> _Found:
         """In single precision where it will do, else in double: a chain must not be kept from where rounding lets no search end."""
-        if not may_be_single(self.model, self.approximation.tolerance or _LOOSE):
+        if not (are_labels(self.model) and may_be_single(self.model, self.approximation.tolerance or _LOOSE)):
             return self._found_as(problem)
-        single = torch.float32
-        found = mapped(lambda leaf: leaf.to(problem.mean) if leaf.dtype is single else leaf, self._found_as(problem.to(single)))
-        again = (~found.converged | rounding_shows(problem)).nonzero().squeeze(-1)
+        found = mapped(
+            lambda leaf: leaf.to(problem.mean) if leaf.is_floating_point() else leaf, self._found_as(in_single_precision(problem))
+        )
+        again = (~found.converged | rounding_shows(problem, self.sites.chunk(2)[0])).nonzero().squeeze(-1)
         return put(found, again, self._found_as(problem.select(again))) if len(again) else found
 
     def _found_as(self, problem: LatentProblem) -> _Found:

@@ -10,15 +10,29 @@ from torchgpmc.approximations.gaussian_form import LatentProblem
 from torchgpmc.likelihoods import Bernoulli
 from torchgpmc.models.gp_model import GPModel
 
-_SEEN = 0.01  # by how much the largest eigenvalue of a covariance may be off, which values then are at most
+_SINGLE = torch.float32
+_SEEN = 0.01  # by how much the largest eigenvalue of B may be off, which values then are at most
 _LEAST = 1e-3  # of a tolerance that single precision reaches
 
 
 def may_be_single(model: GPModel, tolerance: float) -> bool:
-    """Whether sites may be found so to a tolerance: those of labels, none of which tells so much that a cavity loses its digits."""
-    return tolerance >= _LEAST and isinstance(as_likelihood(model.likelihood), Bernoulli)
+    """Whether sites may be found so to a tolerance: those of likelihoods whose searches end at one place."""
+    return tolerance >= _LEAST and as_likelihood(model.likelihood).is_log_concave
 
 
-def rounding_shows(problem: LatentProblem) -> Tensor:
-    """Where the covariance is so large that rounding it to single precision would be seen ``(C,)``."""
-    return problem.covariance.diagonal(dim1=-2, dim2=-1).sum(-1) * torch.finfo(torch.float32).eps > _SEEN
+def are_labels(model: GPModel) -> bool:
+    """Whether no datum tells so much that a cavity would lose its digits, nor has a density of large numbers."""
+    return isinstance(as_likelihood(model.likelihood), Bernoulli)
+
+
+def in_single_precision(problem: LatentProblem) -> LatentProblem:
+    """All of it where data are labels, else the covariance and so the algebra alone."""
+    if are_labels(problem.model):
+        return problem.to(_SINGLE)
+    return problem._replace(covariance=problem.covariance.to(_SINGLE))
+
+
+def rounding_shows(problem: LatentProblem, precision: Tensor) -> Tensor:
+    """Where B is so large that rounding it to single precision would be seen ``(C,)``; of sites of ``precision`` ``(C, N)``."""
+    weight = precision.clamp_min(1 / problem.model.unit)
+    return (problem.covariance.diagonal(dim1=-2, dim2=-1) * weight).sum(-1) * torch.finfo(_SINGLE).eps > _SEEN
