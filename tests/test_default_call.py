@@ -291,6 +291,24 @@ def test_one_heavy_draw_does_not_end_a_run():
 def test_noise_of_the_evidence_ends_a_run():
     rule = Rule(1000, 1, 400, math.inf)
     assert not rule(200, 0.0, lambda: weighted(0.0, noise=0.4)) and rule(200, 0.0, lambda: weighted(0.0, noise=0.6))
+    early, better_follow = rule._replace(most=4000), rule._replace(most=4000, most_noise=0.3)
+    assert not early(200, 0.0, lambda: weighted(0.0, noise=0.6)) and better_follow(200, 0.0, lambda: weighted(0.0, noise=0.4))
+
+
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+@pytest.mark.parametrize(("noise", "tried", "draws"), [(0.2, ["AMIS()", "AMIS(growth=2.0)"], 200), (0.05, ["AMIS()"] * 2, 400)])
+def test_better_estimates_follow_noisy_ones_which_join_none(noise, tried, draws):
+    known = weighted(0.0, noise)
+    info = {**known.info, "log_evidence": 0.0, "log_evidence_error": 0.0, "num_evaluations": 200.0}
+    noisy = engine(tg.AMIS(), 200)._replace(most_noise=0.1)
+    better = engine(tg.AMIS(growth=2.0), 200)._replace(is_for_noise=True)
+
+    def run(number, engine, rule):
+        made = Draws(known.theta, known.whitened, known.log_weights)
+        return Posterior(known.model, made, known.stats, info)
+
+    posterior = sample_by_default([noisy, better], 350, run)
+    assert [trial["engine"] for trial in posterior.info["tried"]] == tried and posterior.num_draws == draws
 
 
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, NamedTuple
 
+from torchgpmc.diagnostics import MAX_ESTIMATE_VARIANCE
 from torchgpmc.runs.run import MethodOptions
 from torchgpmc.variational import Start
 
@@ -29,6 +30,8 @@ class Candidate(NamedTuple):
         start: makes what the chains begin around; with limits of :func:`torchgpmc.initialize`, roughly.
         patience: share of its draws before uneven weights end it; by default it has the second batch of :class:`AMIS`.
         is_dearer: whether it is the one before with more draws an estimate, or begun further off: not tried if that came to none.
+        most_noise: relative variance of evidence estimates, at most, less where one that follows has better ones.
+        is_for_noise: whether it is the one before with better estimates: not tried unless that one's were too noisy.
     """
 
     method: MethodOptions
@@ -42,6 +45,8 @@ class Candidate(NamedTuple):
     start: Callable[..., Start | None] = no_start
     patience: float = 0.2
     is_dearer: bool = False
+    most_noise: float = MAX_ESTIMATE_VARIANCE
+    is_for_noise: bool = False
 
     def with_chains(self, num_chains: int | None, warmup_steps: int | None) -> Candidate:
         """The same with the user's numbers, where there are any."""

@@ -35,6 +35,7 @@ class Rule(NamedTuple):
         budget: evaluations.
         before: weighted draws of other engines, which the run's may join.
         patience: share of ``most`` before uneven weights end it.
+        most_noise: relative variance of evidence estimates that does not.
     """
 
     wanted: int
@@ -43,6 +44,7 @@ class Rule(NamedTuple):
     budget: float
     before: Posterior | None = None
     patience: float = _HOPELESS_SHARE
+    most_noise: float = MAX_ESTIMATE_VARIANCE
 
     def __call__(self, num_kept: int, num_evaluations: float, so_far: Callable[[], Posterior]) -> bool:
         """Whether to end after ``num_kept`` draws a chain; ``so_far`` makes a posterior of them."""
@@ -63,12 +65,12 @@ class Rule(NamedTuple):
         not learned away.
         """
         weights, share = posterior.log_weights, posterior.num_draws / self.most
-        if weights is None or share < _HOPELESS_SHARE:
-            return False
-        if estimate_noise(posterior.stats, weights) > MAX_ESTIMATE_VARIANCE:
+        if weights is None or (share < _HOPELESS_SHARE and self.most_noise == MAX_ESTIMATE_VARIANCE):
+            return False  # where better estimates follow, the first batch tells
+        if estimate_noise(posterior.stats, weights) > self.most_noise:
             return True
         size = kish_effective_size(truncated_log_weights(weights))
-        return share >= self.patience and _HOPELESS * size < share * self.wanted
+        return share >= max(_HOPELESS_SHARE, self.patience) and _HOPELESS * size < share * self.wanted
 
 
 def is_good(posterior: Posterior, wanted: int) -> bool:
@@ -100,6 +102,12 @@ class Trial(NamedTuple):
     def offered(self) -> Posterior | None:
         """The draws that the call may return."""
         return self.posterior if self.pool is None else self.pool
+
+    @property
+    def was_too_noisy(self) -> bool:
+        """Whether there are draws that rest on noisier estimates than its engine's may be."""
+        posterior = self.posterior
+        return posterior is not None and estimate_noise(posterior.stats, posterior.log_weights) > self.candidate.most_noise
 
     @property
     def came_to_nothing(self) -> bool:
@@ -134,7 +142,9 @@ def sample_by_default(engines: Sequence[Candidate], wanted: int, run: Callable[[
     for number, engine in enumerate(engines):
         if engine.is_dearer and trials and trials[-1].came_to_nothing:
             continue
-        rule = Rule(wanted, engine.every, engine.most, engine.budget, before, engine.patience)
+        if engine.is_for_noise and not (trials and trials[-1].was_too_noisy):
+            continue
+        rule = Rule(wanted, engine.every, engine.most, engine.budget, before, engine.patience, engine.most_noise)
         try:
             trials.append(_tried(engine, rule, partial(run, number, engine, rule)))
         except KeyboardInterrupt:
@@ -145,7 +155,8 @@ def sample_by_default(engines: Sequence[Candidate], wanted: int, run: Callable[[
         last = trials[-1].offered
         if last is not None and (is_good(last, wanted) or last.info["interrupted"]):
             return _result(trials, trials[-1])
-        if last is not None and can_be_pooled(last):
+        # Of too noisy estimates those that hit what the others miss are to come: such draws join none.
+        if last is not None and can_be_pooled(last) and not trials[-1].was_too_noisy:
             before = last
             # Once an engine: draws that are too few again have not grown as they should.
             if _is_half_done(last, wanted) and engine not in engines[:number]:

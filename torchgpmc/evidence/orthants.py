@@ -16,8 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgpmc.approximations import EP, GaussianApproximation
 from torchgpmc.approximations.gaussian_form import check_model, without_it
 from torchgpmc.checks import check_count
+from torchgpmc.evidence.gaussian_draws import or_prior
 from torchgpmc.evidence.latent_estimates import LatentEstimate, spread_levels, stacked_latents
 from torchgpmc.likelihoods import Bernoulli
 from torchgpmc.models.gp_model import GPModel
@@ -29,6 +31,7 @@ from torchgpmc.numerics.random import make_generator, normal_like
 from torchgpmc.numerics.special import ndtr
 from torchgpmc.numerics.threads import even_slices, side_by_side
 from torchgpmc.orthant import SeparationOfVariables, Sequential
+from torchgpmc.orthant.matching import Sites
 from torchgpmc.orthant.problem import Problem
 from torchgpmc.orthant.truncated import truncated_draws
 from torchgpmc.orthant.weighting import NARROWING, weighted_draws
@@ -36,6 +39,7 @@ from torchgpmc.orthant.weighting import NARROWING, weighted_draws
 # Numbers in the largest array of a chunk of thetas.
 _CHUNK_ELEMENTS = 2**21
 _WORTH_A_THREAD = 4  # thetas
+_LEAST_ROOM = 1e-6  # of a site's precision below the noise's
 
 
 def is_probit(model: GPModel) -> bool:
@@ -164,19 +168,29 @@ class OrthantEstimator:
         """Estimates from fresh random numbers."""
         theta = self.model.layout.checked(theta)
         size = self.auxiliary_size + 2 * (num_latents - 1) * self.model.latent_size
-        return self.evaluate(theta, normal_like(theta.new_empty(len(theta), size), generator))
+        return self.evaluate(theta, normal_like(theta.new_empty(len(theta), size), generator), start)
 
     def evaluate(self, theta: Tensor, auxiliary: Tensor, start: Tensor | None = None) -> LatentEstimate:
         """Estimates as a function of standard normals ``(C, auxiliary_size)``, two vectors more for each further latent draw."""
-        at_once = max(1, _CHUNK_ELEMENTS // (self.model.latent_size * self.num_points))
-        slices = even_slices(len(theta), at_once, theta.device, _WORTH_A_THREAD)
+
+        def estimate(rows: slice) -> LatentEstimate:
+            return self.select(rows)._evaluate(theta[rows], auxiliary[rows], None if start is None else start[rows])
+
         with torch.no_grad():
-            parts = side_by_side(lambda rows: self.select(rows)._evaluate(theta[rows], auxiliary[rows]), slices, theta.device)
+            parts = side_by_side(estimate, self._slices(theta), theta.device)
         return LatentEstimate(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
     def start_at(self, theta: Tensor) -> Tensor:
-        """Nothing: the tilt is solved from zero."""
-        return theta.new_zeros(len(theta), 1)
+        """EP's sites at ``theta``, for those at nearby thetas to start from ``(C, 2 N)``."""
+        with torch.no_grad():
+            return torch.cat(side_by_side(lambda rows: self._start(theta[rows], rows), self._slices(theta), theta.device))
+
+    def _start(self, theta: Tensor, rows: slice) -> Tensor:
+        return EP().importance_density(self.model, self.model.prior(theta), self.select(rows).targets).start
+
+    def _slices(self, theta: Tensor) -> list[slice]:
+        size = self.model.latent_size
+        return even_slices(len(theta), max(1, _CHUNK_ELEMENTS // (size * max(size, self.num_points))), theta.device, _WORTH_A_THREAD)
 
     def move(self, theta: Tensor, estimate: LatentEstimate, num_steps: int, generator: torch.Generator) -> LatentEstimate:
         """Not to be had: points share one shift, so that a kept draw cannot move alone."""
@@ -186,11 +200,12 @@ class OrthantEstimator:
         """The same for some of the chains, each with targets of its own."""
         return replace(self, targets=self.targets.select(rows)) if self.targets.one_a_chain else self
 
-    def _evaluate(self, theta: Tensor, auxiliary: Tensor) -> LatentEstimate:
+    def _evaluate(self, theta: Tensor, auxiliary: Tensor, start: Tensor | None) -> LatentEstimate:
         size = self.model.latent_size
         prior = self.model.prior(theta)
         found = probit_problem(self.model, prior, self.targets)
-        log_weight, t = weighted_draws(found.problem, _shifted(self.net, auxiliary[:, :size]))
+        near = or_prior(self.model, EP().importance_density(self.model, prior, self.targets, start), prior)
+        log_weight, t = weighted_draws(found.problem, _shifted(self.net, auxiliary[:, :size]), sites_of_limits(found, near))
         value = torch.logsumexp(log_weight, -1) - math.log(self.num_points)
         relative = (log_weight - value.unsqueeze(-1)).exp()
         # Had the points been independent; the net's are better.
@@ -207,7 +222,24 @@ class OrthantEstimator:
         log_likelihood = self.model.log_likelihood(self.model.at(prior), whitened, self.targets)
         value = torch.where(found.ok, value, -torch.inf)
         more = stacked_latents(others, value, size)
-        return LatentEstimate(value, variance, whitened, more, log_likelihood, torch.full_like(value, 3.0), found.ok)
+        return LatentEstimate(value, variance, whitened, more, log_likelihood, near.num_iterations.to(value) + 4, found.ok)
+
+
+def sites_of_limits(found: ProbitProblem, near: GaussianApproximation) -> Sites:
+    r"""Of t = s (f - m + e), from EP's sites of f at the same thetas, which are sought in single precision and from others nearby.
+
+    Given its cavity f_n is linear in t_n, so matching the moments of either matches those of both: a site of t with variance
+    :math:`1 / \tau_n` is one of f with the noise's beside it, :math:`1 / W_n = 1 + 1 / \tau_n`. The mean of t is
+    :math:`S (K + I) \alpha = L L' S \alpha`, L the problem's factor.
+
+    Args:
+        found: the problem.
+        near: EP's approximation there.
+    """
+    whitened_mean = ((found.sign * near.alpha).unsqueeze(-2) @ found.problem.factor).squeeze(-2)
+    sound = found.ok.unsqueeze(-1)
+    precision = near.precision / (1 - near.precision).clamp_min(_LEAST_ROOM)
+    return Sites(torch.where(sound, whitened_mean, 0.0), torch.where(sound, precision, 0.0))
 
 
 def _net(num_points: int, dimension: int, like: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torchgpmc.checks import check_count, is_count
 from torchgpmc.diagnostics.weights import pareto_khat
 from torchgpmc.numerics.random import open_uniform, sobol_points
 from torchgpmc.numerics.threads import slices
-from torchgpmc.orthant.matching import PILOT_POINTS, guided, hardest_first, matched_sites, mildest, shared
+from torchgpmc.orthant.matching import PILOT_POINTS, Sites, guided, hardest_first, matched_sites, mildest, shared
 from torchgpmc.orthant.problem import OrthantEstimate, Problem, detached, select
 from torchgpmc.orthant.separation import SeparatedProposal, draw, log_weights, separate, tilted
 from torchgpmc.orthant.tilting import minimax_tilt
@@ -198,15 +198,16 @@ def _with_gradient(value: Tensor, problem: Problem, propose: Proposer, uniforms:
     return value + (linear - linear.detach()).unsqueeze(-1)
 
 
-def weighted_draws(problem: Problem, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+def weighted_draws(problem: Problem, uniforms: Tensor, sites: Sites | None = None) -> tuple[Tensor, Tensor]:
     """Weighted draws from B truncated normals: log weights ``(B, P)``, whose mean weight is the probability, and x ``(B, P, N)``.
 
     Args:
         problem: B problems.
         uniforms: ``(B, N, P)`` in (0, 1).
+        sites: that guide the draws, where some are known; matched otherwise.
     """
     with torch.no_grad():
-        ordered, sites, order = hardest_first(problem, matched_sites(problem, _NEAR))
+        ordered, sites, order = hardest_first(problem, matched_sites(problem, _NEAR) if sites is None else sites)
         proposal = guided(ordered, shared(sites, NARROWING))
         log_weight, points = draw(proposal, uniforms)
         return log_weight, in_place(problem, order, proposal.variables(points).mT)
