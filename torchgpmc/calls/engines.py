@@ -69,8 +69,8 @@ _SHORT_TAILS = 30
 # Where estimates are nearly exact and proposals begin with the prior, weights collapse at first: those of 70 x 4, noise by column,
 # are worth 2 of 400 draws, 6 of 880, 38 of 1456, 226 of 2147, 542 of 2976.
 _LEARNING = 0.5
-# Relative variance of estimates from where on orthants' are worth their time, three times as long: of 19 ones among 450 labels 64
-# draws of the latents are said to have 0.17 of 880 draws, and hit what they miss in one of the next 576, which has 0.46 of the weight.
+# Relative variance of estimates from where on orthants' are worth their time, twice as long: of 19 ones among 450 labels 64 draws
+# say 0.17 after 880 thetas, then at one hit what they had missed: by 1456 Kish's size is down from 297 to 12.
 _NOISE = 0.1
 _MORE_RUNS = 3  # of 4000 draws, worth 50 to 300 each where proposals reach the posterior's lobes by turns
 # What chains may cost, in seconds of two idle cores of 2020s make; counted in evaluations, so that seeds reproduce.

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.approximations import EP, GaussianApproximation
+from torchgpmc.approximations import EP
 from torchgpmc.approximations.gaussian_form import check_model, without_it
 from torchgpmc.checks import check_count
 from torchgpmc.evidence.gaussian_draws import or_prior
@@ -31,7 +31,7 @@ from torchgpmc.numerics.random import make_generator, normal_like
 from torchgpmc.numerics.special import ndtr
 from torchgpmc.numerics.threads import even_slices, side_by_side
 from torchgpmc.orthant import SeparationOfVariables, Sequential
-from torchgpmc.orthant.matching import Sites
+from torchgpmc.orthant.matching import sites_beside_noise
 from torchgpmc.orthant.problem import Problem
 from torchgpmc.orthant.truncated import truncated_draws
 from torchgpmc.orthant.weighting import NARROWING, weighted_draws
@@ -39,7 +39,6 @@ from torchgpmc.orthant.weighting import NARROWING, weighted_draws
 # Numbers in the largest array of a chunk of thetas.
 _CHUNK_ELEMENTS = 2**21
 _WORTH_A_THREAD = 4  # thetas
-_LEAST_ROOM = 1e-6  # of a site's precision below the noise's
 
 
 def is_probit(model: GPModel) -> bool:
@@ -182,15 +181,17 @@ class OrthantEstimator:
 
     def start_at(self, theta: Tensor) -> Tensor:
         """EP's sites at ``theta``, for those at nearby thetas to start from ``(C, 2 N)``."""
-        with torch.no_grad():
-            return torch.cat(side_by_side(lambda rows: self._start(theta[rows], rows), self._slices(theta), theta.device))
 
-    def _start(self, theta: Tensor, rows: slice) -> Tensor:
-        return EP().importance_density(self.model, self.model.prior(theta), self.select(rows).targets).start
+        def start(rows: slice) -> Tensor:
+            return EP().importance_density(self.model, self.model.prior(theta[rows]), self.select(rows).targets).start
+
+        with torch.no_grad():
+            return torch.cat(side_by_side(start, self._slices(theta), theta.device))
 
     def _slices(self, theta: Tensor) -> list[slice]:
         size = self.model.latent_size
-        return even_slices(len(theta), max(1, _CHUNK_ELEMENTS // (size * max(size, self.num_points))), theta.device, _WORTH_A_THREAD)
+        at_once = max(1, _CHUNK_ELEMENTS // (size * max(size, self.num_points)))
+        return even_slices(len(theta), at_once, theta.device, _WORTH_A_THREAD)
 
     def move(self, theta: Tensor, estimate: LatentEstimate, num_steps: int, generator: torch.Generator) -> LatentEstimate:
         """Not to be had: points share one shift, so that a kept draw cannot move alone."""
@@ -205,7 +206,8 @@ class OrthantEstimator:
         prior = self.model.prior(theta)
         found = probit_problem(self.model, prior, self.targets)
         near = or_prior(self.model, EP().importance_density(self.model, prior, self.targets, start), prior)
-        log_weight, t = weighted_draws(found.problem, _shifted(self.net, auxiliary[:, :size]), sites_of_limits(found, near))
+        sites = sites_beside_noise(found.problem, found.sign * near.alpha, near.precision)
+        log_weight, t = weighted_draws(found.problem, _shifted(self.net, auxiliary[:, :size]), sites)
         value = torch.logsumexp(log_weight, -1) - math.log(self.num_points)
         relative = (log_weight - value.unsqueeze(-1)).exp()
         # Had the points been independent; the net's are better.
@@ -223,23 +225,6 @@ class OrthantEstimator:
         value = torch.where(found.ok, value, -torch.inf)
         more = stacked_latents(others, value, size)
         return LatentEstimate(value, variance, whitened, more, log_likelihood, near.num_iterations.to(value) + 4, found.ok)
-
-
-def sites_of_limits(found: ProbitProblem, near: GaussianApproximation) -> Sites:
-    r"""Of t = s (f - m + e), from EP's sites of f at the same thetas, which are sought in single precision and from others nearby.
-
-    Given its cavity f_n is linear in t_n, so matching the moments of either matches those of both: a site of t with variance
-    :math:`1 / \tau_n` is one of f with the noise's beside it, :math:`1 / W_n = 1 + 1 / \tau_n`. The mean of t is
-    :math:`S (K + I) \alpha = L L' S \alpha`, L the problem's factor.
-
-    Args:
-        found: the problem.
-        near: EP's approximation there.
-    """
-    whitened_mean = ((found.sign * near.alpha).unsqueeze(-2) @ found.problem.factor).squeeze(-2)
-    sound = found.ok.unsqueeze(-1)
-    precision = near.precision / (1 - near.precision).clamp_min(_LEAST_ROOM)
-    return Sites(torch.where(sound, whitened_mean, 0.0), torch.where(sound, precision, 0.0))
 
 
 def _net(num_points: int, dimension: int, like: Tensor) -> Tensor:

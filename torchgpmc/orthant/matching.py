@@ -17,6 +17,7 @@ _MAX_ITERATIONS = 50
 _SLOW, _SHORTER, _LEAST_STEP = 0.9, 0.7, 0.1
 _LEAST_CAVITY = 1e-3  # share of a marginal's precision that its cavity keeps, however precise the site
 _FAR = 30.0  # sds, beyond which the variance in a tail comes from its series
+_LEAST_ROOM = 1e-6  # of a site's precision below the noise's
 _NARROW = 1e-2  # sds, below which an interval is as good as uniform
 # Shares of the matched precisions that are tried: each shape of problem prefers another.
 _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -110,6 +111,21 @@ def matched_sites(problem: Problem, tolerance: float = 1e-3) -> Sites:
             slope = torch.where(ok, aim - trial * (factor @ along.unsqueeze(-1)).squeeze(-1), slope)
             root = torch.where(ok.unsqueeze(-1), trial_root, root)
         return Sites(whitened_mean, precision)
+
+
+def sites_beside_noise(problem: Problem, slope: Tensor, precision: Tensor) -> Sites:
+    r"""Matched sites of x = g + e, e standard normal noise, from those of g, which may have been found more cheaply.
+
+    Given its cavity g_i is linear in x_i, so what matches the moments of one matches those of the other: a site of x with variance
+    :math:`1 / \tau_i` is one of g with the noise's beside it, :math:`1 / W_i = 1 + 1 / \tau_i`. Slopes are the same.
+
+    Args:
+        problem: B problems, of x.
+        slope: of the sites at the mean of g ``(B, N)``: the inverse of g's covariance times that mean.
+        precision: W ``(B, N)``, below one.
+    """
+    whitened_mean = (slope.unsqueeze(-2) @ problem.factor).squeeze(-2)
+    return Sites(whitened_mean, precision / (1 - precision).clamp_min(_LEAST_ROOM))
 
 
 def guided(problem: Problem, sites: Sites) -> SeparatedProposal:
