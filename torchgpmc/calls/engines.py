@@ -46,10 +46,13 @@ WANTED = 400  # effective draws (Vehtari et al. 2021, section 4)
 # Laplace's estimates make it worse: with EP's, the nearest normal density's, or exact evidence, weights bear more of them.
 MANY_HYPERPARAMETERS = 8
 MOST_HYPERPARAMETERS = 16
-MOST_WITH_EXACT_EVIDENCE = 24
+MOST_WITH_EXACT_EVIDENCE = 40
 _USUAL_DRAWS_AN_EFFECTIVE_ONE = 3
 _FEW_HYPERPARAMETERS, _FIRST_BATCH = 3, 100  # that draws from the prior find as well as a search for modes
 _FEW_FUNCTIONS = 3  # of which a search for modes costs little: iris and thyroid_type take 20 and 39 s with it, 22 and 74 without
+# Of so few functions estimates take longer than sweeps from here on (wine, 152 x 13: 20.7 s and 8.4; 250 x 18: 221 and 26). Of fewer
+# data they are quick, and labels that are noise, of which chains are slow, are worth as many draws.
+_FEW_CLASS_DATA = 150
 _DRAWS_AN_EFFECTIVE_ONE = 10  # weights worth less than a tenth of their number are not to be trusted
 # An estimate's; those of inducing values around their nearest normal density vary by some hundredths, and cost little else.
 _FEW_DRAWS = 4
@@ -168,7 +171,7 @@ def _of_other_latents(model: GPModel, one_latent: bool, few: str, wanted: int) -
     if is_heteroskedastic(model) and size <= MANY_HYPERPARAMETERS:
         return [*_through_noise(model, wanted), *together]
     if model.has_latents_at_data and model.factorises and sees_differences(model) and size <= MANY_HYPERPARAMETERS:
-        is_small = size <= _FEW_HYPERPARAMETERS and model.num_latents > _FEW_FUNCTIONS
+        is_small = size <= _FEW_HYPERPARAMETERS and (model.num_latents > _FEW_FUNCTIONS or len(model.train_x) > _FEW_CLASS_DATA)
         first = [_in_turn(model, wanted)] if is_small else []
         return [*first, *_through_classes(model, few, wanted), *together]
     if not has_inducing_normal(model):
@@ -330,7 +333,9 @@ def _in_turn(model: GPModel, wanted: int) -> Candidate:
 
     # A sweep takes as long as three to five, the search for where to begin as long as all warm-up.
     seconds = partial(seconds_of_evaluations, rehearse, 4 * (2 * _SHORT_WARM_UP + 1.25 * wanted))
-    return Candidate(ClassGibbs(), why, _CHAINS, _SHORT_WARM_UP, 50, 1600, float("inf"), seconds)
+    # Of few functions estimates come next, which labels that are noise are better served by.
+    most = 800 if model.num_latents <= _FEW_FUNCTIONS else 1600
+    return Candidate(ClassGibbs(), why, _CHAINS, _SHORT_WARM_UP, 50, most, float("inf"), seconds)
 
 
 def _budget(model: GPModel, num_chains: int, operations_a_second: float) -> float:
