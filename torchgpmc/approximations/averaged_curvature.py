@@ -18,11 +18,11 @@ def with_average_curvature(problem: LatentProblem, mode: GaussianApproximation) 
 
     .. math:: W_n = -E_{q_n} \frac{d^2}{df^2} \log p(y_n | f) = -E_{q_n} \frac{f - \mu_n}{s_n^2} \frac{d}{df} \log p(y_n | f)
 
-    not below zero, with :math:`E_{q_n} d \log p / df` for slopes: one step from Laplace's approximation towards the variational one
-    (Opper & Archambeau 2009, "The variational Gaussian approximation revisited"). Where log p is not concave the curvature at the mode
-    tells little: a Student t is sharp about its datum, and curves the other way a scale off. Of 300 data under such noise, estimates
-    from 64 draws have a standard deviation of 0.2 around this, 0.4 around the mode. Mean and variance from slopes alone: these
-    exist at corners too, and no third derivative is asked for.
+    not below zero, with :math:`E_{q_n} d \log p / df` for slopes: one step from Laplace's approximation towards the variational
+    one (Opper & Archambeau 2009, "The variational Gaussian approximation revisited"). Where log p is not concave the curvature at
+    the mode tells little: a Student t is sharp about its datum, and curves the other way a scale off. Of 300 data under such
+    noise, log estimates from 64 draws have a standard deviation of 0.2 around this density, of 0.4 around Laplace's. All is made
+    of slopes, which say what a corner adds.
 
     Args:
         problem: of one latent function, without graph.

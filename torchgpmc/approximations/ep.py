@@ -23,7 +23,7 @@ from torchgpmc.approximations.site_algebra import apply_r, inverse_and_variances
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.latents import LatentPrior
 from torchgpmc.models.targets import Targets
-from torchgpmc.numerics.linalg import solve_lower, times_vector, triangular_log_determinant
+from torchgpmc.numerics.linalg import solve_lower, triangular_log_determinant
 from torchgpmc.trees import put
 
 # Sites of likelihoods that are not log-concave may want a negative precision; they get this one, over the model's unit.

@@ -152,7 +152,7 @@ def mode_near(problem: LatentProblem, start: Tensor) -> GaussianApproximation:
 
 
 def ascended(problem: LatentProblem, start: Tensor, found: GaussianApproximation) -> tuple[Tensor, Tensor]:
-    """Where steps from ``start`` with the factor of ``found``, none of which goes downhill, lead: alpha and centred f ``(C, N)``."""
+    """Where steps from ``start`` with the factor of ``found`` lead, alpha and centred f ``(C, N)``; none goes downhill."""
     point = _begin(problem, start)
     enough = _NEAR * problem.mean.shape[-1] * problem.model.unit
     for _ in range(_ROUNDS):

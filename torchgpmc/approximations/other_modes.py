@@ -16,7 +16,7 @@ _REACH, _GRIDS, _POINTS = 6.0, 3, 33
 
 
 def other_modes(problem: LatentProblem, found: GaussianApproximation) -> list[GaussianApproximation]:
-    r"""Three more modes (where there is none, one comes out again): past one datum, past another, and past both.
+    r"""Three more modes (where there is none, an earlier one comes out again): past one datum, past another, and past both.
 
     A datum that a mode passes by, as an outlier, may be what another mode follows. With g_n the value that datum n alone, under its
     marginal prior, would give f_n, the search starts where the prior moves the mode once f_n is known,

@@ -136,9 +136,7 @@ class MixtureDraws(GaussianDraws):
             torch.stack(column, 1)
             for column in zip(*((found.mean, found.alpha, found.precision) for found in densities), strict=True)
         )
-        super().__init__(
-            prior, problem, densities[0]._replace(mean=mean, alpha=alpha, precision=precision, num_iterations=work)
-        )
+        super().__init__(prior, problem, densities[0]._replace(mean=mean, alpha=alpha, precision=precision, num_iterations=work))
         # Those that no theta has a share of are not drawn from.
         there = (share > 0).any(0).nonzero().squeeze(-1)
         self.parts = [draws_around(prior, problem, densities[place], directions) for place in there.tolist()]
@@ -194,7 +192,7 @@ def _of_new(
 
 
 def _shares(modes: list[GaussianApproximation], is_new: Tensor) -> Tensor:
-    """Of the modes, by their approximate evidence, the same again for the wider ones, and of the prior, which comes last ``(C, J)``."""
+    """Of the modes, by their approximate evidence, of the wider ones, and of the prior, which comes last ``(C, J)``."""
     log_mass = torch.stack([torch.where(found.converged, found.log_evidence, -torch.inf) for found in modes], -1)
     log_mass = torch.nan_to_num(log_mass, nan=-1e30, posinf=-1e30, neginf=-1e30)
     share = torch.softmax(log_mass.masked_fill(~is_new, -torch.inf), -1)
