@@ -1,7 +1,10 @@
 """Curvature averaged over marginals, against derivatives of expectations; and how much less estimates around it vary."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
 
 import torchgpmc as tg
 from tests.problems import gp
@@ -9,8 +12,14 @@ from tests.speed import quick
 from torchgpmc.approximations.averaged_curvature import with_average_curvature
 from torchgpmc.approximations.gaussian_form import problem_of, without_graph
 from torchgpmc.approximations.site_algebra import marginal_variances
-from torchgpmc.evidence import importance
 from torchgpmc.evidence.importance_sampling import ImportanceEstimator
+
+
+@dataclass(frozen=True)
+class Averaged(tg.approximations.Approximation):
+    def importance_density(self, model, prior, targets=None, start=None):
+        mode = tg.Laplace().importance_density(model, prior, targets, start)
+        return with_average_curvature(without_graph(problem_of(model, prior, targets)), mode)
 
 
 def at_mode(model, thetas=3):
@@ -52,14 +61,17 @@ def test_what_is_not_finite_leaves_the_mode():
 
 
 def test_estimates_vary_less_than_around_the_mode():
+    # A standard deviation of 0.06, where it is 0.16 around Laplace's approximation and 0.06 around EP's.
     random = torch.Generator().manual_seed(3)
     x = torch.rand(80, 1, generator=random, dtype=torch.float64)
-    y = (6 * x[:, 0]).sin() + 0.1 * torch.randn(80, generator=random).double() / torch.rand(80, generator=random).double()
+    normal, *squares = torch.randn(3, 80, generator=random, dtype=torch.float64)
+    y = (6 * x[:, 0]).sin() + 0.1 * normal / torch.stack(squares).square().mean(0).sqrt()
     likelihood = tg.likelihoods.StudentT()
     likelihood.noise, likelihood.deg_free = 0.01, 2.2
-    model = tg.GP(x, y, gp("student_t", 4, 1).kernel, likelihood.requires_grad_(False))
-    theta = torch.zeros(40, model.layout.size, dtype=torch.float64)
-    mixture = importance(model, num_importance=64)
-    mode = ImportanceEstimator(model, tg.Laplace(), 64, True, model.as_targets(None))
-    found, around_mode = (one.draw(theta, torch.Generator().manual_seed(1)).value for one in (mixture, mode))
+    kernel = ScaleKernel(RBFKernel()).double()
+    kernel.outputscale, kernel.base_kernel.lengthscale = 1.0, 0.3
+    model = tg.GP(x, y, kernel.requires_grad_(False), likelihood.requires_grad_(False))
+    theta = torch.zeros(60, 0, dtype=torch.float64)
+    estimators = [ImportanceEstimator(model, kind, 64, True, model.as_targets(None)) for kind in (Averaged(), tg.Laplace())]
+    found, around_mode = (one.draw(theta, torch.Generator().manual_seed(1)).value for one in estimators)
     assert float(found.std()) < 0.7 * float(around_mode.std())
