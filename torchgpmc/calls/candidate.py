@@ -29,6 +29,7 @@ class Candidate(NamedTuple):
         start: makes what the chains begin around; with limits of :func:`torchgpmc.initialize`, roughly.
         patience: share of its draws before uneven weights end it; by default it has the second batch of :class:`AMIS`.
         is_dearer: whether it is the one before with more draws an estimate, or begun further off: not tried if that came to none.
+        goes_on: whether its chains begin at the draws of the engine before, if these are of any use.
     """
 
     method: MethodOptions
@@ -42,6 +43,7 @@ class Candidate(NamedTuple):
     start: Callable[..., Start | None] = no_start
     patience: float = 0.2
     is_dearer: bool = False
+    goes_on: bool = False
 
     def with_chains(self, num_chains: int | None, warmup_steps: int | None) -> Candidate:
         """The same with the user's numbers, where there are any."""

@@ -106,7 +106,9 @@ def recommend(model: GPModel) -> Method:
         >>> type(tg.recommend(model)).__name__
         'AMIS'
     """
-    return candidates(model)[0].method
+    first, *others = candidates(model)
+    only_begins = model.layout.size > MOST_WITH_EXACT_EVIDENCE and bool(others) and others[0].goes_on
+    return others[0].method if only_begins else first.method
 
 
 def candidates(model: GPModel, wanted: int = WANTED) -> list[Candidate]:
@@ -144,24 +146,32 @@ def _through_exact_evidence(model: GPModel, wanted: int) -> list[Candidate]:
     """Of regressions, and of inducing values with Gaussian noise."""
     size = model.layout.size
     exact = "the evidence is exact and the hyperparameters are few: weighted draws, no warm-up."
-    many = "should weights not do, chains of the hyperparameters need none."
-    if size > MANY_HYPERPARAMETERS:
-        many = f"{size} hyperparameters may be more than importance weights survive."
-    chains = _chains(model, NUTS(max_tree_depth=8, target_accept_prob=0.9), many, 150)
-    if model.collapses:
-        alone = NUTS(marginal=Conjugate(), from_mode=True, max_tree_depth=8, target_accept_prob=0.9)
-        # The curvature at the mode is the mass matrix, so that warm-up has a step size to find and no more.
-        chains = _chains(model, alone, many, 50)
-    chains = chains._replace(budget=_budget(model, _CHAINS, _EXACT_OPERATIONS_A_SECOND))
-    if size > MOST_WITH_EXACT_EVIDENCE:
-        return [chains]
     if size <= MANY_HYPERPARAMETERS:
-        return [_weighted(model, AMIS(), exact, wanted), chains]
+        none = "should weights not do, chains of the hyperparameters need none."
+        careful = NUTS(max_tree_depth=8, target_accept_prob=0.9)
+        return [_weighted(model, AMIS(), exact, wanted), _of_exact_evidence(model, careful, none, 150)]
+    # From nothing, warm-up of 32 hyperparameters took all that chains may; from weighted draws worth ten it is short.
+    many = f"{size} hyperparameters may be more than importance weights survive, but chains can begin at such draws."
+    chains = _of_exact_evidence(model, NUTS(max_tree_depth=8), many, 60)._replace(goes_on=True)
+    if size > MOST_WITH_EXACT_EVIDENCE:
+        few = "weighted draws for chains to begin at, seldom even enough for more."
+        return [_weighted(model, AMIS(degrees_of_freedom=_SHORT_TAILS), few, wanted)._replace(patience=_LEARNING), chains]
     # Weights of more look even where they miss an arm, a hundredth of the mass along one lengthscale.
     far = "the evidence is exact: weighted draws, no warm-up, some from far along each hyperparameter that has mass there."
     again = "the same from other random numbers: runs that agree are worth their draws together."
     method = AMIS(degrees_of_freedom=_SHORT_TAILS, begin=AtModes(search_tails=True))
     return [*(_weighted(model, method, why, wanted) for why in (far, again)), chains]
+
+
+def _of_exact_evidence(model: GPModel, method: NUTS, why: str, warmup_steps: int) -> Candidate:
+    """Chains of theta alone."""
+    if model.collapses:
+        alone = NUTS(marginal=Conjugate(), from_mode=True, max_tree_depth=8, target_accept_prob=0.9)
+        # The curvature at the mode is the mass matrix, so that warm-up has a step size to find and no more.
+        chains = _chains(model, alone, why, 50)
+    else:
+        chains = _chains(model, method, why, warmup_steps)
+    return chains._replace(budget=_budget(model, _CHAINS, _EXACT_OPERATIONS_A_SECOND))
 
 
 def _of_other_latents(model: GPModel, one_latent: bool, few: str, wanted: int) -> list[Candidate]:
