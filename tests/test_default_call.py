@@ -335,7 +335,7 @@ def test_chains_of_a_regression_begin_at_weighted_draws_that_did_not_do(monkeypa
     monkeypatch.setattr(in_turns, "is_good", lambda posterior, wanted: posterior.num_chains > 1)
     monkeypatch.setattr(sampling, "drawn_start", lambda posterior, model: begun.append(posterior) or drawn_start(posterior, model))
     posterior = tg.sample(gp_regression(), **QUIET)
-    assert [trial["engine"][:4] for trial in posterior.info["tried"]] == ["AMIS", "NUTS"]
+    assert posterior.info["tried"][-1]["engine"].startswith("NUTS")
     assert len(begun) == 1 and begun[0].log_weights is not None
 
 

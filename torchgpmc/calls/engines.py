@@ -50,8 +50,8 @@ MOST_WITH_EXACT_EVIDENCE = 40
 _USUAL_DRAWS_AN_EFFECTIVE_ONE = 3
 _FEW_HYPERPARAMETERS, _FIRST_BATCH = 3, 100  # that draws from the prior find as well as a search for modes
 _FEW_FUNCTIONS = 3  # of which a search for modes costs little: iris and thyroid_type take 20 and 39 s with it, 22 and 74 without
-# Of so few functions estimates take longer than sweeps from here on (wine, 152 x 13: 20.7 s and 8.4; 250 x 18: 221 and 26). Of fewer
-# data they are quick, and labels that are noise, of which chains are slow, are worth as many draws.
+# Of so few functions estimates take longer than sweeps from here on (wine, 152 x 13: 20.7 s and 8.4; 250 x 18: 221 and 26). Of
+# fewer data they are quick, and serve labels that are noise, of which chains are slow.
 _FEW_CLASS_DATA = 150
 _DRAWS_AN_EFFECTIVE_ONE = 10  # weights worth less than a tenth of their number are not to be trusted
 # An estimate's; those of inducing values around their nearest normal density vary by some hundredths, and cost little else.
