@@ -1,4 +1,7 @@
-"""More models as newcomers put them together: cases of unseen.py, quoted by docs/results/default_call.md, "A fourth set"."""
+"""More models as newcomers put them together: cases of unseen.py, quoted by docs/results/default_call.md.
+
+All but t_noise_ard ("A fifth set") are of "A fourth set".
+"""
 
 import math
 
@@ -122,6 +125,15 @@ def cauchy_noise():
     return tg.GP(x, y, _squared(outputscale=HalfCauchyPrior(1.0)), likelihood)
 
 
+def t_noise_ard():
+    """300 x 5 under Student t noise with two degrees of freedom, which are sampled, a lengthscale a column."""
+    random = np.random.default_rng(4)
+    x = random.normal(size=(300, 5))
+    y = np.sin(2 * x[:, 0]) + 0.3 * random.standard_t(2, size=300)
+    likelihood = tg.likelihoods.StudentT(deg_free_prior=GammaPrior(2.0, 0.1), noise_prior=GammaPrior(1.1, 0.5))
+    return tg.GP(x, y, _squared(GammaPrior(3.0, 3.0), GammaPrior(2.0, 0.15), 5), likelihood)
+
+
 def noise_by_column():
     """70 x 4, noise that depends on one column and the mean on another, two latent functions, a lengthscale a column."""
     random = np.random.default_rng(13)
@@ -150,6 +162,7 @@ NEWCOMERS = (
     months_with_gaps,
     two_scales,
     cauchy_noise,
+    t_noise_ard,
     noise_by_column,
     robust_irises,
 )

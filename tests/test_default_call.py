@@ -10,13 +10,15 @@ import torch
 import torchgpmc as tg
 from tests.problems import fixed_kernel, gp, gp_regression, inputs, sparse_gp, targets
 from tests.runs.resume import Stop, same
-from torchgpmc.calls import sampling
+from torchgpmc.calls import default_call as in_turns
+from torchgpmc.calls import engines, sampling
 from torchgpmc.calls.candidate import Candidate, as_typed
 from torchgpmc.calls.default_call import Rule, sample_by_default
 from torchgpmc.calls.engines import candidates
 from torchgpmc.numerics.random import derived_seed
 from torchgpmc.posterior import Posterior
 from torchgpmc.runs.chain import ChainRun
+from torchgpmc.runs.drawn_start import drawn_start
 from torchgpmc.runs.weighted import ImportanceRun
 from torchgpmc.storage.draws import Draws
 
@@ -318,7 +320,7 @@ def test_weighted_draws_that_were_only_short_are_made_again_and_pooled(wanted, d
     known = even()
     info = {**known.info, "log_evidence": 0.0, "log_evidence_error": 0.0}
 
-    def run(number, engine, rule):
+    def run(number, engine, rule, begin):
         theta, whitened, lp = (part[:, : engine.most] for part in (known.theta, known.whitened, known.stats["lp"]))
         made = {**info, "num_evaluations": float(lp.numel())}
         return Posterior(known.model, Draws(theta, whitened, torch.zeros_like(lp)), {"lp": lp}, made)
@@ -326,6 +328,33 @@ def test_weighted_draws_that_were_only_short_are_made_again_and_pooled(wanted, d
     posterior = sample_by_default([engine(tg.AMIS(), 200), engine(tg.AMIS(), 100)], wanted, run)
     assert [trial["evaluations"] for trial in posterior.info["tried"]] == draws
     assert posterior.num_draws == sum(draws)
+
+
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_an_engine_that_goes_on_begins_at_the_draws_before(goes_on):
+    known, given = even(), []
+
+    def run(number, engine, rule, begin):
+        given.append(begin)
+        return Posterior(known.model, Draws(known.theta, known.whitened, known.log_weights), known.stats, known.info)
+
+    in_turn = [engine(tg.AMIS(), 200), engine(tg.NUTS(), 100)._replace(goes_on=goes_on)]
+    posterior = sample_by_default(in_turn, 1000, run)
+    assert given[0] is None and (given[1] is not None) == goes_on
+    assert posterior.num_draws == known.num_draws
+
+
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+def test_chains_of_a_regression_begin_at_weighted_draws_that_did_not_do(monkeypatch):
+    begun = []
+    monkeypatch.setattr(engines, "MANY_HYPERPARAMETERS", 0)
+    monkeypatch.setattr(engines, "MOST_WITH_EXACT_EVIDENCE", 0)
+    monkeypatch.setattr(in_turns, "is_good", lambda posterior, wanted: posterior.num_chains > 1)
+    monkeypatch.setattr(sampling, "drawn_start", lambda posterior, model: begun.append(posterior) or drawn_start(posterior, model))
+    posterior = tg.sample(gp_regression(), **QUIET)
+    assert posterior.info["tried"][-1]["engine"].startswith("NUTS")
+    assert len(begun) == 1 and begun[0].log_weights is not None
 
 
 def test_a_latent_that_does_not_mix_counts():

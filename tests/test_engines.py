@@ -35,8 +35,8 @@ CASES = {
     "eight": (lambda: wide(8), tg.AMIS),
     "sixteen": (lambda: wide(16), tg.AMIS),
     "seventeen": (lambda: wide(17), tg.HMC),
-    "regression, twenty-four": (lambda: gp_regression(num_columns=22), tg.AMIS),
-    "regression, twenty-five": (lambda: gp_regression(num_columns=23), tg.NUTS),
+    "regression, forty": (lambda: gp_regression(num_columns=38), tg.AMIS),
+    "regression, forty-one": (lambda: gp_regression(num_columns=39), tg.NUTS),
     "fixed": (lambda: tg.GP(inputs(6), targets("probit", 6), fixed_kernel(), tg.likelihoods.Bernoulli()), tg.AuxiliaryGradient),
     "steps": (lambda: steps(kernel(2)), tg.Gibbs),
     "steps, fixed": (lambda: steps(fixed_kernel()), tg.EllipticalSlice),
@@ -152,6 +152,14 @@ def test_the_tails_of_more_than_eight_hyperparameters_are_searched(columns, sear
     assert isinstance(chains, tg.NUTS)
 
 
+def test_chains_of_many_hyperparameters_of_a_regression_begin_at_weighted_draws():
+    # Of 500 x 30 warm-up from the prior was not done after 137 CPU seconds; of 300 x 60 chains at draws worth 20 took 100 in all.
+    first, chains = candidates(gp_regression(num_columns=39))
+    assert first.method == tg.AMIS(degrees_of_freedom=30) and isinstance(chains.method, tg.NUTS)
+    assert chains.goes_on and candidates(gp_regression(num_columns=7))[-1].goes_on
+    assert not candidates(gp_regression(num_columns=6))[-1].goes_on
+
+
 def test_an_engine_of_weighted_draws_may_make_as_many_however_few_are_wanted():
     few, usual, many = (candidates(wide(1), wanted)[0].most for wanted in (50, 400, 1000))
     assert few == usual < many
@@ -189,7 +197,9 @@ def test_six_classes_look_for_no_modes(monkeypatch):
     model = classes(183, 6)
     first, second = candidates(model)[:2]
     assert first.method == tg.ClassGibbs() and second.method.begin == tg.AtPrior()
-    assert candidates(classes(183, 3))[0].method.approximation == tg.approximations.ClassEP()
+    first, second = candidates(classes(183, 3))[:2]
+    assert first.method == tg.ClassGibbs() and second.method.begin == tg.AtModes()
+    assert candidates(classes(120, 3))[0].method.approximation == tg.approximations.ClassEP()
     monkeypatch.setattr(engines, "_FEW_HYPERPARAMETERS", 0)
     assert candidates(model)[0].method.begin == tg.AtModes()
 
@@ -207,7 +217,8 @@ def test_the_method_suits_the_model(name, monkeypatch):
     monkeypatch.setattr(timing, "_WATCHED", 0.0)
     model = make()
     assert isinstance(tg.recommend(model), expected)
-    assert tg.explain(model).startswith(f"1. {expected.__name__}(")
+    only_begins = model.layout.size > engines.MOST_WITH_EXACT_EVIDENCE and expected is tg.NUTS and model.is_conjugate
+    assert f"{1 + only_begins}. {expected.__name__}(" in tg.explain(model)
 
 
 @pytest.mark.slow

@@ -6,8 +6,9 @@ import warnings
 
 import pytest
 import torch
-from gpytorch.kernels import RBFKernel
+from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.priors import GammaPrior
+from sklearn.datasets import make_classification
 
 import torchgpmc as tg
 from tests.problems import fixed_kernel, gp, gp_regression, inputs, sparse_gp, targets
@@ -139,3 +140,13 @@ def test_the_search_looks_at_some_of_many_data(monkeypatch):
     class_chains.ClassChains(JointLogDensity(four_classes(num_data=25)), 8, None).first_tuning()
     first = seen.index(25)
     assert first > 1 and set(seen[:first]) == {9} and set(seen[first:]) == {25}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_search_leaves_a_prior_under_which_inputs_are_all_far_apart(seed):
+    """Of 18 columns under a prior for one: K is the identity for all thetas that it has drawn, and the bound has no slope there."""
+    x, y = make_classification(120, 18, n_informative=8, n_classes=4, n_clusters_per_class=1, class_sep=2.0, random_state=seed)
+    kernel = ScaleKernel(RBFKernel(lengthscale_prior=GammaPrior(3.0, 12.0)), outputscale_prior=GammaPrior(2.0, 0.15))
+    model = tg.GP((x - x.mean(0)) / x.std(0), y, kernel, tg.likelihoods.Softmax(num_classes=4, mixing_weights=False))
+    centre, _ = class_chains._rough_theta(model)
+    assert float(centre[model.layout.columns("kernel.base_kernel.lengthscale")].exp()) > 2.0

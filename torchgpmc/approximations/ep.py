@@ -19,11 +19,11 @@ from torchgpmc.approximations.gaussian_form import (
     without_graph,
 )
 from torchgpmc.approximations.single_precision import in_single_precision, may_be_single, rounding_shows
-from torchgpmc.approximations.site_algebra import apply_r, factor_of_b, inverse_and_variances
+from torchgpmc.approximations.site_algebra import apply_r, inverse_and_variances, made_by
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.latents import LatentPrior
 from torchgpmc.models.targets import Targets
-from torchgpmc.numerics.linalg import solve_lower, times_vector, triangular_log_determinant
+from torchgpmc.numerics.linalg import solve_lower, triangular_log_determinant
 from torchgpmc.trees import put
 
 # Sites of likelihoods that are not log-concave may want a negative precision; they get this one, over the model's unit.
@@ -157,7 +157,7 @@ class EP(Approximation):
         sweeps = in_single_precision(problem)
         rough, point = self.found_from(sweeps, _BEFORE_THE_LAST, None if start is None else start.to(sweeps.mean))
         precision, shift = point.next_precision.to(problem.mean), point.next_shift.to(problem.mean)
-        made = _made_by(problem.covariance, precision, shift)
+        made = made_by(problem.covariance, precision, shift)
         found = GaussianApproximation(
             problem.mean + made.centred,
             made.alpha,
@@ -174,25 +174,6 @@ class EP(Approximation):
         return put(found, again, self.found_from(problem.select(again), _NEAR, None if start is None else start[again])[0])
 
 
-class _Made(NamedTuple):
-    """The approximation that sites make."""
-
-    root: Tensor  # of the sites' precision
-    factor: Tensor
-    ok: Tensor
-    alpha: Tensor
-    centred: Tensor
-
-
-def _made_by(covariance: Tensor, precision: Tensor, shift: Tensor) -> _Made:
-    """With algebra in the covariance's precision, of sites in theirs."""
-    root = precision.sqrt().to(covariance)
-    factor, ok = factor_of_b(covariance, root)
-    prior_shift = times_vector(covariance, shift.to(covariance))
-    alpha = shift - apply_r(factor, root, prior_shift.unsqueeze(-1)).squeeze(-1)
-    return _Made(root, factor, ok, alpha, times_vector(covariance, alpha.to(covariance)).to(shift))
-
-
 def _from_prior_marginals(problem: LatentProblem, damping: float) -> tuple[Tensor, Tensor]:
     """The sites after one sweep from none at all, whose cavities are the prior's marginals: no factorisation."""
     variance = problem.covariance.diagonal(dim1=-2, dim2=-1).to(problem.mean)
@@ -205,7 +186,7 @@ def _from_prior_marginals(problem: LatentProblem, damping: float) -> tuple[Tenso
 
 def _sweep(problem: LatentProblem, sites: _Sites, tolerance: float) -> tuple[_Sites, _FixedPoint, Tensor, Tensor]:
     """The approximation that the sites make, and their next values (Rasmussen & Williams 2006, section 3.6)."""
-    root, factor, ok, alpha, centred = _made_by(problem.covariance, sites.precision, sites.shift)
+    root, factor, ok, alpha, centred = made_by(problem.covariance, sites.precision, sites.shift)
     inverse, variance = inverse_and_variances(problem.covariance, factor, ok, root)
     variance = variance.to(centred)
 

@@ -109,6 +109,7 @@ class Approximation:
 
     serves_inducing_values: ClassVar[bool] = False  # it is of p(v | y, theta), not of f at the data
     serves_several_latents: ClassVar[bool] = False
+    is_at_mode: ClassVar[bool] = False  # its precision is of one point, and not of the density's width
     has_no_root: ClassVar[bool] = False  # of its covariance, of several latents: draws come by Matheron's rule
 
     def check(self, model: GPModel) -> None:

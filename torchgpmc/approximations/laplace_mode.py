@@ -28,9 +28,10 @@ from torchgpmc.trees import put, take
 
 _MAX_HALVINGS = 40
 _CHEAP_STEPS = 8
+_ROUNDS = 2  # of these, after which a search that leads back to where a factor is from is nearly there
 # Beside the variance that the model has for a unit.
 _LEAST_PRECISION = 1e-10
-_FAR = 1e-2  # squared change of f, a datum
+_NEAR, _FAR = 1e-4, 1e-2  # squared change of f, a datum, and distance to where the curvature is from: of densities to draw from
 _NEARLY = 1 / 16  # of what the curvature may be off: its last factorisation need then be no other's
 # Where single precision comes near enough (squared change of f, a datum), and the least curvature that does not swell its rounding.
 _LOOSE, _FIRM = 1e-5, 1e-3
@@ -110,6 +111,7 @@ class Laplace(Approximation):
     tolerance: float | None = None
     max_iterations: int = 100
     serves_several_latents: ClassVar[bool] = True
+    is_at_mode: ClassVar[bool] = True
 
     def importance_density(
         self, model: GPModel, prior: LatentPrior, targets: Targets | None = None, start: Tensor | None = None
@@ -117,7 +119,7 @@ class Laplace(Approximation):
         """The approximation at the thetas of ``prior``; ``start`` ``(C, 2 N)``, of an earlier one, saves iterations."""
         problem = without_graph(problem_of(model, prior, targets))
         with torch.no_grad():
-            near, far = (1e-4, _FAR) if self.tolerance is None else (self.tolerance, self.tolerance)
+            near, far = (_NEAR, _FAR) if self.tolerance is None else (self.tolerance, self.tolerance)
             return self._find_mode(problem, prior, near, far, start)
 
     def evidence(self, model: GPModel, prior: LatentPrior, targets: Targets | None = None) -> GaussianApproximation:
@@ -142,6 +144,22 @@ class Laplace(Approximation):
         if problem.model.num_latents > 1:
             return several_latents.find_mode(problem, prior.factor, tolerance, far, self.max_iterations, start)
         return _find_mode(problem, tolerance, far, self.max_iterations, start)
+
+
+def mode_near(problem: LatentProblem, start: Tensor) -> GaussianApproximation:
+    """A mode of a problem without graph, good enough to draw from, near a ``start`` ``(C, 2 N)``, alpha and centred f."""
+    return _find_mode(problem, _NEAR, _FAR, 100, start)
+
+
+def ascended(problem: LatentProblem, start: Tensor, found: GaussianApproximation) -> tuple[Tensor, Tensor]:
+    """Where steps from ``start`` with the factor of ``found`` lead, alpha and centred f ``(C, N)``; none goes downhill."""
+    point = _begin(problem, start)
+    enough = _NEAR * problem.mean.shape[-1] * problem.model.unit
+    for _ in range(_ROUNDS):
+        point, settled = _steps(problem, point._replace(precision=found.precision), found.factor, enough)
+        if bool(settled.all()):
+            break
+    return point.alpha, point.centred
 
 
 def _evaluate(problem: LatentProblem, alpha: Tensor, centred: Tensor) -> _Point:

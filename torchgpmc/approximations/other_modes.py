@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchgpmc.approximations.gaussian_form import GaussianApproximation, LatentProblem
+from torchgpmc.approximations.laplace_mode import ascended, mode_near
+from torchgpmc.trees import put, take
 
 # A datum alone is looked for within so many standard deviations of its prior mean, on nested grids.
 _REACH, _GRIDS, _POINTS = 6.0, 3, 33
 
 
-def other_modes(
-    problem: LatentProblem, found: GaussianApproximation, find: Callable[[Tensor], GaussianApproximation]
-) -> list[GaussianApproximation]:
-    r"""Three more modes (those that there are not come out as others again): past one datum, past another, and past both.
+def other_modes(problem: LatentProblem, found: GaussianApproximation) -> list[GaussianApproximation]:
+    r"""Three more modes (where there is none, an earlier one comes out again): past one datum, past another, and past both.
 
     A datum that a mode passes by, as an outlier, may be what another mode follows. With g_n the value that datum n alone, under its
     marginal prior, would give f_n, the search starts where the prior moves the mode once f_n is known,
@@ -31,13 +30,37 @@ def other_modes(
     Args:
         problem: without graph.
         found: where to start from, without NaN.
-        find: the mode near a start ``(C, 2 N)``, as of :class:`Laplace`.
     """
     if problem.model.num_latents > 1:
         return []
     first, second = _targets(problem, found)
-    past_first = find(_through(problem, found, first))
-    return [past_first, find(_through(problem, found, second)), find(_through(problem, past_first, second))]
+    past_first = _mode_near(problem, _through(problem, found, first), found)
+    past_second = _mode_near(problem, _through(problem, found, second), found)
+    # Where the first led back, past both is past the second.
+    rows = (~is_same_mode(found, past_first)).nonzero().squeeze(-1)
+    if not len(rows):
+        return [past_first, past_second, past_second]
+    part, base = problem.select(rows), take(past_first, rows)
+    past_both = _mode_near(part, _through(part, base, take(second, rows)), base)
+    return [past_first, past_second, put(past_second, rows, past_both)]
+
+
+def _mode_near(problem: LatentProblem, start: Tensor, known: GaussianApproximation) -> GaussianApproximation:
+    """:class:`Laplace`'s mode near ``start`` ``(C, 2 N)``, or ``known`` where steps with its factor lead back there."""
+    alpha, centred = ascended(problem, start, known)
+    rows = (~is_same_mode(known, known._replace(alpha=alpha, mean=problem.mean + centred))).nonzero().squeeze(-1)
+    found = known._replace(num_iterations=torch.zeros_like(known.num_iterations))
+    if not len(rows):
+        return found
+    part = problem.select(rows)
+    other = mode_near(part, start[rows])
+    return put(found, rows, other.or_prior(other.is_sound(), part.mean))
+
+
+def is_same_mode(here: GaussianApproximation, there: GaussianApproximation) -> Tensor:
+    """Whether one lies within a standard deviation of the other ``(C,)``, of one latent a datum."""
+    alpha, delta = there.alpha - here.alpha, there.mean - here.mean
+    return (here.precision * delta.square() + alpha * delta).sum(-1) < 1
 
 
 class _Target(NamedTuple):

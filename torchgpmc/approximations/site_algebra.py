@@ -2,10 +2,31 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from torchgpmc.numerics.linalg import cholesky_in_place, solve_lower
+from torchgpmc.numerics.linalg import cholesky_in_place, solve_lower, times_vector
+
+
+class Made(NamedTuple):
+    """The approximation that sites make."""
+
+    root: Tensor  # of the sites' precision
+    factor: Tensor
+    ok: Tensor
+    alpha: Tensor
+    centred: Tensor
+
+
+def made_by(covariance: Tensor, precision: Tensor, shift: Tensor) -> Made:
+    """By sites exp(-precision f^2 / 2 + shift f) in the centred f; algebra in the covariance's type, of sites in theirs."""
+    root = precision.sqrt().to(covariance)
+    factor, ok = factor_of_b(covariance, root)
+    prior_shift = times_vector(covariance, shift.to(covariance))
+    alpha = shift - apply_r(factor, root, prior_shift.unsqueeze(-1)).squeeze(-1)
+    return Made(root, factor, ok, alpha, times_vector(covariance, alpha.to(covariance)).to(shift))
 
 
 def factor_of_b(covariance: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:

@@ -32,6 +32,7 @@ class Candidate(NamedTuple):
         is_dearer: whether it is the one before with more draws an estimate, or begun further off: not tried if that came to none.
         most_noise: relative variance of evidence estimates, at most, less where one that follows has better ones.
         is_for_noise: whether it is the one before with better estimates: not tried unless that one's were too noisy.
+        goes_on: whether its chains begin at the draws of the engine before, if these are of any use.
     """
 
     method: MethodOptions
@@ -47,6 +48,7 @@ class Candidate(NamedTuple):
     is_dearer: bool = False
     most_noise: float = MAX_ESTIMATE_VARIANCE
     is_for_noise: bool = False
+    goes_on: bool = False
 
     def with_chains(self, num_chains: int | None, warmup_steps: int | None) -> Candidate:
         """The same with the user's numbers, where there are any."""

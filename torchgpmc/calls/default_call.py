@@ -124,13 +124,15 @@ class Trial(NamedTuple):
         }
 
 
-def sample_by_default(engines: Sequence[Candidate], wanted: int, run: Callable[[int, Candidate, Rule], Posterior]) -> Posterior:
+def sample_by_default(
+    engines: Sequence[Candidate], wanted: int, run: Callable[[int, Candidate, Rule, Posterior | None], Posterior]
+) -> Posterior:
     """The posterior of the first engine whose draws are good, or of the one that came nearest, after a warning.
 
     Args:
         engines: in order.
         wanted: effective draws.
-        run: engine number, engine and rule to its posterior.
+        run: engine number, engine, rule and draws to begin at, if any, to its posterior.
 
     Raises:
         ValueError: no engine gave any draws.
@@ -145,8 +147,9 @@ def sample_by_default(engines: Sequence[Candidate], wanted: int, run: Callable[[
         if engine.is_for_noise and not (trials and trials[-1].was_too_noisy):
             continue
         rule = Rule(wanted, engine.every, engine.most, engine.budget, before, engine.patience, engine.most_noise)
+        begin = trials[-1].posterior if engine.goes_on and trials and not trials[-1].came_to_nothing else None
         try:
-            trials.append(_tried(engine, rule, partial(run, number, engine, rule)))
+            trials.append(_tried(engine, rule, partial(run, number, engine, rule, begin)))
         except KeyboardInterrupt:
             if not any(trial.posterior for trial in trials):
                 raise

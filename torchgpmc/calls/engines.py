@@ -46,10 +46,13 @@ WANTED = 400  # effective draws (Vehtari et al. 2021, section 4)
 # Laplace's estimates make it worse: with EP's, the nearest normal density's, or exact evidence, weights bear more of them.
 MANY_HYPERPARAMETERS = 8
 MOST_HYPERPARAMETERS = 16
-MOST_WITH_EXACT_EVIDENCE = 24
+MOST_WITH_EXACT_EVIDENCE = 40
 _USUAL_DRAWS_AN_EFFECTIVE_ONE = 3
 _FEW_HYPERPARAMETERS, _FIRST_BATCH = 3, 100  # that draws from the prior find as well as a search for modes
 _FEW_FUNCTIONS = 3  # of which a search for modes costs little: iris and thyroid_type take 20 and 39 s with it, 22 and 74 without
+# Of so few functions estimates take longer than sweeps from here on (wine, 152 x 13: 20.7 s and 8.4; 250 x 18: 221 and 26). Of
+# fewer data they are quick, and serve labels that are noise, of which chains are slow.
+_FEW_CLASS_DATA = 150
 _DRAWS_AN_EFFECTIVE_ONE = 10  # weights worth less than a tenth of their number are not to be trusted
 # An estimate's; those of inducing values around their nearest normal density vary by some hundredths, and cost little else.
 _FEW_DRAWS = 4
@@ -83,7 +86,9 @@ _SEVERAL_OPERATIONS_A_SECOND = 4e9  # of several: N = 2000, M = 30, three classe
 # The exact evidence's gradient is products and one factorisation of large matrices; what is beside them costs as much as elsewhere.
 _EXACT_OPERATIONS_A_SECOND = 2e10
 _OPERATIONS_OF_SITES_A_SECOND = 6e9  # EP's gradients from held sites in single precision, with the weights of draws
-_CLOSE = 0.02  # of EP's sites where modes are looked for
+# Where modes are looked for: Laplace's evidence may be 100 nats too high where f is rough (450 labels, 19 of them ones: draws were
+# all from there).
+_BY_EP = AtModes(approximation=EP(tolerance=0.02))
 # Leapfrog steps on the scale of the priors, where a step near 0.27 is accepted four times in five.
 _LEAST_STEPS, _MOST_STEPS, _SHORT_WARM_UP = 4, 7, 80
 # Chains of which R-hat and effective sizes are content at about the same time: each halves to some fifty effective draws.
@@ -106,7 +111,9 @@ def recommend(model: GPModel) -> Method:
         >>> type(tg.recommend(model)).__name__
         'AMIS'
     """
-    return candidates(model)[0].method
+    first, *others = candidates(model)
+    only_begins = model.layout.size > MOST_WITH_EXACT_EVIDENCE and bool(others) and others[0].goes_on
+    return others[0].method if only_begins else first.method
 
 
 def candidates(model: GPModel, wanted: int = WANTED) -> list[Candidate]:
@@ -144,24 +151,32 @@ def _through_exact_evidence(model: GPModel, wanted: int) -> list[Candidate]:
     """Of regressions, and of inducing values with Gaussian noise."""
     size = model.layout.size
     exact = "the evidence is exact and the hyperparameters are few: weighted draws, no warm-up."
-    many = "should weights not do, chains of the hyperparameters need none."
-    if size > MANY_HYPERPARAMETERS:
-        many = f"{size} hyperparameters may be more than importance weights survive."
-    chains = _chains(model, NUTS(max_tree_depth=8, target_accept_prob=0.9), many, 150)
-    if model.collapses:
-        alone = NUTS(marginal=Conjugate(), from_mode=True, max_tree_depth=8, target_accept_prob=0.9)
-        # The curvature at the mode is the mass matrix, so that warm-up has a step size to find and no more.
-        chains = _chains(model, alone, many, 50)
-    chains = chains._replace(budget=_budget(model, _CHAINS, _EXACT_OPERATIONS_A_SECOND))
-    if size > MOST_WITH_EXACT_EVIDENCE:
-        return [chains]
     if size <= MANY_HYPERPARAMETERS:
-        return [_weighted(model, AMIS(), exact, wanted), chains]
+        none = "should weights not do, chains of the hyperparameters need none."
+        careful = NUTS(max_tree_depth=8, target_accept_prob=0.9)
+        return [_weighted(model, AMIS(), exact, wanted), _of_exact_evidence(model, careful, none, 150)]
+    # From nothing, warm-up of 32 hyperparameters took all that chains may; from weighted draws worth ten it is short.
+    many = f"{size} hyperparameters may be more than importance weights survive, but chains can begin at such draws."
+    chains = _of_exact_evidence(model, NUTS(max_tree_depth=8), many, 60)._replace(goes_on=True)
+    if size > MOST_WITH_EXACT_EVIDENCE:
+        few = "weighted draws for chains to begin at, seldom even enough for more."
+        return [_weighted(model, AMIS(degrees_of_freedom=_SHORT_TAILS), few, wanted)._replace(patience=_LEARNING), chains]
     # Weights of more look even where they miss an arm, a hundredth of the mass along one lengthscale.
     far = "the evidence is exact: weighted draws, no warm-up, some from far along each hyperparameter that has mass there."
     again = "the same from other random numbers: runs that agree are worth their draws together."
     method = AMIS(degrees_of_freedom=_SHORT_TAILS, begin=AtModes(search_tails=True))
     return [*(_weighted(model, method, why, wanted) for why in (far, again)), chains]
+
+
+def _of_exact_evidence(model: GPModel, method: NUTS, why: str, warmup_steps: int) -> Candidate:
+    """Chains of theta alone."""
+    if model.collapses:
+        alone = NUTS(marginal=Conjugate(), from_mode=True, max_tree_depth=8, target_accept_prob=0.9)
+        # The curvature at the mode is the mass matrix, so that warm-up has a step size to find and no more.
+        chains = _chains(model, alone, why, 50)
+    else:
+        chains = _chains(model, method, why, warmup_steps)
+    return chains._replace(budget=_budget(model, _CHAINS, _EXACT_OPERATIONS_A_SECOND))
 
 
 def _of_other_latents(model: GPModel, one_latent: bool, few: str, wanted: int) -> list[Candidate]:
@@ -171,7 +186,7 @@ def _of_other_latents(model: GPModel, one_latent: bool, few: str, wanted: int) -
     if is_heteroskedastic(model) and size <= MANY_HYPERPARAMETERS:
         return [*_through_noise(model, wanted), *together]
     if model.has_latents_at_data and model.factorises and sees_differences(model) and size <= MANY_HYPERPARAMETERS:
-        is_small = size <= _FEW_HYPERPARAMETERS and model.num_latents > _FEW_FUNCTIONS
+        is_small = size <= _FEW_HYPERPARAMETERS and (model.num_latents > _FEW_FUNCTIONS or len(model.train_x) > _FEW_CLASS_DATA)
         first = [_in_turn(model, wanted)] if is_small else []
         return [*first, *_through_classes(model, few, wanted), *together]
     if not has_inducing_normal(model):
@@ -192,31 +207,32 @@ def _through_estimates(model: GPModel, few: str, wanted: int) -> list[Candidate]
         hardly = "orthant integrals hardly vary where importance samples of the latents do: weighted draws, no warm-up."
         is_small = len(model.train_x) <= _FEW_LABELS and model.layout.size <= MANY_HYPERPARAMETERS
         draws = _MORE_DRAWS if is_small else _MANY_DRAWS
-        first = AMIS(evidence=SmoothProbit(EP(), draws))
-        found = [(MOST_HYPERPARAMETERS, first, few), (MANY_HYPERPARAMETERS, AMIS(evidence=Orthant()), hardly)]
+        first = AMIS(begin=_BY_EP, evidence=SmoothProbit(EP(), draws))
+        found = [(MOST_HYPERPARAMETERS, first, few), (MANY_HYPERPARAMETERS, replace(first, evidence=Orthant()), hardly)]
         if model.layout.size > MANY_HYPERPARAMETERS:
             apart = "what labels leave open has lobes apart from the modes: weighted draws that begin with the prior."
             again = "the same from other random numbers: runs that agree are worth their draws together."
             extremes = AtPrior(arms=True)
             prior = replace(first, degrees_of_freedom=_SHORT_TAILS, begin=extremes)
             # Without tails, 4000 draws of 500 x 14 (a tenth of the labels wrong) are worth 23: a far outputscale has a long arm.
-            first = replace(prior, begin=AtModes(search_tails=True, leave_for=extremes, approximation=EP(tolerance=_CLOSE)))
+            first = replace(prior, begin=replace(_BY_EP, search_tails=True, leave_for=extremes))
             orthants = replace(first, evidence=Orthant(_MANY_DRAWS))
             turns = [(first, few), (orthants, hardly), (prior, apart), *[(prior, again)] * _MORE_RUNS]
             found = [(MOST_HYPERPARAMETERS, method, why) for method, why in turns]
     elif as_likelihood(model.likelihood).is_log_concave:
         # Laplace's estimates miss the same of other labels, and of counts of zero: p(y | f) is flat on one side.
         more = "where f is nearly noise, many draws an estimate make up for what a normal density is too narrow for."
-        first = AMIS(approximation=EP(), num_importance=_MANY_DRAWS)
+        first = AMIS(approximation=EP(), num_importance=_MANY_DRAWS, begin=_BY_EP)
         found = [(MOST_HYPERPARAMETERS, first, few), (MANY_HYPERPARAMETERS, replace(first, num_importance=_MOST_DRAWS), more)]
     else:
-        # Where p(f | y, theta) may have several modes EP hardly settles, and takes each of its moments over all of them.
-        found = [(MANY_HYPERPARAMETERS, AMIS(), few)]
+        # Where p(f | y, theta) may have several modes EP hardly settles, and takes each of its moments over all of them. Modes are
+        # what estimates spend their time on: 64 draws cost a fifth more than 16 (300 x 5 under Student t noise).
+        found = [(MANY_HYPERPARAMETERS, AMIS(num_importance=_MANY_DRAWS), few)]
     engines = [_weighted(model, method, why, wanted) for most, method, why in found if model.layout.size <= most]
     if is_probit(model) and len(engines) > 1:
         few_draws, orthants, *others = engines
-        is_for_noise = model.layout.size > MANY_HYPERPARAMETERS
-        engines = [few_draws._replace(most_noise=_NOISE), orthants._replace(is_for_noise=is_for_noise), *others]
+        orthants = orthants._replace(is_for_noise=model.layout.size > MANY_HYPERPARAMETERS, goes_on=True)
+        engines = [few_draws._replace(most_noise=_NOISE), orthants, *others]
     return engines
 
 
@@ -339,7 +355,9 @@ def _in_turn(model: GPModel, wanted: int) -> Candidate:
 
     # A sweep takes as long as three to five, the search for where to begin as long as all warm-up.
     seconds = partial(seconds_of_evaluations, rehearse, 4 * (2 * _SHORT_WARM_UP + 1.25 * wanted))
-    return Candidate(ClassGibbs(), why, _CHAINS, _SHORT_WARM_UP, 50, 1600, float("inf"), seconds)
+    # Of few functions estimates come next, which labels that are noise are better served by.
+    most = 800 if model.num_latents <= _FEW_FUNCTIONS else 1600
+    return Candidate(ClassGibbs(), why, _CHAINS, _SHORT_WARM_UP, 50, most, float("inf"), seconds)
 
 
 def _budget(model: GPModel, num_chains: int, operations_a_second: float) -> float:

@@ -22,6 +22,7 @@ from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.remedies import checked_model
 from torchgpmc.numerics.threads import one_torch_thread
 from torchgpmc.posterior import Posterior
+from torchgpmc.runs.drawn_start import drawn_start
 from torchgpmc.runs.run import Method, Settings, chain_settings
 from torchgpmc.storage.checkpoint import Checkpoint, as_checkpoint
 from torchgpmc.variational import Start
@@ -129,10 +130,11 @@ def _sample_by_default(model: GPModel, order: Order, start: Posterior | None) ->
         draws = None if start is None else draws_for_engines(start, model, [engine.method for engine in engines])
         warn_of_time(model, engines[0])
 
-    def run(number: int, engine: Candidate, rule: Rule) -> Posterior:
-        method = None if draws is None else engine.method.at_draws(model)
+    def run(number: int, engine: Candidate, rule: Rule, before: Posterior | None) -> Posterior:
+        begin_at = drawn_start(before, model) if draws is None and before is not None else draws
+        method = None if begin_at is None else engine.method.at_draws(model)
         with before_draws(order.checkpoint):
-            begin = (engine.start(), None) if method is None else (None, draws)
+            begin = (engine.start(), None) if method is None else (None, begin_at)
         settings = Settings(engine.most, engine.warmup_steps, engine.num_chains, chain_chunk, *begin)
         trial = order._replace(method=method or engine.method, settings=settings, wanted=wanted, number=number)
         if order.checkpoint is not None and number:

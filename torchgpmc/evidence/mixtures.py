@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchgpmc.approximations import GaussianApproximation, Laplace
+from torchgpmc.approximations import GaussianApproximation
+from torchgpmc.approximations.averaged_curvature import with_average_curvature
 from torchgpmc.approximations.gaussian_form import LatentProblem
-from torchgpmc.approximations.other_modes import other_modes
+from torchgpmc.approximations.other_modes import is_same_mode, other_modes
 from torchgpmc.evidence.gaussian_draws import (
     GaussianDraws,
     draws_around,
@@ -22,6 +24,7 @@ from torchgpmc.evidence.importance_sampling import ImportanceEstimate, Importanc
 from torchgpmc.models.latents import LatentPrior
 from torchgpmc.numerics.linalg import cholesky_in_place, times_blocks
 from torchgpmc.numerics.random import uniform
+from torchgpmc.trees import put, take
 
 _PRIOR_SHARE = 0.1
 _WIDE, _WIDE_SHARE = 0.25, 0.2
@@ -33,10 +36,10 @@ class MixtureEstimator(ImportanceEstimator):
 
     .. math:: q(f) = \sum_j \pi_j N(m + K \alpha_j, (K^{-1} + W_j)^{-1})
 
-    Components are the approximation, Laplace's at :func:`other_modes`, each of them once more with a quarter of W, and the prior
-    with a share of a tenth: no weight exceeds ten times the largest likelihood. Modes have shares by their approximate evidence,
-    each counted once. Every component, and every share, is a function of theta alone (Owen & Zhou 2000, "Safe and effective
-    importance sampling").
+    Components are the approximation, Laplace's at :func:`other_modes` where there are others, each of them once more with a quarter
+    of W, and the prior with a share of a tenth: no weight exceeds ten times the largest likelihood. Those at a mode of one latent
+    a datum have the curvature that :func:`with_average_curvature` gives them. Modes have shares by their approximate evidence.
+    Every component, and every share, is a function of theta alone (Owen & Zhou 2000, "Safe and effective importance sampling").
 
     Fields ``alpha`` and ``precision`` of an estimate have a dimension of components after the first, and so has ``log_constant``,
     which is less log share.
@@ -50,23 +53,27 @@ class MixtureEstimator(ImportanceEstimator):
     def _draws(self, prior: LatentPrior, auxiliary: Tensor, start: Tensor | None) -> MixtureDraws:
         problem, densities, share, work = self.components(prior, start)
         choice, rest = auxiliary[:, : self.num_directions], auxiliary[:, self.num_directions :]
-        parts = [draws_around(prior, problem, component, self._directions(rest)) for component in densities]
-        return MixtureDraws(parts, share, torch.special.ndtr(choice), work)
+        return MixtureDraws(prior, problem, densities, share, work, torch.special.ndtr(choice), self._directions(rest))
 
+    @torch.no_grad()
     def components(
         self, prior: LatentPrior, start: Tensor | None
     ) -> tuple[LatentProblem, list[GaussianApproximation], Tensor, Tensor]:
-        """The problem, the J densities, their shares ``(C, J)``, and the factorisations that they took ``(C,)``."""
+        """The problem, the J densities, their shares ``(C, J)``, and the factorisations that they took ``(C,)``.
+
+        A share is zero where a density is of a mode that another has: it may then be any.
+        """
         problem, own = self._approximate(prior, start)
-
-        def find(begin: Tensor) -> GaussianApproximation:
-            return or_prior(self.model, Laplace().importance_density(self.model, prior, self.targets, begin), prior)
-
-        modes = [own, *other_modes(problem, own, find)]
-        wide = [or_prior(self.model, _widened(mode), prior) for mode in modes]
+        modes = [own, *other_modes(problem, own)]
+        is_new = torch.stack([_is_new(mode, modes[:place]) for place, mode in enumerate(modes)], -1)
+        work = torch.stack([mode.num_iterations for mode in modes]).sum(0) + 2 * is_new.sum(-1)
+        around = modes
+        if self.model.num_latents == 1:
+            others = _of_new(problem, modes[1:], is_new[:, 1:], with_average_curvature)
+            around = [with_average_curvature(problem, own) if self.approximation.is_at_mode else own, *others]
+        wide = [or_prior(self.model, part, prior) for part in _of_new(problem, around, is_new, _widened)]
         itself = own.or_prior(torch.zeros_like(own.converged), stacked_mean(self.model, prior))
-        work = torch.stack([mode.num_iterations + 1 for mode in modes]).sum(0)  # and one factorisation for each that is widened
-        return problem, [*modes, *wide, itself], _shares(prior, modes), work
+        return problem, [*around, *wide, itself], _shares(modes, is_new), work
 
     def _weights_of_kept(
         self, prior: LatentPrior, problem: LatentProblem, kept: ImportanceEstimate, generator: torch.Generator
@@ -111,28 +118,35 @@ class Mixture(NamedTuple):
 class MixtureDraws(GaussianDraws):
     """Draws from a mixture, each mirrored, if asked, in the mean of its component."""
 
-    def __init__(self, parts: list[GaussianDraws], share: Tensor, level: Tensor, work: Tensor):
+    def __init__(
+        self,
+        prior: LatentPrior,
+        problem: LatentProblem,
+        densities: list[GaussianApproximation],
+        share: Tensor,
+        work: Tensor,
+        level: Tensor,
+        directions: Tensor,
+    ):
         """Components, their shares ``(C, J)``, a number between 0 and 1 for each direction ``(C, directions)`` to choose one by.
 
-        ``work`` ``(C,)`` is in factorisations.
+        ``work`` ``(C,)`` is in factorisations; ``directions`` are standard normals as of :func:`draws_around`.
         """
-        first = parts[0]
-        densities = [part.found for part in parts]
         mean, alpha, precision = (
             torch.stack(column, 1)
             for column in zip(*((found.mean, found.alpha, found.precision) for found in densities), strict=True)
         )
-        super().__init__(
-            first.prior, first.problem, densities[0]._replace(mean=mean, alpha=alpha, precision=precision, num_iterations=work)
-        )
-        self.ok = torch.stack([part.ok for part in parts]).all(0)
-        self.log_constant = torch.stack([part.log_constant for part in parts], 1) - share.log()
-        self.mixture = Mixture(mean, alpha, precision, self.log_constant)
-        component = _component(share, level)
-        self.delta = _taken(torch.stack([part.delta for part in parts], 1), component)
-        self.middle = _rows(mean, component)
-        self.white = _taken(torch.stack([part.whitened(False) for part in parts], 1), component)
-        self.white_middle = _rows(torch.stack([part._middle() for part in parts], 1), component)
+        super().__init__(prior, problem, densities[0]._replace(mean=mean, alpha=alpha, precision=precision, num_iterations=work))
+        # Those that no theta has a share of are not drawn from.
+        there = (share > 0).any(0).nonzero().squeeze(-1)
+        self.parts = [draws_around(prior, problem, densities[place], directions) for place in there.tolist()]
+        self.ok = torch.stack([part.ok for part in self.parts]).all(0)
+        constant = torch.stack([part.log_constant for part in self.parts], 1) - share[:, there].log()
+        self.log_constant = torch.full_like(share, torch.inf).index_copy(1, there, constant)
+        self.mixture = Mixture(mean[:, there], alpha[:, there], precision[:, there], constant)
+        self.component = _component(share[:, there], level)
+        self.delta = _taken(torch.stack([part.delta for part in self.parts], 1), self.component)
+        self.middle = _rows(self.mixture.mean, self.component)
 
     def weigh(self, antithetic: bool) -> tuple[Tensor, Tensor]:
         f = self.middle + self.delta
@@ -143,40 +157,55 @@ class MixtureDraws(GaussianDraws):
         return torch.nan_to_num(log_weight, nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf), log_likelihood
 
     def whitened(self, antithetic: bool) -> Tensor:
-        return torch.cat([self.white, 2 * self.white_middle - self.white], 1) if antithetic else self.white
+        count = self.delta.shape[1] * (2 if antithetic else 1)
+        return torch.stack([self.whitened_at(self.component.new_full(self.ok.shape, draw)) for draw in range(count)], 1)
 
     def whitened_at(self, chosen: Tensor) -> Tensor:
-        return _rows(self.whitened(True), chosen.unsqueeze(-1)).squeeze(1)
+        direction = (chosen % self.delta.shape[1]).unsqueeze(-1)
+        component = self.component.gather(-1, direction)
+        each = torch.stack([part.whitened_at(chosen) for part in self.parts], 1)
+        return _rows(each, component).squeeze(1)
 
 
-def _shares(prior: LatentPrior, modes: list[GaussianApproximation]) -> Tensor:
-    """Of the modes, by their approximate evidence, and of the prior, which comes last ``(C, J)``."""
+def _is_new(mode: GaussianApproximation, before: list[GaussianApproximation]) -> Tensor:
+    """Whether it is none of those before ``(C,)``."""
+    new = torch.ones_like(mode.converged)
+    for other in before:
+        new = new & ~is_same_mode(other, mode)
+    return new
+
+
+def _of_new(
+    problem: LatentProblem, densities: list[GaussianApproximation], is_new: Tensor, make: Callable[..., GaussianApproximation]
+) -> list[GaussianApproximation]:
+    """What ``make`` makes of each ``(problem, density)`` for the thetas where ``is_new`` ``(C, J)``; elsewhere what it was."""
+    made = []
+    for density, new in zip(densities, is_new.unbind(-1), strict=True):
+        rows = new.nonzero().squeeze(-1)
+        if len(rows) == len(new):
+            made.append(make(problem, density))
+        elif len(rows):
+            made.append(put(density, rows, make(problem.select(rows), take(density, rows))))
+        else:
+            made.append(density)
+    return made
+
+
+def _shares(modes: list[GaussianApproximation], is_new: Tensor) -> Tensor:
+    """Of the modes, by their approximate evidence, of the wider ones, and of the prior, which comes last ``(C, J)``."""
     log_mass = torch.stack([torch.where(found.converged, found.log_evidence, -torch.inf) for found in modes], -1)
     log_mass = torch.nan_to_num(log_mass, nan=-1e30, posinf=-1e30, neginf=-1e30)
-    share = torch.softmax(log_mass - _multiplicity(prior, modes).log(), -1)
-    share = (1 - _EVEN_SHARE) * share + _EVEN_SHARE / len(modes)
+    share = torch.softmax(log_mass.masked_fill(~is_new, -torch.inf), -1)
+    share = (1 - _EVEN_SHARE) * share + _EVEN_SHARE * is_new.to(share) / is_new.sum(-1, keepdim=True)
     share = torch.cat([(1 - _WIDE_SHARE) * share, _WIDE_SHARE * share], -1)
     return torch.cat([(1 - _PRIOR_SHARE) * share, torch.full_like(share[:, :1], _PRIOR_SHARE)], -1)
 
 
-def _widened(mode: GaussianApproximation) -> GaussianApproximation:
+def _widened(_: LatentProblem, density: GaussianApproximation) -> GaussianApproximation:
     """With a quarter of the precision that the data give, and so tails to reach what the curvature at the mode does not tell of."""
-    b = mode.factor @ mode.factor.mT * _WIDE
+    b = density.factor @ density.factor.mT * _WIDE
     b.diagonal(dim1=-2, dim2=-1).add_(1 - _WIDE)  # B is I plus a matrix linear in W
-    return mode._replace(precision=_WIDE * mode.precision, factor=cholesky_in_place(b).factor)
-
-
-def _multiplicity(prior: LatentPrior, modes: list[GaussianApproximation]) -> Tensor:
-    """Of how many modes each is one, ``(C, J)``: those that lie within one of its standard deviations."""
-    counts = []
-    for here in modes:
-        near = []
-        for there in modes:
-            alpha, delta = there.alpha - here.alpha, there.mean - here.mean
-            square = quadratic(here.precision, delta.unsqueeze(1)).squeeze(1) + (alpha * delta).sum(-1)
-            near.append(square < 1)
-        counts.append(torch.stack(near, -1).sum(-1))
-    return torch.stack(counts, -1).clamp_min(1).to(prior.mean)
+    return density._replace(precision=_WIDE * density.precision, factor=cholesky_in_place(b).factor)
 
 
 def _component(share: Tensor, level: Tensor) -> Tensor:

@@ -34,7 +34,8 @@ from torchgpmc.trees import concatenate, take, where
 from torchgpmc.types import Sampler
 
 _SEED = 0  # of the search for where theta lies, which a run that is resumed makes again
-_ROUNDS, _DRAWS_A_ROUND = 2, 12
+_FAR = 1.5, 3.0, 5.0, 8.0  # along each hyperparameter, in the prior's deviations: data may say what the prior hardly allows
+_DRAWS_AROUND = 12
 _ROUGH_DATA = 200  # that the first search looks at, of more
 _MOST_CLIMBS, _CLIMBING_SWEEPS, _WORTH_A_CLIMB = 8, 5, 0.5  # nats
 _FIRST_DEVIATION = 0.3  # of theta, in the prior's
@@ -314,16 +315,22 @@ def _bound(model: GPModel, scale: NormalScale, z: Tensor, num_sweeps: int, start
 
 
 def _best_of_a_few(model: GPModel, scale: NormalScale) -> Tensor:
-    """``(1, P)``, of draws from the prior and around the best of them."""
-    generator = make_generator(_SEED, model.train_x.device)
-    best = model.train_x.new_zeros(1, model.layout.size)
-    highest = float(_bound(model, scale, best, _SWEEPS).bound)
-    for round_ in range(_ROUNDS):
-        z = best + 0.5**round_ * normal_like(best.expand(_DRAWS_A_ROUND, -1), generator)
-        value = _bound(model, scale, z, _SWEEPS).bound
-        if float(value.max()) > highest:
-            best, highest = z[value.argmax()][None], float(value.max())
-    return best
+    """``(1, P)``, of thetas along the axes and around the best of them.
+
+    Draws from the prior are no help where it has inputs so far apart that f is white noise, which no longer depends on theta: of a
+    dozen columns and more, under a prior that one would have for two or three.
+    """
+    unit = identity_matrix(model.layout.size, model.train_x)
+    axes = torch.cat([distance * side for distance in _FAR for side in (unit, -unit)])
+    best = _best_of(model, scale, torch.cat([torch.zeros_like(unit[:1]), axes]))
+    around = normal_like(best.expand(_DRAWS_AROUND, -1), make_generator(_SEED, best.device))
+    return _best_of(model, scale, torch.cat([best, best + 0.5 * around]))
+
+
+def _best_of(model: GPModel, scale: NormalScale, z: Tensor) -> Tensor:
+    """The one ``(1, P)`` of some thetas ``(C, P)`` whose bound is highest."""
+    bound = torch.nan_to_num(_bound(model, scale, z, _SWEEPS).bound, nan=-torch.inf)
+    return z[bound.argmax()][None]
 
 
 def _climbed(model: GPModel, scale: NormalScale, best: Tensor) -> tuple[Tensor, Tensor]:
