@@ -305,7 +305,7 @@ def test_better_estimates_follow_noisy_ones_which_join_none(noise, tried, draws)
     noisy = engine(tg.AMIS(), 200)._replace(most_noise=0.1)
     better = engine(tg.AMIS(growth=2.0), 200)._replace(is_for_noise=True)
 
-    def run(number, engine, rule):
+    def run(number, engine, rule, begin):
         made = Draws(known.theta, known.whitened, known.log_weights)
         return Posterior(known.model, made, known.stats, info)
 

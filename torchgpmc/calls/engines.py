@@ -72,9 +72,11 @@ _SHORT_TAILS = 30
 # Where estimates are nearly exact and proposals begin with the prior, weights collapse at first: those of 70 x 4, noise by column,
 # are worth 2 of 400 draws, 6 of 880, 38 of 1456, 226 of 2147, 542 of 2976.
 _LEARNING = 0.5
-# Relative variance of estimates from where on orthants' are worth their time, twice as long: of 19 ones among 450 labels 64 draws
-# say 0.17 after 880 thetas, then at one hit what they had missed: by 1456 Kish's size is down from 297 to 12.
+# Relative variance of estimates from where on better ones are worth their time, orthants' twice as long: of 19 ones among 450
+# labels 64 draws say 0.17 after 880 thetas, then at one hit what they had missed: by 1456 Kish's size is down from 297 to 12.
 _NOISE = 0.1
+_MORE = "where f is nearly noise, many draws an estimate make up for what a normal density is too narrow for."
+_HARDLY = "orthant integrals hardly vary where importance samples of the latents do: weighted draws, no warm-up."
 _MORE_RUNS = 3  # of 4000 draws, worth 50 to 300 each where proposals reach the posterior's lobes by turns
 # What chains may cost, in seconds of two idle cores of 2020s make; counted in evaluations, so that seeds reproduce.
 _BUDGET = 100.0
@@ -134,7 +136,7 @@ def candidates(model: GPModel, wanted: int = WANTED) -> list[Candidate]:
     if not (as_likelihood(model.likelihood).is_log_concave or is_curved(model)):
         return _together(model, one_latent)[:1]
     found = _through_estimates(model, few, wanted)
-    if is_probit(model) and size > MOST_HYPERPARAMETERS and can_hold_sites(model):
+    if as_likelihood(model.likelihood).is_log_concave and size > MOST_HYPERPARAMETERS and can_hold_sites(model):
         found = [_on_normal_scale(model)]
         if model.operations > CHAINS_MAY_TAKE_LONG:
             return found  # in white coordinates 34 of 300 labels spend all in warm-up
@@ -202,38 +204,45 @@ def _of_other_latents(model: GPModel, one_latent: bool, few: str, wanted: int) -
 
 def _through_estimates(model: GPModel, few: str, wanted: int) -> list[Candidate]:
     """Of models whose latents are the values at the data, one a datum."""
-    if is_probit(model):
-        # Laplace's estimates may all miss what a short lengthscale and a large outputscale make of labels, and look even.
-        hardly = "orthant integrals hardly vary where importance samples of the latents do: weighted draws, no warm-up."
-        is_small = len(model.train_x) <= _FEW_LABELS and model.layout.size <= MANY_HYPERPARAMETERS
-        draws = _MORE_DRAWS if is_small else _MANY_DRAWS
-        first = AMIS(begin=_BY_EP, evidence=SmoothProbit(EP(), draws))
-        found = [(MOST_HYPERPARAMETERS, first, few), (MANY_HYPERPARAMETERS, replace(first, evidence=Orthant()), hardly)]
-        if model.layout.size > MANY_HYPERPARAMETERS:
-            apart = "what labels leave open has lobes apart from the modes: weighted draws that begin with the prior."
-            again = "the same from other random numbers: runs that agree are worth their draws together."
-            extremes = AtPrior(arms=True)
-            prior = replace(first, degrees_of_freedom=_SHORT_TAILS, begin=extremes)
-            # Without tails, 4000 draws of 500 x 14 (a tenth of the labels wrong) are worth 23: a far outputscale has a long arm.
-            first = replace(prior, begin=replace(_BY_EP, search_tails=True, leave_for=extremes))
-            orthants = replace(first, evidence=Orthant(_MANY_DRAWS))
-            turns = [(first, few), (orthants, hardly), (prior, apart), *[(prior, again)] * _MORE_RUNS]
-            found = [(MOST_HYPERPARAMETERS, method, why) for method, why in turns]
-    elif as_likelihood(model.likelihood).is_log_concave:
-        # Laplace's estimates miss the same of other labels, and of counts of zero: p(y | f) is flat on one side.
-        more = "where f is nearly noise, many draws an estimate make up for what a normal density is too narrow for."
-        first = AMIS(approximation=EP(), num_importance=_MANY_DRAWS, begin=_BY_EP)
-        found = [(MOST_HYPERPARAMETERS, first, few), (MANY_HYPERPARAMETERS, replace(first, num_importance=_MOST_DRAWS), more)]
-    else:
+    size = model.layout.size
+    if not as_likelihood(model.likelihood).is_log_concave:
         # Where p(f | y, theta) may have several modes EP hardly settles, and takes each of its moments over all of them. Modes are
         # what estimates spend their time on: 64 draws cost a fifth more than 16 (300 x 5 under Student t noise).
-        found = [(MANY_HYPERPARAMETERS, AMIS(num_importance=_MANY_DRAWS), few)]
-    engines = [_weighted(model, method, why, wanted) for most, method, why in found if model.layout.size <= most]
-    if is_probit(model) and len(engines) > 1:
-        few_draws, orthants, *others = engines
-        orthants = orthants._replace(is_for_noise=model.layout.size > MANY_HYPERPARAMETERS, goes_on=True)
-        engines = [few_draws._replace(most_noise=_NOISE), orthants, *others]
-    return engines
+        return [_weighted(model, AMIS(num_importance=_MANY_DRAWS), few, wanted)] if size <= MANY_HYPERPARAMETERS else []
+    if size > MOST_HYPERPARAMETERS:
+        return []
+    if size > MANY_HYPERPARAMETERS:
+        return _of_many(model, few, wanted)
+    if not is_probit(model):
+        # Laplace's estimates miss the same of other labels, and of counts of zero: p(y | f) is flat on one side.
+        turns = (_MANY_DRAWS, few), (_MOST_DRAWS, _MORE)
+        first = AMIS(approximation=EP(), begin=_BY_EP)
+        return [_weighted(model, replace(first, num_importance=draws), why, wanted) for draws, why in turns]
+    # Laplace's estimates may all miss what a short lengthscale and a large outputscale make of labels, and look even.
+    draws = _MORE_DRAWS if len(model.train_x) <= _FEW_LABELS else _MANY_DRAWS
+    first = AMIS(begin=_BY_EP, evidence=SmoothProbit(EP(), draws))
+    orthants = _weighted(model, replace(first, evidence=Orthant()), _HARDLY, wanted)
+    return [_weighted(model, first, few, wanted)._replace(most_noise=_NOISE), orthants._replace(goes_on=True)]
+
+
+def _of_many(model: GPModel, few: str, wanted: int) -> list[Candidate]:
+    """Of more hyperparameters than a few, of log-concave data. What these leave open has lobes apart from the modes."""
+    extremes = AtPrior(arms=True)
+    first = AMIS(approximation=EP(), num_importance=_MANY_DRAWS, degrees_of_freedom=_SHORT_TAILS, begin=extremes)
+    if is_probit(model):
+        first = AMIS(evidence=SmoothProbit(EP(), _MANY_DRAWS), degrees_of_freedom=_SHORT_TAILS, begin=extremes)
+    # Without tails, 4000 draws of 500 x 14 (a tenth of the labels wrong) are worth 23: a far outputscale has a long arm.
+    modes = replace(first, begin=replace(_BY_EP, search_tails=True, leave_for=extremes))
+    better, hardly = replace(modes, num_importance=_MOST_DRAWS), _MORE
+    if is_probit(model):
+        better, hardly = replace(modes, evidence=Orthant(_MANY_DRAWS)), _HARDLY
+    found = [
+        _weighted(model, modes, few, wanted)._replace(most_noise=_NOISE),
+        _weighted(model, better, hardly, wanted)._replace(is_for_noise=True, goes_on=True),
+    ]
+    apart = "what data leave open has lobes apart from the modes: weighted draws that begin with the prior."
+    again = "the same from other random numbers: runs that agree are worth their draws together."
+    return [*found, *(_weighted(model, first, why, wanted) for why in (apart, *[again] * _MORE_RUNS))]
 
 
 def _through_classes(model: GPModel, few: str, wanted: int) -> list[Candidate]:
@@ -241,13 +250,12 @@ def _through_classes(model: GPModel, few: str, wanted: int) -> list[Candidate]:
 
     Laplace's estimates of labels that are noise miss a part: at an outputscale of 100 all of them by 18 nats of 40 labels.
     """
-    more = "where f is nearly noise, many draws an estimate make up for what a normal density is too narrow for."
     first = AMIS(approximation=ClassEP(), num_importance=_MANY_DRAWS)
     if model.layout.size <= _FEW_HYPERPARAMETERS and model.num_latents > _FEW_FUNCTIONS:
         # A gradient of Laplace's evidence, of one K N x K N matrix, takes as long as ten estimates (six classes, 183 data: 0.94 s).
         # Estimates start from those of the first batch, which do not: so that is small.
         first = replace(first, begin=AtPrior(), batch_size=_FIRST_BATCH)
-    turns = (first, few), (replace(first, num_importance=_MOST_DRAWS), more)
+    turns = (first, few), (replace(first, num_importance=_MOST_DRAWS), _MORE)
     return [_weighted(model, method, why, wanted) for method, why in turns]
 
 
@@ -320,12 +328,13 @@ def _chains(
 
 
 def _on_normal_scale(model: GPModel) -> Candidate:
-    """Of probits with more hyperparameters than weights of proposals survive, most of which labels leave as the prior has them.
+    """Of log-concave data with more hyperparameters than weights of proposals survive, most of which are as the prior has them.
 
     Trajectories of a quarter of the prior's period give nearly independent draws, of which weights leave 0.85.
     """
-    why = "EP's evidence of labels is nearly exact, and most hyperparameters are as the prior has them: weighted chains."
-    on_theta: Any = {"marginal": EP(), "importance_weights": SmoothProbit(EP(), _MANY_DRAWS), "normal_scale": True}
+    why = "EP's evidence is nearly exact, and most hyperparameters are as the prior has them: weighted chains."
+    weights = SmoothProbit(EP(), _MANY_DRAWS) if is_probit(model) else _MANY_DRAWS
+    on_theta: Any = {"marginal": EP(), "importance_weights": weights, "normal_scale": True}
     method = HMC(num_steps=_MOST_STEPS, least_steps=_LEAST_STEPS, mass_matrix=MassMatrix.IDENTITY, **on_theta)
     rough = ApproximateMarginal(model, EP(), loose=True)
 
