@@ -32,7 +32,7 @@ class Candidate(NamedTuple):
         is_dearer: whether it is the one before with more draws an estimate, or begun further off: not tried if that came to none.
         most_noise: relative variance of evidence estimates, at most, less where one that follows has better ones.
         is_for_noise: whether it is the one before with better estimates: not tried unless that one's were too noisy.
-        goes_on: whether its chains begin at the draws of the engine before, if these are of any use.
+        goes_on: whether its chains, or its first proposal, begin at the draws of the engine before, if these are of any use.
     """
 
     method: MethodOptions

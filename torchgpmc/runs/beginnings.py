@@ -56,7 +56,8 @@ class AtModes:
             elsewhere, and a learning proposal hardly gets away from modes. ``None``: stay.
         approximation: whose posterior of theta has the modes: :class:`Laplace`, or :class:`EP`, whose sites are held where they can
             be, and found to its ``tolerance``, 0.1 by default. A search with held sites takes half as long as Laplace's at 500
-            labels, and tails want some hundreds of gradients; draws around modes of either are worth about as much.
+            labels, and tails want some hundreds of gradients. Where f is rough Laplace's evidence may be a hundred nats too
+            high, and its modes nowhere near the posterior; elsewhere draws around modes of either are worth about as much.
 
     Example:
         >>> import torchgpmc as tg
