@@ -1,6 +1,6 @@
 """More models as newcomers put them together: cases of unseen.py, quoted by docs/results/default_call.md.
 
-All but t_noise_ard ("A fifth set") are of "A fourth set".
+Those from t_noise_ard to regression_of_sixty are of "A fifth set", the others of "A fourth set".
 """
 
 import math
@@ -10,7 +10,7 @@ from gpytorch.kernels import LinearKernel, MaternKernel, PeriodicKernel, Polynom
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
 from gpytorch.priors import GammaPrior, HalfCauchyPrior, HalfNormalPrior, LogNormalPrior, NormalPrior
-from sklearn.datasets import load_breast_cancer, load_iris
+from sklearn.datasets import load_breast_cancer, load_iris, make_classification, make_friedman1
 
 import torchgpmc as tg
 
@@ -134,6 +134,65 @@ def t_noise_ard():
     return tg.GP(x, y, _squared(GammaPrior(3.0, 3.0), GammaPrior(2.0, 0.15), 5), likelihood)
 
 
+def _standardised(x):
+    return (x - x.mean(0)) / x.std(0)
+
+
+def _labels(link, columns, mean=None, **made):
+    """Labels that are made, under priors as one has for few standardised columns; ``columns``: of a lengthscale each."""
+    x, y = make_classification(**made)
+    kernel = _squared(GammaPrior(3.0, 6.0 if columns is None else 3.0), GammaPrior(2.0, 0.15), columns)
+    return tg.GP(_standardised(x), y, kernel, tg.likelihoods.Bernoulli(link=link), mean=mean)
+
+
+def _few_ones(columns):
+    mean = ConstantMean(constant_prior=NormalPrior(0.0, 2.0))
+    return _labels("probit", columns, mean, n_samples=450, n_features=8, weights=[0.96], n_informative=4, random_state=9)
+
+
+def imbalanced():
+    """450 x 8 labels, 19 of them ones, a lengthscale a column, a mean that is sampled."""
+    return _few_ones(8)
+
+
+def imbalanced_alike():
+    """The same with one lengthscale."""
+    return _few_ones(None)
+
+
+def heart_like():
+    """270 x 13 labels, logit, a lengthscale a column."""
+    return _labels("logit", 13, n_samples=270, n_features=13, n_informative=6, flip_y=0.15, random_state=3)
+
+
+def german_like():
+    """500 x 24 labels, logit, a lengthscale a column."""
+    return _labels("logit", 24, n_samples=500, n_features=24, n_informative=8, flip_y=0.3, random_state=2)
+
+
+def vehicle_like():
+    """300 x 18, four classes, a prior of lengthscales that is for few columns."""
+    x, y = make_classification(300, 18, n_informative=8, n_classes=4, n_clusters_per_class=1, random_state=4)
+    kernel = _squared(GammaPrior(3.0, 6.0), GammaPrior(2.0, 0.15))
+    return tg.GP(_standardised(x), y, kernel, tg.likelihoods.Softmax(num_classes=4))
+
+
+def _friedman(num_data, num_columns, seed):
+    x, y = make_friedman1(num_data, num_columns, noise=1.0, random_state=seed)
+    kernel = _squared(LogNormalPrior(1.0, 1.0), GammaPrior(2.0, 0.15), num_columns)
+    return tg.GPRegression(x, _standardised(y), kernel, GaussianLikelihood(noise_prior=GammaPrior(1.1, 0.05)))
+
+
+def regression_of_thirty():
+    """500 x 30, a lengthscale a column: 32 hyperparameters."""
+    return _friedman(500, 30, 0)
+
+
+def regression_of_sixty():
+    """300 x 60, a lengthscale a column: 62 hyperparameters."""
+    return _friedman(300, 60, 1)
+
+
 def noise_by_column():
     """70 x 4, noise that depends on one column and the mean on another, two latent functions, a lengthscale a column."""
     random = np.random.default_rng(13)
@@ -163,6 +222,13 @@ NEWCOMERS = (
     two_scales,
     cauchy_noise,
     t_noise_ard,
+    imbalanced,
+    imbalanced_alike,
+    heart_like,
+    german_like,
+    vehicle_like,
+    regression_of_thirty,
+    regression_of_sixty,
     noise_by_column,
     robust_irises,
 )
