@@ -6,6 +6,7 @@ from torchgpmc.methods.class_gibbs import ClassGibbs
 from torchgpmc.methods.control_values import ControlVariables
 from torchgpmc.methods.coordinate_slice import Slice
 from torchgpmc.methods.crank_nicolson import PCN
+from torchgpmc.methods.emulated_hmc import EmulatedHMC
 from torchgpmc.methods.ensemble_hamiltonian import ChEES
 from torchgpmc.methods.gibbs import Gibbs
 from torchgpmc.methods.gradient_moves import AuxiliaryGradient
@@ -33,6 +34,7 @@ __all__ = [
     "ClassGibbs",
     "ControlVariables",
     "EllipticalSlice",
+    "EmulatedHMC",
     "Gibbs",
     "GibbsLike",
     "LocalRegions",

@@ -1,0 +1,205 @@
+r"""A Gaussian process that tells a log density from its values at some points, for chains to move on in its place.
+
+Its mean at z is
+
+.. math:: m + \sum_i \alpha_i \, \sigma^2 \exp(-\tfrac12 |x(z) - x(z_i)|^2), \quad
+    x_j(z) = \tanh(a (z_j - b_j)) / (a \, l_j), \quad \alpha = (K + \nu^2 I)^{-1} (y - m)
+
+Coordinates are bent (Snoek et al. 2014 bend theirs by another function): a log evidence hardly depends on a lengthscale that is long,
+or on one so short that f is white noise, and in between may fall by a hundred nats. Rasmussen 2003, "Gaussian processes to speed up
+hybrid Monte Carlo for expensive Bayesian integrals".
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from torchgpmc.numerics.linalg import cholesky, identity_matrix, solve_lower
+
+_JITTER = 1e-6  # of the signal's variance
+_MOST_FITTED = 500  # points that the emulator's own hyperparameters are fitted to: half of them the latest
+_FIRST_STEPS, _FURTHER_STEPS = 50, 15  # of L-BFGS
+_SLOPE, _SLOPE_SPREAD = math.log(0.5), 0.5  # prior of log a: bent beyond two deviations of the prior
+_LENGTHSCALE, _NOISE = 1.0, math.log(0.3)  # prior means of log l and log nu; deviations are 1
+_BOUNDS = (-3.0, 6.0), (-2.0, 8.0), (-7.0, 3.0), (-3.0, 1.5), (-3.0, 3.0)  # of a :class:`Bends`, field by field
+
+
+class Bends(NamedTuple):
+    """The emulator's own hyperparameters, a in logarithms too."""
+
+    log_lengthscale: Tensor  # (D,), of bent coordinates
+    log_signal: Tensor  # ()
+    log_noise: Tensor  # (), of values, and of what the emulator cannot follow
+    log_slope: Tensor  # ()
+    bend: Tensor  # (D,)
+
+    def bounds(self) -> list[tuple[float, float]]:
+        """Of each number, in the order of the fields."""
+        return [limits for part, limits in zip(self, _BOUNDS, strict=True) for _ in range(part.numel())]
+
+    def features(self, position: Tensor) -> Tensor:
+        """x ``(S, D)`` of positions ``(S, D)``."""
+        slope = self.log_slope.exp()
+        return torch.tanh(slope * (position - self.bend)) / slope / self.log_lengthscale.exp()
+
+    def slopes(self, position: Tensor) -> Tensor:
+        """dx/dz of each coordinate ``(S, D)``."""
+        bent = torch.tanh(self.log_slope.exp() * (position - self.bend))
+        return (1 - bent.square()) / self.log_lengthscale.exp()
+
+
+class Emulator(NamedTuple):
+    """A log density on ``(C, D)``: the Gaussian process's mean less |z|^2 / 2; a :class:`torchgpmc.types.LogDensity`.
+
+    What is left of the log density of z is mostly log p(y | theta), where the prior of z is standard normal; so far from all points
+    it falls off as the prior does.
+
+    Example:
+        >>> import torch
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> position = torch.randn(200, 2, generator=generator, dtype=torch.float64)
+        >>> def log_density(z):
+        ...     return -0.5 * z.square().sum(-1) - (z[:, 0] - z[:, 1].tanh()).square()
+        >>> emulator = emulated(position, log_density(position))
+        >>> other = torch.randn(50, 2, generator=generator, dtype=torch.float64)
+        >>> bool((emulator(other) - log_density(other)).abs().median() < 0.1)
+        True
+    """
+
+    bends: Bends
+    mean: Tensor  # ()
+    points: Tensor  # (n, D), x of the points
+    coefficients: Tensor  # (n,), alpha times the signal's variance
+
+    def __call__(self, position: Tensor) -> Tensor:
+        """``(C, D) -> (C,)``."""
+        similarity, _ = self._similarity(position)
+        return self.mean + similarity.sum(-1) - 0.5 * position.square().sum(-1)
+
+    def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        """Values ``(C,)`` and gradients ``(C, D)``."""
+        similarity, features = self._similarity(position)
+        total = similarity.sum(-1)
+        slope = (similarity @ self.points - total.unsqueeze(-1) * features) * self.bends.slopes(position)
+        return self.mean + total - 0.5 * position.square().sum(-1), slope - position
+
+    def select(self, rows: Tensor) -> Emulator:
+        """The same for some chains."""
+        return self
+
+    def _similarity(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        """Each point's part of the mean ``(C, n)``, and x ``(C, D)``."""
+        features = self.bends.features(position)
+        return _similarity(features, self.points) * self.coefficients, features
+
+
+def _similarity(one: Tensor, other: Tensor) -> Tensor:
+    """exp(-|x - x'|^2 / 2), by one product."""
+    square = one.square().sum(-1).unsqueeze(-1) + other.square().sum(-1) - 2 * one @ other.mT
+    return torch.exp(-0.5 * square.clamp_min(0.0))
+
+
+def emulated(position: Tensor, log_density: Tensor, before: Bends | None = None) -> Emulator:
+    """The emulator of a log density known, with noise or without, at some positions.
+
+    Its own hyperparameters have the highest posterior given up to 500 of the values (Rasmussen & Williams 2006, eq. 5.8), under
+    weak priors that keep a few points from being followed to the last digit.
+
+    Args:
+        position: ``(n, D)``, of a target whose prior is standard normal, or nearly.
+        log_density: ``(n,)``, finite.
+        before: hyperparameters of an earlier fit, to begin with.
+
+    Example:
+        >>> import torch
+        >>> position = torch.linspace(-2, 2, 9, dtype=torch.float64)[:, None]
+        >>> emulator = emulated(position, -0.5 * position[:, 0] ** 2 - position[:, 0])  # N(-1, 1)
+        >>> value, gradient = emulator.value_and_grad(torch.tensor([[-1.0]], dtype=torch.float64))
+        >>> bool(gradient.abs() < 0.2)  # at its mode
+        True
+    """
+    values = log_density + 0.5 * position.square().sum(-1)
+    mean = values.mean()
+    values = values - mean
+    first = _first_guess(position, values) if before is None else before
+    rows = _fitted_rows(len(position), position.device)
+    bends = _fitted(first, position[rows], values[rows], _FIRST_STEPS if before is None else _FURTHER_STEPS)
+    factor = cholesky(_covariance(bends, position)).factor
+    solved = torch.cholesky_solve(values.unsqueeze(-1), factor).squeeze(-1)
+    return Emulator(bends, mean, bends.features(position), solved * (2 * bends.log_signal).exp())
+
+
+def empty_emulator(like: Tensor) -> Emulator:
+    """Of no points: log N(0, I) but for its constant, with ``like`` ``(D,)``.
+
+    Example:
+        >>> import torch
+        >>> float(empty_emulator(torch.zeros(2))(torch.ones(1, 2)))
+        -1.0
+    """
+    bends = _first_guess(like[None], torch.ones_like(like[:1]))
+    return Emulator(bends, torch.zeros_like(like.sum()), like[None][:0], like[:0])
+
+
+def _first_guess(position: Tensor, values: Tensor) -> Bends:
+    like = position[0]
+    scalars = (values.std(correction=0).clamp_min(0.1).log(), values.new_tensor(_NOISE), values.new_tensor(_SLOPE))
+    return Bends(torch.full_like(like, _LENGTHSCALE), *scalars, torch.zeros_like(like))
+
+
+def _fitted_rows(count: int, device: torch.device) -> Tensor:
+    """Of many points: the latest, which chains have come to, and as many evenly spread over the others."""
+    if count <= _MOST_FITTED:
+        return torch.arange(count, device=device)
+    half = _MOST_FITTED // 2
+    early = torch.linspace(0, count - half - 1, half, device=device).long()
+    return torch.cat([early, torch.arange(count - half, count, device=device)])
+
+
+def _covariance(bends: Bends, position: Tensor) -> Tensor:
+    features, signal = bends.features(position), (2 * bends.log_signal).exp()
+    unit = identity_matrix(len(position), position)
+    return signal * _similarity(features, features) + ((2 * bends.log_noise).exp() + _JITTER * signal) * unit
+
+
+def _fitted(bends: Bends, position: Tensor, values: Tensor, steps: int) -> Bends:
+    """The highest posterior near ``bends``."""
+    sizes = [part.numel() for part in bends]
+    start = torch.cat([part.flatten() for part in bends])
+
+    def unpacked(flat: Tensor) -> Bends:
+        return Bends(*(part.view_as(like) for part, like in zip(flat.split(sizes), bends, strict=True)))
+
+    def loss(numbers: np.ndarray) -> tuple[float, np.ndarray]:
+        with torch.enable_grad():
+            flat = torch.as_tensor(numbers).to(start).requires_grad_()
+            value = _negative_log_posterior(unpacked(flat), position, values)
+            if value is None:
+                return math.inf, np.zeros_like(numbers)
+            (gradient,) = torch.autograd.grad(value, flat)
+        return float(value.detach()), gradient.cpu().double().numpy()
+
+    options = {"maxiter": steps}
+    found = minimize(loss, start.cpu().double().numpy(), jac=True, method="L-BFGS-B", bounds=bends.bounds(), options=options)
+    return unpacked(torch.as_tensor(found.x).to(start))
+
+
+def _negative_log_posterior(bends: Bends, position: Tensor, values: Tensor) -> Tensor | None:
+    factor, ok = cholesky(_covariance(bends, position))
+    if not bool(ok):
+        return None
+    white = solve_lower(factor, values.unsqueeze(-1))
+    fit = 0.5 * white.square().sum() + factor.diagonal().log().sum()
+    gaps = (
+        bends.log_lengthscale - _LENGTHSCALE,
+        bends.bend,
+        ((bends.log_slope - _SLOPE) / _SLOPE_SPREAD)[None],
+        (bends.log_noise - _NOISE)[None],
+    )
+    return fit + 0.5 * torch.cat(gaps).square().sum()

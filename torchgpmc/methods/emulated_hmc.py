@@ -1,0 +1,167 @@
+"""Hamiltonian Monte Carlo of theta on an emulator of the evidence."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from torchgpmc.approximations import EP, Approximation
+from torchgpmc.approximations.gaussian_form import check_approximation, check_model
+from torchgpmc.checks import check_count
+from torchgpmc.evidence import Evidence
+from torchgpmc.importance import Proposal, along_axes, from_modes, with_defence
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.numerics.linalg import identity_matrix
+from torchgpmc.numerics.random import make_generator
+from torchgpmc.parameters.normal_scale import NormalScale, normal_scale
+from torchgpmc.runs.beginnings import AtModes, AtPrior
+from torchgpmc.runs.chain import ChainRun
+from torchgpmc.runs.chain_targets import ChainTarget, check_has_hyperparameters, estimator_for, suited_approximation
+from torchgpmc.runs.drawn_start import DrawnStart
+from torchgpmc.runs.emulated import EmulatedChains, EmulatedWarmUp
+from torchgpmc.runs.on_normal_scale import searched_marginal
+from torchgpmc.runs.run import MethodOptions, Settings, chain_settings
+from torchgpmc.runs.starts import check_one_data_set, posterior_modes
+
+_SEED = 0  # of the search for modes, which a run that is resumed makes again
+_POINTS_A_HYPERPARAMETER, _LEAST_POINTS = 5, 128  # that are spread before anything is learned
+_DRAWS_AROUND = 64
+_ARM = (2.3, 0.5)
+_LABEL = "an emulator of the posterior: weighted to the exact posterior"
+
+
+@dataclass(frozen=True)
+class EmulatedHMC(MethodOptions):
+    r"""Hamiltonian Monte Carlo of theta on a Gaussian process that has learned the evidence, weighted: for many hyperparameters.
+
+    An estimate of p(y | theta) takes a factorisation and more, and a trajectory dozens of them. Here trajectories follow
+    :math:`p(\theta) \, S(\theta)`, S being an emulator of the evidence (:mod:`torchgpmc.importance.emulator`) on the scale on which
+    each prior is standard normal, and the evidence is estimated once a draw, at the end of a dozen of them: during warm-up to learn
+    from, then for the weight :math:`\hat p(y | \theta) / S(\theta)` that makes the draw exact (Rasmussen 2003, "Gaussian processes
+    to speed up hybrid Monte Carlo for expensive Bayesian integrals", whose draws stay the emulator's or take a Metropolis test).
+    Every theta comes with a latent vector chosen by its importance weight.
+
+    Some thousand estimates teach a posterior of thirty lengthscales well enough for weights worth half their number. No gradient is
+    asked for. ``warmup_steps`` times ``num_chains`` thetas are learned from, the first of them spread over the modes and the prior.
+
+    Args:
+        approximation: :class:`Laplace`, :class:`EP` or ``approximations.ClassEP()``, from which latents are drawn. Of a
+            :class:`SparseGP` it is ``approximations.Variational()``, whatever is given.
+        num_importance: latent vectors an estimate of the evidence.
+        antithetic: draw them in mirrored pairs; by default where ``num_importance`` is even.
+        evidence: another unbiased estimate in place of importance sampling: ``torchgpmc.evidence.SmoothProbit()`` or ``Orthant()``.
+        num_trajectories: on the emulator between two draws.
+        begin: around what half of the first points are spread, the others being draws from the prior: :class:`AtModes`, those of an
+            approximate posterior, or :class:`AtPrior`, far out along each hyperparameter with ``arms``. Of no use to a run that
+            starts from draws.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> x = torch.rand(20, 2, generator=torch.Generator().manual_seed(0))
+        >>> kernel = RBFKernel(ard_num_dims=2, lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> model = tg.GP(x, x[:, 0] > 0.5, kernel, tg.likelihoods.Bernoulli())
+        >>> posterior = tg.sample(model, tg.EmulatedHMC(), num_samples=100, warmup_steps=40, num_chains=8, progress=False)
+        >>> posterior.samples["kernel.lengthscale"].shape, posterior.log_weights.shape
+        (torch.Size([8, 100, 1, 2]), torch.Size([8, 100]))
+    """
+
+    takes_draws: ClassVar[bool] = True
+
+    approximation: Approximation = EP()  # noqa: RUF009  (frozen, so it may be shared)
+    num_importance: int = 64
+    antithetic: bool | None = None
+    evidence: Evidence | None = None
+    num_trajectories: int = 12
+    begin: AtModes | AtPrior = AtModes()  # noqa: RUF009  (frozen, so it may be shared)
+
+    def at_draws(self, model: GPModel) -> EmulatedHMC:
+        """Itself: half of the first points are around them."""
+        return self
+
+    def prepare(self, model: GPModel, settings: Settings) -> ChainRun:
+        """A run on theta.
+
+        Raises:
+            ValueError: options out of range, too short a warm-up, or a model that cannot be served.
+        """
+        check_has_hyperparameters(model, "EmulatedHMC")
+        self._check_options()
+        self._check_model(model)
+        warmup, num_chains = chain_settings(settings)
+        spread_steps = self._spread_steps(model.layout.size, warmup, num_chains)
+        estimator = estimator_for(
+            model, suited_approximation(model, self.approximation), self.num_importance, self.antithetic, self.evidence
+        )
+        scale = normal_scale(model.layout)
+        spread = self._spread(model, scale, settings.draws)
+        chains = EmulatedChains(model, estimator, scale, spread, self.num_trajectories, settings.chain_chunk)
+        size = scale.size
+
+        def start(generator: torch.Generator) -> tuple[Tensor, None]:
+            return chains.start(num_chains, generator), None
+
+        target = ChainTarget(None, size, size, start, chains.read, _LABEL)
+        return ChainRun(target, chains.kernel, EmulatedWarmUp(warmup, spread_steps, chains), warmup, settings.num_samples, 1)
+
+    def _check_options(self) -> None:
+        check_count("num_importance", self.num_importance)
+        check_count("num_trajectories", self.num_trajectories)
+        check_approximation("approximation", self.approximation)
+        if not isinstance(self.begin, AtModes | AtPrior):
+            raise TypeError(f"begin is {self.begin!r}. Expected torchgpmc.AtModes() or torchgpmc.AtPrior().")
+        self.begin.check()
+
+    def _check_model(self, model: GPModel) -> None:
+        check_one_data_set(model, from_mode=True)
+        if model.collapses:
+            return
+        needed = [] if self.evidence is not None and isinstance(self.begin, AtPrior) else [self.approximation]
+        needed += [self.begin.approximation] if isinstance(self.begin, AtModes) else []
+        for approximation in needed:
+            check_model(model, type(self).__name__, suited_approximation(model, approximation))
+
+    def _spread_steps(self, size: int, warmup: int, num_chains: int) -> int:
+        """Iterations of warm-up that spread points.
+
+        Raises:
+            ValueError: there are fewer than twice as many.
+        """
+        steps = math.ceil(max(_LEAST_POINTS, _POINTS_A_HYPERPARAMETER * size) / num_chains)
+        if warmup < 2 * steps:
+            raise ValueError(
+                f"warmup_steps is {warmup} with num_chains={num_chains}: {warmup * num_chains} thetas to learn the evidence of {size} "
+                f"hyperparameters from. Expected warmup_steps of at least {2 * steps}; four times that serves well."
+            )
+        return steps
+
+    def _spread(self, model: GPModel, scale: NormalScale, draws: DrawnStart | None) -> Proposal:
+        """Half the prior, half what is known of where the posterior lies."""
+        unit = identity_matrix(scale.size, model.train_x)
+        if draws is not None:
+            known = _around(draws, scale)
+        elif isinstance(self.begin, AtModes):
+            marginal = searched_marginal(model, suited_approximation(model, self.begin.approximation))
+            modes = posterior_modes(marginal, self.begin.count, make_generator(_SEED, model.train_x.device), scale)
+            known = [(mode.position, mode.covariance) for mode in modes]
+        else:
+            known = list(zip(*along_axes(scale.size, *_ARM, unit), strict=True)) if self.begin.arms else []
+        if not known:
+            known = [(0 * unit[0], unit)]
+        means, covariances = (torch.stack(part).detach() for part in zip(*known, strict=True))
+        return with_defence(from_modes(means, covariances, torch.zeros_like(means[:, 0]), math.inf), 0 * unit[0], unit, 0.5)
+
+
+def _around(draws: DrawnStart, scale: NormalScale) -> list[tuple[Tensor, Tensor]]:
+    """Normal densities around some draws, chosen by weight, a third as wide as all of them."""
+    on_scale = draws._replace(theta=scale.z(draws.theta))
+    narrow = on_scale.covariance() / 9
+    ends = torch.softmax(on_scale.log_weights, 0).cumsum(0)
+    places = (torch.arange(_DRAWS_AROUND, device=ends.device) + 0.5) / _DRAWS_AROUND
+    chosen = torch.searchsorted(ends, places.to(ends)).clamp_max(len(ends) - 1)
+    return [(position, narrow) for position in on_scale.theta[chosen.unique()]]
