@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -15,7 +16,7 @@ from torchgpmc.approximations.class_ep import sees_differences
 from torchgpmc.approximations.curved import is_curved
 from torchgpmc.approximations.gaussian_form import has_inducing_normal
 from torchgpmc.approximations.held_sites import can_hold_sites
-from torchgpmc.calls.candidate import Candidate, no_start
+from torchgpmc.calls.candidate import Candidate, Limits, anything, no_start, some_use, too_much_noise
 from torchgpmc.calls.timing import seconds_of_chains, seconds_of_evaluations
 from torchgpmc.density import SharedDensity
 from torchgpmc.evidence import (
@@ -72,9 +73,6 @@ _SHORT_TAILS = 30
 # Where estimates are nearly exact and proposals begin with the prior, weights collapse at first: those of 70 x 4, noise by column,
 # are worth 2 of 400 draws, 6 of 880, 38 of 1456, 226 of 2147, 542 of 2976.
 _LEARNING = 0.5
-# Relative variance of estimates from where on better ones are worth their time, orthants' twice as long: of 19 ones among 450
-# labels 64 draws say 0.17 after 880 thetas, then at one hit what they had missed: by 1456 Kish's size is down from 297 to 12.
-_NOISE = 0.1
 _MORE = "where f is nearly noise, many draws an estimate make up for what a normal density is too narrow for."
 _HARDLY = "orthant integrals hardly vary where importance samples of the latents do: weighted draws, no warm-up."
 _MORE_RUNS = 3  # of 4000 draws, worth 50 to 300 each where proposals reach the posterior's lobes by turns
@@ -113,9 +111,7 @@ def recommend(model: GPModel) -> Method:
         >>> type(tg.recommend(model)).__name__
         'AMIS'
     """
-    first, *others = candidates(model)
-    only_begins = model.layout.size > MOST_WITH_EXACT_EVIDENCE and bool(others) and others[0].goes_on
-    return others[0].method if only_begins else first.method
+    return next(engine.method for engine in candidates(model) if not engine.only_begins)
 
 
 def candidates(model: GPModel, wanted: int = WANTED) -> list[Candidate]:
@@ -162,7 +158,8 @@ def _through_exact_evidence(model: GPModel, wanted: int) -> list[Candidate]:
     chains = _of_exact_evidence(model, NUTS(max_tree_depth=8), many, 60)._replace(goes_on=True)
     if size > MOST_WITH_EXACT_EVIDENCE:
         few = "weighted draws for chains to begin at, seldom even enough for more."
-        return [_weighted(model, AMIS(degrees_of_freedom=_SHORT_TAILS), few, wanted)._replace(patience=_LEARNING), chains]
+        first = _weighted(model, AMIS(degrees_of_freedom=_SHORT_TAILS), few, wanted).with_limits(patience=_LEARNING)
+        return [first._replace(only_begins=True), chains]
     # Weights of more look even where they miss an arm, a hundredth of the mass along one lengthscale.
     far = "the evidence is exact: weighted draws, no warm-up, some from far along each hyperparameter that has mass there."
     again = "the same from other random numbers: runs that agree are worth their draws together."
@@ -178,7 +175,7 @@ def _of_exact_evidence(model: GPModel, method: NUTS, why: str, warmup_steps: int
         chains = _chains(model, alone, why, 50)
     else:
         chains = _chains(model, method, why, warmup_steps)
-    return chains._replace(budget=_budget(model, _CHAINS, _EXACT_OPERATIONS_A_SECOND))
+    return chains.with_limits(budget=_budget(model, _CHAINS, _EXACT_OPERATIONS_A_SECOND))
 
 
 def _of_other_latents(model: GPModel, one_latent: bool, few: str, wanted: int) -> list[Candidate]:
@@ -193,7 +190,7 @@ def _of_other_latents(model: GPModel, one_latent: bool, few: str, wanted: int) -
         return [*first, *_through_classes(model, few, wanted), *together]
     if not has_inducing_normal(model):
         served = size <= MANY_HYPERPARAMETERS and _suits_inducing_mixture(model)
-        after = [engine._replace(budget=_AFTER_WEIGHTS * engine.budget) for engine in together]
+        after = [engine.with_limits(budget=_AFTER_WEIGHTS * engine.limits.budget) for engine in together]
         return [*_through_inducing_values(model, wanted), *after] if served else together
     if size > MOST_HYPERPARAMETERS:
         return together
@@ -222,7 +219,7 @@ def _through_estimates(model: GPModel, few: str, wanted: int) -> list[Candidate]
     draws = _MORE_DRAWS if len(model.train_x) <= _FEW_LABELS else _MANY_DRAWS
     first = AMIS(begin=_BY_EP, evidence=SmoothProbit(EP(), draws))
     orthants = _weighted(model, replace(first, evidence=Orthant()), _HARDLY, wanted)
-    return [_weighted(model, first, few, wanted)._replace(most_noise=_NOISE), orthants._replace(goes_on=True)]
+    return [_weighted(model, first, few, wanted).with_limits(better_follow=True), orthants._replace(goes_on=True)]
 
 
 def _of_many(model: GPModel, few: str, wanted: int) -> list[Candidate]:
@@ -237,8 +234,8 @@ def _of_many(model: GPModel, few: str, wanted: int) -> list[Candidate]:
     if is_probit(model):
         better, hardly = replace(modes, evidence=Orthant(_MANY_DRAWS)), _HARDLY
     found = [
-        _weighted(model, modes, few, wanted)._replace(most_noise=_NOISE),
-        _weighted(model, better, hardly, wanted)._replace(is_for_noise=True, goes_on=True),
+        _weighted(model, modes, few, wanted).with_limits(better_follow=True),
+        _weighted(model, better, hardly, wanted)._replace(given=too_much_noise, goes_on=True),
     ]
     apart = "what data leave open has lobes apart from the modes: weighted draws that begin with the prior."
     again = "the same from other random numbers: runs that agree are worth their draws together."
@@ -265,7 +262,7 @@ def _through_noise(model: GPModel, wanted: int) -> list[Candidate]:
     """Of noise with a latent size. The joint mode, which Laplace's searches for theta rest on, is where noise goes to nothing."""
     few = "the mean function integrates out by hand, the noise's well, and the hyperparameters are few: weighted draws, no warm-up."
     more = "many draws an estimate make up for what a normal density of log deviations is too narrow for."
-    return [engine._replace(patience=_LEARNING) for engine in _from_the_prior(model, NoiseAlone, few, more, wanted)]
+    return [engine.with_limits(patience=_LEARNING) for engine in _from_the_prior(model, NoiseAlone, few, more, wanted)]
 
 
 def _suits_inducing_mixture(model: GPModel) -> bool:
@@ -287,7 +284,7 @@ def _from_the_prior(model: GPModel, evidence: Callable[[int], Evidence], few: st
     """Weighted draws without a search for modes, and again with four times as many draws an estimate."""
     turns = (_MANY_DRAWS, few), (4 * _MANY_DRAWS, more)
     first, second = (_weighted(model, AMIS(evidence=evidence(draws), begin=AtPrior()), why, wanted) for draws, why in turns)
-    return [first, second._replace(is_dearer=True)]
+    return [first, second._replace(given=some_use)]
 
 
 def _together(model: GPModel, one_latent: bool) -> list[Candidate]:
@@ -295,14 +292,14 @@ def _together(model: GPModel, one_latent: bool) -> list[Candidate]:
     why = "hyperparameters and latents are sampled together, as the latents cannot be integrated out one site a datum."
     white = NUTS(whitening=Laplace(), max_tree_depth=8) if one_latent else NUTS(max_tree_depth=8, target_accept_prob=0.9)
     # Of one function its coordinates are others than those around the fit.
-    found = [_chains(model, white, why, 200)._replace(is_dearer=model.factorises and not one_latent)]
+    found = [_chains(model, white, why, 200)._replace(given=some_use if model.factorises and not one_latent else anything)]
     if model.factorises:
         around = "chains begin around a variational fit, in coordinates white under it."
         fit = partial(initialize, model, optimize_inducing_points=False, progress=False)
         found.insert(0, _chains(model, NUTS(max_tree_depth=8, target_accept_prob=0.9), around, 100, start=fit))
     if not model.has_latents_at_data:
         budget = _budget(model, _CHAINS, _SPARSE_OPERATIONS_A_SECOND if one_latent else _SEVERAL_OPERATIONS_A_SECOND)
-        found = [engine._replace(budget=budget) for engine in found]
+        found = [engine.with_limits(budget=budget) for engine in found]
     return found
 
 
@@ -326,7 +323,7 @@ def _chains(
     else:
         seconds = partial(seconds_of_evaluations, rehearse, 15.0 * (warmup_steps + 150))
     budget = _budget(model, num_chains, _OPERATIONS_A_SECOND)
-    return Candidate(method, why, num_chains, warmup_steps, 50, 4000, budget, seconds, start)
+    return Candidate(method, why, num_chains, warmup_steps, Limits(50, 4000, budget), seconds, start)
 
 
 def _on_normal_scale(model: GPModel) -> Candidate:
@@ -348,7 +345,7 @@ def _on_normal_scale(model: GPModel) -> Candidate:
     typical = 0.5 * (_LEAST_STEPS + _MOST_STEPS) * (_SHORT_WARM_UP + 4 / 3 * WANTED)
     budget = _budget(model, _CHAINS, _OPERATIONS_OF_SITES_A_SECOND)
     seconds = partial(seconds_of_evaluations, rehearse, typical)
-    return Candidate(method, why, _CHAINS, _SHORT_WARM_UP, 50, 1000, budget, seconds)
+    return Candidate(method, why, _CHAINS, _SHORT_WARM_UP, Limits(50, 1000, budget), seconds)
 
 
 def _in_turn(model: GPModel, wanted: int) -> Candidate:
@@ -368,7 +365,7 @@ def _in_turn(model: GPModel, wanted: int) -> Candidate:
     seconds = partial(seconds_of_evaluations, rehearse, 4 * (2 * _SHORT_WARM_UP + 1.25 * wanted))
     # Of few functions estimates come next, which labels that are noise are better served by.
     most = 800 if model.num_latents <= _FEW_FUNCTIONS else 1600
-    return Candidate(ClassGibbs(), why, _CHAINS, _SHORT_WARM_UP, 50, most, float("inf"), seconds)
+    return Candidate(ClassGibbs(), why, _CHAINS, _SHORT_WARM_UP, Limits(50, most, math.inf), seconds)
 
 
 def _budget(model: GPModel, num_chains: int, operations_a_second: float) -> float:
@@ -394,4 +391,4 @@ def _weighted(model: GPModel, method: AMIS, why: str, wanted: int) -> Candidate:
         method = replace(method, batch_size=max(wanted, 10 * model.layout.size))
     most = _DRAWS_AN_EFFECTIVE_ONE * max(wanted, WANTED)
     seconds = partial(seconds_of_evaluations, rehearse, _USUAL_DRAWS_AN_EFFECTIVE_ONE * wanted / thetas)
-    return Candidate(method, why, None, None, 1, most, float("inf"), seconds)
+    return Candidate(method, why, None, None, Limits(1, most, math.inf), seconds)

@@ -135,7 +135,7 @@ def _sample_by_default(model: GPModel, order: Order, start: Posterior | None) ->
         method = None if begin_at is None else engine.method.at_draws(model)
         with before_draws(order.checkpoint):
             begin = (engine.start(), None) if method is None else (None, begin_at)
-        settings = Settings(engine.most, engine.warmup_steps, engine.num_chains, chain_chunk, *begin)
+        settings = Settings(engine.limits.most, engine.warmup_steps, engine.num_chains, chain_chunk, *begin)
         trial = order._replace(method=method or engine.method, settings=settings, wanted=wanted, number=number)
         if order.checkpoint is not None and number:
             path = f"{os.fspath(order.checkpoint.path)}.{number + 1}"
