@@ -11,7 +11,7 @@ import torchgpmc as tg
 from tests.problems import fixed_kernel, gp, gp_regression, inputs, sparse_gp, targets
 from tests.runs.resume import Stop, same
 from torchgpmc.calls import default_call as in_turns
-from torchgpmc.calls import engines, sampling
+from torchgpmc.calls import regression_engines, sampling
 from torchgpmc.calls.candidate import Candidate, Limits, as_typed, some_use, too_much_noise
 from torchgpmc.calls.default_call import Rule, sample_by_default
 from torchgpmc.calls.engines import candidates
@@ -350,8 +350,8 @@ def test_an_engine_that_goes_on_begins_at_the_draws_before(goes_on):
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
 def test_chains_of_a_regression_begin_at_weighted_draws_that_did_not_do(monkeypatch):
     begun = []
-    monkeypatch.setattr(engines, "MANY_HYPERPARAMETERS", 0)
-    monkeypatch.setattr(engines, "MOST_WITH_EXACT_EVIDENCE", 0)
+    monkeypatch.setattr(regression_engines, "MANY_HYPERPARAMETERS", 0)
+    monkeypatch.setattr(regression_engines, "_MOST_FOR_WEIGHTS", 0)
     monkeypatch.setattr(in_turns, "is_good", lambda posterior, wanted: posterior.num_chains > 1)
     monkeypatch.setattr(sampling, "drawn_start", lambda posterior, model: begun.append(posterior) or drawn_start(posterior, model))
     posterior = tg.sample(gp_regression(), **QUIET)

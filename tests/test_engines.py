@@ -10,8 +10,9 @@ from gpytorch.priors import GammaPrior
 
 import torchgpmc as tg
 from tests.problems import fixed_kernel, gp, gp_regression, inputs, kernel, sparse_gp, targets
-from torchgpmc.calls import engines, timing
+from torchgpmc.calls import several_latents_engines, timing
 from torchgpmc.calls.candidate import anything, as_typed, no_start, too_much_noise
+from torchgpmc.calls.chain_engines import budget_of_chains
 from torchgpmc.calls.engines import candidates
 
 
@@ -77,7 +78,7 @@ def test_inducing_values_have_more_draws_an_estimate_before_chains():
     weighted = [engine.method.num_importance for engine in found if engine.num_chains is None]
     assert weighted == sorted(set(weighted)) and len(weighted) == 2
     (around, _) = (engine.limits.budget for engine in found if engine.num_chains is not None)
-    assert around > engines._budget(model, 4, engines._OPERATIONS_A_SECOND)
+    assert around > budget_of_chains(model)
 
 
 def test_what_has_no_curvature_is_left_to_chains_around_a_fit():
@@ -220,7 +221,7 @@ def test_six_classes_look_for_no_modes(monkeypatch):
     first, second = candidates(classes(183, 3))[:2]
     assert first.method == tg.ClassGibbs() and second.method.begin == tg.AtModes()
     assert candidates(classes(120, 3))[0].method.approximation == tg.approximations.ClassEP()
-    monkeypatch.setattr(engines, "_FEW_HYPERPARAMETERS", 0)
+    monkeypatch.setattr(several_latents_engines, "_FEW_HYPERPARAMETERS", 0)
     assert candidates(model)[0].method.begin == tg.AtModes()
 
 

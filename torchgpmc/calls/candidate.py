@@ -12,6 +12,7 @@ from torchgpmc.posterior import Posterior
 from torchgpmc.runs.run import MethodOptions
 from torchgpmc.variational import Start
 
+WANTED = 400  # effective draws (Vehtari et al. 2021, section 4)
 SECOND_BATCH = 0.2  # share of its draws with which AMIS has two batches
 # Relative variance of estimates from where on better ones are worth their time, orthants' twice as long: of 19 ones among 450
 # labels 64 draws say 0.17 after 880 thetas, then at one hit what they had missed: by 1456 Kish's size is down from 297 to 12.

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import torch
 
 from torchgpmc.calls.beginning import begun_at, draws_for_engines
-from torchgpmc.calls.candidate import Candidate
+from torchgpmc.calls.candidate import WANTED, Candidate
 from torchgpmc.calls.default_call import Rule, sample_by_default
-from torchgpmc.calls.engines import WANTED, candidates
+from torchgpmc.calls.engines import candidates
 from torchgpmc.calls.forecast import warn_of_time
 from torchgpmc.calls.interruption import before_draws
 from torchgpmc.calls.isolation import warn_of_isolated_data
