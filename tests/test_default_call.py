@@ -11,8 +11,8 @@ import torchgpmc as tg
 from tests.problems import fixed_kernel, gp, gp_regression, inputs, sparse_gp, targets
 from tests.runs.resume import Stop, same
 from torchgpmc.calls import default_call as in_turns
-from torchgpmc.calls import engines, sampling
-from torchgpmc.calls.candidate import Candidate, as_typed
+from torchgpmc.calls import regression_engines, sampling
+from torchgpmc.calls.candidate import Candidate, Limits, as_typed, some_use, too_much_noise
 from torchgpmc.calls.default_call import Rule, sample_by_default
 from torchgpmc.calls.engines import candidates
 from torchgpmc.numerics.random import derived_seed
@@ -26,7 +26,7 @@ QUIET = {"seed": 3, "progress": False}
 
 
 def engine(method, most, *, chains=None, warmup=None, every=1, budget=math.inf):
-    return Candidate(method, "tested.", chains, warmup, every, most, budget, lambda: 1.0)
+    return Candidate(method, "tested.", chains, warmup, Limits(every, most, budget), lambda: 1.0)
 
 
 # At fixed hyperparameters, where steps take next to nothing: twenty draws a chain are too few, whatever they are worth.
@@ -116,7 +116,7 @@ def test_where_none_serves_the_best_is_returned_with_one_warning_that_says_how_t
 )
 def test_what_is_only_dearer_is_left_out_where_the_one_before_came_to_nothing(monkeypatch, before, tried):
     # 150 irises by robust max took 267 CPU seconds to no end, of which four times as many draws an estimate took some hundred.
-    posterior, _ = default_call(monkeypatch, before, SHORT._replace(is_dearer=True), MIDDLING)
+    posterior, _ = default_call(monkeypatch, before, SHORT._replace(given=some_use), MIDDLING)
     assert [trial["engine"][:15] for trial in posterior.info["tried"]].count("AuxiliaryGradie") == tried - 1
     assert len(posterior.info["tried"]) == tried + 1
 
@@ -132,10 +132,10 @@ def test_an_engine_that_cannot_begin_is_one_that_was_tried(monkeypatch):
 @pytest.mark.slow
 def test_a_budget_spent_in_warm_up_is_an_error_or_the_next_engines_turn(monkeypatch):
     with pytest.raises(ValueError, match="warm-up took more than"):
-        default_call(monkeypatch, CHAINS._replace(budget=50.0))
-    posterior, _ = default_call(monkeypatch, CHAINS._replace(budget=50.0), SHORT)
+        default_call(monkeypatch, CHAINS.with_limits(budget=50.0))
+    posterior, _ = default_call(monkeypatch, CHAINS.with_limits(budget=50.0), SHORT)
     assert "warm-up" in posterior.info["tried"][0]["verdict"] and posterior.num_chains == 4
-    limited, _ = default_call(monkeypatch, CHAINS._replace(budget=3000.0), num_samples=10**6)
+    limited, _ = default_call(monkeypatch, CHAINS.with_limits(budget=3000.0), num_samples=10**6)
     assert 0 < limited.num_draws < 1000 and 3000.0 <= limited.info["num_evaluations"] < 3200.0
 
 
@@ -192,7 +192,7 @@ def test_ctrl_c_keeps_what_an_engine_had_and_says_what_it_had_not(monkeypatch, t
 
     def interrupted_after(steps):
         def advance(self, state, generator):
-            if state.iteration == steps and self.num_samples == CHAINS.most:
+            if state.iteration == steps and self.num_samples == CHAINS.limits.most:
                 raise KeyboardInterrupt
             return original(self, state, generator)
 
@@ -266,18 +266,18 @@ def test_the_verdict_is_the_line_above_the_table():
 
 
 def test_weights_that_have_collapsed_end_a_run_early_and_good_ones_do_not():
-    rule, posterior = Rule(400, 1, 400, math.inf), collapsed()
+    rule, posterior = Rule(400, Limits(1, 400, math.inf)), collapsed()
     assert rule(200, 0.0, lambda: posterior)
-    assert not Rule(400, 1, 10_000, math.inf)(200, 0.0, lambda: posterior)  # too early to tell
-    assert not rule(0, 0.0, lambda: posterior) and Rule(400, 1, 400, 5.0)(0, 5.0, lambda: posterior)
+    assert not Rule(400, Limits(1, 10_000, math.inf))(200, 0.0, lambda: posterior)  # too early to tell
+    assert not rule(0, 0.0, lambda: posterior) and Rule(400, Limits(1, 400, 5.0))(0, 5.0, lambda: posterior)
 
 
 def test_proposals_that_begin_with_the_prior_are_given_longer_to_learn():
     # Of 70 x 4 with noise by column, 880 draws were worth 6, 2976 are worth 542: proposals had to learn.
-    patient = Rule(400, 1, 400, math.inf, patience=0.6)
-    assert not patient(200, 0.0, collapsed) and patient._replace(patience=0.5)(200, 0.0, collapsed)
+    patient, less = (Rule(400, Limits(1, 400, math.inf, patience)) for patience in (0.6, 0.5))
+    assert not patient(200, 0.0, collapsed) and less(200, 0.0, collapsed)
     assert patient(200, 0.0, lambda: weighted(0.0, noise=0.6))  # is not learned away
-    patience = [(isinstance(found.method, tg.AMIS), found.patience) for found in candidates(gp("heteroskedastic"))]
+    patience = [(isinstance(found.method, tg.AMIS), found.limits.patience) for found in candidates(gp("heteroskedastic"))]
     assert patience == [(True, 0.5), (True, 0.5), (False, 0.2), (False, 0.2)]
 
 
@@ -285,16 +285,18 @@ def test_proposals_that_begin_with_the_prior_are_given_longer_to_learn():
 def test_one_heavy_draw_does_not_end_a_run():
     # Of 5461 rows of kin8nm, ARD, a draw at the third batch brought the worst effective size from 305 to 16, and the fourth put it
     # at 638: what it taught the proposal was all that was missing. So it was with haberman, rows twice, whose estimates are noisy.
-    rule, lucky = Rule(400, 1, 400, math.inf), weighted(4.1, noise=0.3)
+    rule, lucky = Rule(400, Limits(1, 400, math.inf)), weighted(4.1, noise=0.3)
     assert 3 * lucky.effective_size() < 0.5 * 400 and not rule(200, 0.0, lambda: lucky)
 
 
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
 def test_noise_of_the_evidence_ends_a_run():
-    rule = Rule(1000, 1, 400, math.inf)
+    rule, early, better_follow = (
+        Rule(1000, Limits(1, most, math.inf, better_follow=better)) for most, better in ((400, False), (4000, False), (4000, True))
+    )
     assert not rule(200, 0.0, lambda: weighted(0.0, noise=0.4)) and rule(200, 0.0, lambda: weighted(0.0, noise=0.6))
-    early, better_follow = rule._replace(most=4000), rule._replace(most=4000, most_noise=0.3)
-    assert not early(200, 0.0, lambda: weighted(0.0, noise=0.6)) and better_follow(200, 0.0, lambda: weighted(0.0, noise=0.4))
+    assert not early(200, 0.0, lambda: weighted(0.0, noise=0.6)) and better_follow(200, 0.0, lambda: weighted(0.0, noise=0.2))
+    assert not better_follow(200, 0.0, lambda: weighted(0.0, noise=0.05))
 
 
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
@@ -302,8 +304,8 @@ def test_noise_of_the_evidence_ends_a_run():
 def test_better_estimates_follow_noisy_ones_which_join_none(noise, tried, draws):
     known = weighted(0.0, noise)
     info = {**known.info, "log_evidence": 0.0, "log_evidence_error": 0.0, "num_evaluations": 200.0}
-    noisy = engine(tg.AMIS(), 200)._replace(most_noise=0.1)
-    better = engine(tg.AMIS(growth=2.0), 200)._replace(is_for_noise=True)
+    noisy = engine(tg.AMIS(), 200).with_limits(better_follow=True)
+    better = engine(tg.AMIS(growth=2.0), 200)._replace(given=too_much_noise)
 
     def run(number, engine, rule, begin):
         made = Draws(known.theta, known.whitened, known.log_weights)
@@ -321,7 +323,7 @@ def test_weighted_draws_that_were_only_short_are_made_again_and_pooled(wanted, d
     info = {**known.info, "log_evidence": 0.0, "log_evidence_error": 0.0}
 
     def run(number, engine, rule, begin):
-        theta, whitened, lp = (part[:, : engine.most] for part in (known.theta, known.whitened, known.stats["lp"]))
+        theta, whitened, lp = (part[:, : engine.limits.most] for part in (known.theta, known.whitened, known.stats["lp"]))
         made = {**info, "num_evaluations": float(lp.numel())}
         return Posterior(known.model, Draws(theta, whitened, torch.zeros_like(lp)), {"lp": lp}, made)
 
@@ -348,8 +350,8 @@ def test_an_engine_that_goes_on_begins_at_the_draws_before(goes_on):
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
 def test_chains_of_a_regression_begin_at_weighted_draws_that_did_not_do(monkeypatch):
     begun = []
-    monkeypatch.setattr(engines, "MANY_HYPERPARAMETERS", 0)
-    monkeypatch.setattr(engines, "MOST_WITH_EXACT_EVIDENCE", 0)
+    monkeypatch.setattr(regression_engines, "MANY_HYPERPARAMETERS", 0)
+    monkeypatch.setattr(regression_engines, "_MOST_FOR_WEIGHTS", 0)
     monkeypatch.setattr(in_turns, "is_good", lambda posterior, wanted: posterior.num_chains > 1)
     monkeypatch.setattr(sampling, "drawn_start", lambda posterior, model: begun.append(posterior) or drawn_start(posterior, model))
     posterior = tg.sample(gp_regression(), **QUIET)

@@ -10,8 +10,9 @@ from gpytorch.priors import GammaPrior
 
 import torchgpmc as tg
 from tests.problems import fixed_kernel, gp, gp_regression, inputs, kernel, sparse_gp, targets
-from torchgpmc.calls import engines, timing
-from torchgpmc.calls.candidate import as_typed, no_start
+from torchgpmc.calls import several_latents_engines, timing
+from torchgpmc.calls.candidate import anything, as_typed, no_start, too_much_noise
+from torchgpmc.calls.chain_engines import budget_of_chains
 from torchgpmc.calls.engines import candidates
 
 
@@ -76,8 +77,8 @@ def test_inducing_values_have_more_draws_an_estimate_before_chains():
     found = candidates(model)
     weighted = [engine.method.num_importance for engine in found if engine.num_chains is None]
     assert weighted == sorted(set(weighted)) and len(weighted) == 2
-    (around, _) = (engine.budget for engine in found if engine.num_chains is not None)
-    assert around > engines._budget(model, 4, engines._OPERATIONS_A_SECOND)
+    (around, _) = (engine.limits.budget for engine in found if engine.num_chains is not None)
+    assert around > budget_of_chains(model)
 
 
 def test_what_has_no_curvature_is_left_to_chains_around_a_fit():
@@ -137,13 +138,13 @@ def test_many_hyperparameters_are_for_weights_and_more_of_them_for_chains(column
     assert len(found) == len(engines) and all(typed.startswith(name) for typed, name in zip(found, engines, strict=True))
 
 
-@pytest.mark.parametrize(("columns", "is_for_noise"), [(8, False), (9, True)])
-def test_estimates_that_vary_much_give_way_to_orthants(columns, is_for_noise):
+@pytest.mark.parametrize(("columns", "given"), [(8, anything), (9, too_much_noise)])
+def test_estimates_that_vary_much_give_way_to_orthants(columns, given):
     # Of 19 ones among 450 labels 4000 draws were worth 63, one of which had hit what 64 draws of the latents miss.
     noisy, orthants, *others = candidates(wide(columns))
-    assert noisy.most_noise == 0.1 and orthants.is_for_noise == is_for_noise
+    assert noisy.limits.most_noise == 0.1 and orthants.given == given and orthants.goes_on
     assert isinstance(orthants.method.evidence, tg.evidence.Orthant) and orthants.method.begin == noisy.method.begin
-    assert not any(engine.is_for_noise or engine.most_noise < 0.5 for engine in [orthants, *others][1:])
+    assert all(engine.given == anything and engine.limits.most_noise == 0.5 for engine in others)
 
 
 @pytest.mark.parametrize("likelihood", ["logit", "poisson"])
@@ -181,14 +182,14 @@ def test_chains_of_many_hyperparameters_of_a_regression_begin_at_weighted_draws(
 
 
 def test_an_engine_of_weighted_draws_may_make_as_many_however_few_are_wanted():
-    few, usual, many = (candidates(wide(1), wanted)[0].most for wanted in (50, 400, 1000))
+    few, usual, many = (candidates(wide(1), wanted)[0].limits.most for wanted in (50, 400, 1000))
     assert few == usual < many
 
 
 @pytest.mark.parametrize(("size", "more"), [(6, (0.99, 1.01)), (250, (5, 10))])
 def test_chains_of_regressions_may_spend_more_where_their_matrices_are_large(size, more):
     # Ten times as many evaluations of small ones, which are all overhead, were half an hour.
-    found = [candidates(make(num_data=size))[-1].budget for make in (gp_regression, gp)]
+    found = [candidates(make(num_data=size))[-1].limits.budget for make in (gp_regression, gp)]
     assert more[0] < found[0] / found[1] < more[1]
 
 
@@ -220,7 +221,7 @@ def test_six_classes_look_for_no_modes(monkeypatch):
     first, second = candidates(classes(183, 3))[:2]
     assert first.method == tg.ClassGibbs() and second.method.begin == tg.AtModes()
     assert candidates(classes(120, 3))[0].method.approximation == tg.approximations.ClassEP()
-    monkeypatch.setattr(engines, "_FEW_HYPERPARAMETERS", 0)
+    monkeypatch.setattr(several_latents_engines, "_FEW_HYPERPARAMETERS", 0)
     assert candidates(model)[0].method.begin == tg.AtModes()
 
 
@@ -237,7 +238,7 @@ def test_the_method_suits_the_model(name, monkeypatch):
     monkeypatch.setattr(timing, "_WATCHED", 0.0)
     model = make()
     assert isinstance(tg.recommend(model), expected)
-    only_begins = model.layout.size > engines.MOST_WITH_EXACT_EVIDENCE and expected is tg.NUTS and model.is_conjugate
+    only_begins = name == "regression, forty-one"  # its weighted draws are for chains to begin at
     assert f"{1 + only_begins}. {expected.__name__}(" in tg.explain(model)
 
 

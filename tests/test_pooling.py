@@ -11,7 +11,7 @@ import torchgpmc as tg
 from tests.calibration import SHARE
 from tests.problems import gp
 from torchgpmc.calls import sampling
-from torchgpmc.calls.candidate import Candidate
+from torchgpmc.calls.candidate import Candidate, Limits
 from torchgpmc.diagnostics import ENOUGH_ESS, MAX_RUN_ERRORS, MIN_ESS_PER_CHAIN
 from torchgpmc.diagnostics.weights import error_by_runs, evidence_error_by_runs, kish_effective_size
 from torchgpmc.importance import Adaptation, adapt, add_draws, draw_from, from_modes, log_weights, start
@@ -198,7 +198,7 @@ def test_effective_sizes_that_are_overstated_show_between_runs():
 
 
 def engine(method, most):
-    return Candidate(method, "tested.", None, None, 1, most, math.inf, lambda: 1.0)
+    return Candidate(method, "tested.", None, None, Limits(1, most, math.inf), lambda: 1.0)
 
 
 @pytest.mark.slow

@@ -1,14 +1,61 @@
-"""An engine of the default call with what it may spend, and how it is put in words."""
+"""An engine of the default call: what it may spend, when it has its turn, what came of that, and how it is put in words."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from enum import Enum
 from typing import Any, NamedTuple
 
-from torchgpmc.diagnostics import MAX_ESTIMATE_VARIANCE
+from torchgpmc.diagnostics import MAX_ESTIMATE_VARIANCE, estimate_noise
+from torchgpmc.posterior import Posterior
 from torchgpmc.runs.run import MethodOptions
 from torchgpmc.variational import Start
+
+WANTED = 400  # effective draws (Vehtari et al. 2021, section 4)
+SECOND_BATCH = 0.2  # share of its draws with which AMIS has two batches
+# Relative variance of estimates from where on better ones are worth their time, orthants' twice as long: of 19 ones among 450
+# labels 64 draws say 0.17 after 880 thetas, then at one hit what they had missed: by 1456 Kish's size is down from 297 to 12.
+_NOISE = 0.1
+_NOTHING = 10  # effective draws, of hundreds and more
+
+
+class Limits(NamedTuple):
+    """What ends a run whose draws are not good.
+
+    Args:
+        every: draws a chain between two looks at what they are worth.
+        most: draws a chain, at most.
+        budget: evaluations, at most.
+        patience: share of ``most`` before uneven weights end it, :data:`SECOND_BATCH` or more.
+        better_follow: whether the next engine has better estimates: it ends at less noise of them, which the first batch tells.
+    """
+
+    every: int
+    most: int
+    budget: float
+    patience: float = SECOND_BATCH
+    better_follow: bool = False
+
+    @property
+    def most_noise(self) -> float:
+        """Relative variance of evidence estimates, at most."""
+        return _NOISE if self.better_follow else MAX_ESTIMATE_VARIANCE
+
+
+def anything(before: Trial | None) -> bool:
+    """Whatever came of the engine before."""
+    return True
+
+
+def some_use(before: Trial | None) -> bool:
+    """Not after one that came to nothing: of an engine that is the same with more draws an estimate, or begun further off."""
+    return before is None or not before.came_to_nothing
+
+
+def too_much_noise(before: Trial | None) -> bool:
+    """After noisy estimates alone: of an engine that is the same with better ones."""
+    return before is not None and before.was_too_noisy
 
 
 def no_start(**limits: Any) -> None:
@@ -23,32 +70,24 @@ class Candidate(NamedTuple):
         why: it is tried at this place, in words.
         num_chains: ``None`` where it has none.
         warmup_steps: ``None`` where it has none.
-        every: draws a chain between two looks at what they are worth.
-        most: draws a chain, at most.
-        budget: evaluations, at most.
+        limits: what ends it.
         seconds: works out about how long a run that goes well takes here.
         start: makes what the chains begin around; with limits of :func:`torchgpmc.initialize`, roughly.
-        patience: share of its draws before uneven weights end it; by default it has the second batch of :class:`AMIS`.
-        is_dearer: whether it is the one before with more draws an estimate, or begun further off: not tried if that came to none.
-        most_noise: relative variance of evidence estimates, at most, less where one that follows has better ones.
-        is_for_noise: whether it is the one before with better estimates: not tried unless that one's were too noisy.
+        given: what must have come of the engine before, for this one to be tried.
         goes_on: whether its chains, or its first proposal, begin at the draws of the engine before, if these are of any use.
+        only_begins: whether its draws seldom do, and the next engine goes on from them.
     """
 
     method: MethodOptions
     why: str
     num_chains: int | None
     warmup_steps: int | None
-    every: int
-    most: int
-    budget: float
+    limits: Limits
     seconds: Callable[[], float]
     start: Callable[..., Start | None] = no_start
-    patience: float = 0.2
-    is_dearer: bool = False
-    most_noise: float = MAX_ESTIMATE_VARIANCE
-    is_for_noise: bool = False
+    given: Callable[[Trial | None], bool] = anything
     goes_on: bool = False
+    only_begins: bool = False
 
     def with_chains(self, num_chains: int | None, warmup_steps: int | None) -> Candidate:
         """The same with the user's numbers, where there are any."""
@@ -56,6 +95,46 @@ class Candidate(NamedTuple):
             num_chains=self.num_chains if num_chains is None else num_chains,
             warmup_steps=self.warmup_steps if warmup_steps is None else warmup_steps,
         )
+
+    def with_limits(self, **limits: Any) -> Candidate:
+        """The same but for some of its :class:`Limits`."""
+        return self._replace(limits=self.limits._replace(**limits))
+
+
+class Trial(NamedTuple):
+    """One engine's turn."""
+
+    candidate: Candidate
+    posterior: Posterior | None  # the engine's own draws
+    seconds: float
+    verdict: str
+    heard: list[warnings.WarningMessage]  # while it ran
+    pool: Posterior | None = None  # those and the draws of engines before
+
+    @property
+    def offered(self) -> Posterior | None:
+        """The draws that the call may return."""
+        return self.posterior if self.pool is None else self.pool
+
+    @property
+    def was_too_noisy(self) -> bool:
+        """Whether there are draws that rest on noisier estimates than its engine's may be."""
+        posterior, most = self.posterior, self.candidate.limits.most_noise
+        return posterior is not None and estimate_noise(posterior.stats, posterior.log_weights) > most
+
+    @property
+    def came_to_nothing(self) -> bool:
+        """Whether there is no draw, or all hang on a few."""
+        return self.posterior is None or self.posterior.effective_size() < _NOTHING
+
+    def described(self) -> dict[str, Any]:
+        """Plain words and numbers, for ``posterior.info["tried"]``."""
+        return {
+            "engine": described(self.candidate),
+            "seconds": self.seconds,
+            "evaluations": 0.0 if self.posterior is None else self.posterior.info["num_evaluations"],
+            "verdict": self.verdict,
+        }
 
 
 def described(candidate: Candidate) -> str:

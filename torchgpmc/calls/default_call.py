@@ -6,20 +6,18 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from torchgpmc.calls.candidate import Candidate, as_typed, described
+from torchgpmc.calls.candidate import SECOND_BATCH, Candidate, Limits, Trial, as_typed, described
 from torchgpmc.calls.pooling import can_be_pooled, pooled
 from torchgpmc.checks import warn
-from torchgpmc.diagnostics import MAX_ESTIMATE_VARIANCE, estimate_noise
+from torchgpmc.diagnostics import estimate_noise
 from torchgpmc.diagnostics.weights import kish_effective_size
 from torchgpmc.importance import truncated_log_weights
 from torchgpmc.posterior import Posterior
 from torchgpmc.storage.checkpoint import CheckpointError
 
-# After a fifth of its draws (the second batch of AMIS), an engine that heads for less than a third of what is wanted.
-_HOPELESS_SHARE, _HOPELESS = 0.2, 3.0
-_NOTHING = 10  # effective draws, of hundreds and more
+_HOPELESS = 3.0  # an engine whose weighted draws head for less than a third of what is wanted
 
 
 class Rule(NamedTuple):
@@ -30,27 +28,19 @@ class Rule(NamedTuple):
 
     Args:
         wanted: effective draws of the quantity that has fewest.
-        every: draws a chain between two looks.
-        most: draws a chain that the run makes at most.
-        budget: evaluations.
+        limits: of the engine.
         before: weighted draws of other engines, which the run's may join.
-        patience: share of ``most`` before uneven weights end it.
-        most_noise: relative variance of evidence estimates that does not.
     """
 
     wanted: int
-    every: int
-    most: int
-    budget: float
+    limits: Limits
     before: Posterior | None = None
-    patience: float = _HOPELESS_SHARE
-    most_noise: float = MAX_ESTIMATE_VARIANCE
 
     def __call__(self, num_kept: int, num_evaluations: float, so_far: Callable[[], Posterior]) -> bool:
         """Whether to end after ``num_kept`` draws a chain; ``so_far`` makes a posterior of them."""
-        if num_evaluations >= self.budget:
+        if num_evaluations >= self.limits.budget:
             return True
-        if not num_kept or num_kept % self.every:
+        if not num_kept or num_kept % self.limits.every:
             return False
         posterior = so_far()
         if is_good(posterior, self.wanted) or self._is_hopeless(posterior):
@@ -64,13 +54,13 @@ class Rule(NamedTuple):
         A single draw far out may weigh as much as all others, and the next proposals reach there: it is cut. Noise of estimates is
         not learned away.
         """
-        weights, share = posterior.log_weights, posterior.num_draws / self.most
-        if weights is None or (share < _HOPELESS_SHARE and self.most_noise == MAX_ESTIMATE_VARIANCE):
-            return False  # where better estimates follow, the first batch tells
-        if estimate_noise(posterior.stats, weights) > self.most_noise:
+        weights, share = posterior.log_weights, posterior.num_draws / self.limits.most
+        if weights is None or (share < SECOND_BATCH and not self.limits.better_follow):
+            return False
+        if estimate_noise(posterior.stats, weights) > self.limits.most_noise:
             return True
         size = kish_effective_size(truncated_log_weights(weights))
-        return share >= max(_HOPELESS_SHARE, self.patience) and _HOPELESS * size < share * self.wanted
+        return share >= self.limits.patience and _HOPELESS * size < share * self.wanted
 
 
 def is_good(posterior: Posterior, wanted: int) -> bool:
@@ -86,42 +76,6 @@ def with_those_before(posterior: Posterior, before: Posterior | None) -> Posteri
 def _is_half_done(posterior: Posterior, wanted: int) -> bool:
     """Whether as many weighted draws again will do: then another engine, from its start, costs more."""
     return can_be_pooled(posterior) and not posterior.complaints() and 2 * posterior.effective_size() >= wanted
-
-
-class Trial(NamedTuple):
-    """One engine's turn."""
-
-    candidate: Candidate
-    posterior: Posterior | None  # the engine's own draws
-    seconds: float
-    verdict: str
-    heard: list[warnings.WarningMessage]  # while it ran
-    pool: Posterior | None = None  # those and the draws of engines before
-
-    @property
-    def offered(self) -> Posterior | None:
-        """The draws that the call may return."""
-        return self.posterior if self.pool is None else self.pool
-
-    @property
-    def was_too_noisy(self) -> bool:
-        """Whether there are draws that rest on noisier estimates than its engine's may be."""
-        posterior = self.posterior
-        return posterior is not None and estimate_noise(posterior.stats, posterior.log_weights) > self.candidate.most_noise
-
-    @property
-    def came_to_nothing(self) -> bool:
-        """Whether there is no draw, or all hang on a few."""
-        return self.posterior is None or self.posterior.effective_size() < _NOTHING
-
-    def described(self) -> dict[str, Any]:
-        """Plain words and numbers, for ``posterior.info["tried"]``."""
-        return {
-            "engine": described(self.candidate),
-            "seconds": self.seconds,
-            "evaluations": 0.0 if self.posterior is None else self.posterior.info["num_evaluations"],
-            "verdict": self.verdict,
-        }
 
 
 def sample_by_default(
@@ -142,12 +96,11 @@ def sample_by_default(
     before: Posterior | None = None
     engines = list(engines)
     for number, engine in enumerate(engines):
-        if engine.is_dearer and trials and trials[-1].came_to_nothing:
+        previous = trials[-1] if trials else None
+        if not engine.given(previous):
             continue
-        if engine.is_for_noise and not (trials and trials[-1].was_too_noisy):
-            continue
-        rule = Rule(wanted, engine.every, engine.most, engine.budget, before, engine.patience, engine.most_noise)
-        begin = trials[-1].posterior if engine.goes_on and trials and not trials[-1].came_to_nothing else None
+        rule = Rule(wanted, engine.limits, before)
+        begin = previous.posterior if engine.goes_on and previous is not None and not previous.came_to_nothing else None
         try:
             trials.append(_tried(engine, rule, partial(run, number, engine, rule, begin)))
         except KeyboardInterrupt:
@@ -231,7 +184,7 @@ def _what_was_tried(trials: Sequence[Trial], best: Trial, wanted: int) -> str:
 def _how_to_go_on(trial: Trial) -> str:
     """The call that runs an engine four times as long, and about how long that takes; longer, where its warm-up was not done."""
     engine = trial.candidate
-    draws = engine.most if trial.posterior is None else trial.posterior.num_draws
+    draws = engine.limits.most if trial.posterior is None else trial.posterior.num_draws
     options = f"num_samples={4 * draws}"
     if engine.num_chains is not None:
         options += f", warmup_steps={4 * (engine.warmup_steps or 0)}, num_chains={engine.num_chains}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from torchgpmc.calls.candidate import Candidate, described
-from torchgpmc.calls.engines import CHAINS_MAY_TAKE_LONG, candidates, operations_of_estimate
+from torchgpmc.calls.chain_engines import CHAINS_MAY_TAKE_LONG
+from torchgpmc.calls.engines import candidates
+from torchgpmc.calls.weighted_engines import operations_of_estimate
 from torchgpmc.checks import warn
 from torchgpmc.models import GPModel
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import torch
 
 from torchgpmc.calls.beginning import begun_at, draws_for_engines
-from torchgpmc.calls.candidate import Candidate
+from torchgpmc.calls.candidate import WANTED, Candidate
 from torchgpmc.calls.default_call import Rule, sample_by_default
-from torchgpmc.calls.engines import WANTED, candidates
+from torchgpmc.calls.engines import candidates
 from torchgpmc.calls.forecast import warn_of_time
 from torchgpmc.calls.interruption import before_draws
 from torchgpmc.calls.isolation import warn_of_isolated_data
@@ -135,7 +135,7 @@ def _sample_by_default(model: GPModel, order: Order, start: Posterior | None) ->
         method = None if begin_at is None else engine.method.at_draws(model)
         with before_draws(order.checkpoint):
             begin = (engine.start(), None) if method is None else (None, begin_at)
-        settings = Settings(engine.most, engine.warmup_steps, engine.num_chains, chain_chunk, *begin)
+        settings = Settings(engine.limits.most, engine.warmup_steps, engine.num_chains, chain_chunk, *begin)
         trial = order._replace(method=method or engine.method, settings=settings, wanted=wanted, number=number)
         if order.checkpoint is not None and number:
             path = f"{os.fspath(order.checkpoint.path)}.{number + 1}"

@@ -1,0 +1,82 @@
+"""Engines of chains of hyperparameters and latents together, and what chains may spend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from torchgpmc.approximations import Laplace
+from torchgpmc.calls.candidate import Candidate, Limits, anything, no_start, some_use
+from torchgpmc.calls.timing import seconds_of_chains, seconds_of_evaluations
+from torchgpmc.density import SharedDensity
+from torchgpmc.methods import NUTS
+from torchgpmc.models import GPModel
+from torchgpmc.models.joint_density import JointLogDensity
+from torchgpmc.numerics.random import make_generator
+from torchgpmc.runs.run import MethodOptions
+from torchgpmc.variational import Start, initialize
+
+# Of which R-hat and effective sizes are content at about the same time: each halves to some fifty effective draws.
+NUM_CHAINS = 4
+SHORT_WARM_UP = 80  # of chains that begin near where they are to be, with little to tune
+CHAINS_MAY_TAKE_LONG = 1.3e7  # operations a gradient, of which chains take fifteen times as many
+# What chains may cost, in seconds of two idle cores of 2020s make; counted in evaluations, so that seeds reproduce.
+_BUDGET = 100.0
+_SECONDS_A_BATCH, _OPERATIONS_A_SECOND = 3e-3, 2e9
+# Of one function of inducing values: N = 1000, M = 100, by chains that ran beside other work.
+_SPARSE_OPERATIONS_A_SECOND = 1e10
+_SEVERAL_OPERATIONS_A_SECOND = 4e9  # of several: N = 2000, M = 30, three classes
+
+
+def budget_of_chains(model: GPModel, num_chains: int = NUM_CHAINS, operations_a_second: float = _OPERATIONS_A_SECOND) -> float:
+    """Evaluations that take as long as chains may."""
+    return _BUDGET / (_SECONDS_A_BATCH / num_chains + model.operations / operations_a_second)
+
+
+def together(model: GPModel) -> list[Candidate]:
+    """Of models whose latents cannot be integrated out one site a datum."""
+    one_latent = model.factorises and model.num_latents == 1
+    why = "hyperparameters and latents are sampled together, as the latents cannot be integrated out one site a datum."
+    white = NUTS(whitening=Laplace(), max_tree_depth=8) if one_latent else NUTS(max_tree_depth=8, target_accept_prob=0.9)
+    found = [chains(model, white, why, 200)]
+    if model.factorises:
+        # Of one function white coordinates are others than those around the fit; of several chains only begin further off.
+        found = [around_fit(model), found[0]._replace(given=anything if one_latent else some_use)]
+    if not model.has_latents_at_data:
+        speed = _SPARSE_OPERATIONS_A_SECOND if one_latent else _SEVERAL_OPERATIONS_A_SECOND
+        found = [engine.with_limits(budget=budget_of_chains(model, operations_a_second=speed)) for engine in found]
+    return found
+
+
+def around_fit(model: GPModel) -> Candidate:
+    """Of likelihoods that are products over data."""
+    why = "chains begin around a variational fit, in coordinates white under it."
+    fit = partial(initialize, model, optimize_inducing_points=False, progress=False)
+    return chains(model, NUTS(max_tree_depth=8, target_accept_prob=0.9), why, 100, start=fit)
+
+
+def chains(
+    model: GPModel,
+    method: MethodOptions,
+    why: str,
+    warmup_steps: int,
+    num_chains: int = NUM_CHAINS,
+    start: Callable[..., Start | None] = no_start,
+) -> Candidate:
+    """Of a method on [theta, v], or on v alone."""
+    density = SharedDensity(JointLogDensity(model), model.operations, model.train_x.device)
+
+    def rehearse() -> Callable[[], Any]:
+        theta = model.layout.starting_points(num_chains, make_generator(0, model.train_x.device))
+        position = torch.cat([theta, theta.new_zeros(num_chains, model.latent_size)], -1)
+        return partial(density.value_and_grad, position)
+
+    if isinstance(method, NUTS) and (method.whitening is not None or start is not no_start):
+        seconds = partial(seconds_of_chains, model, method, num_chains, warmup_steps, start)
+    else:
+        seconds = partial(seconds_of_evaluations, rehearse, 15.0 * (warmup_steps + 150))
+    limits = Limits(50, 4000, budget_of_chains(model, num_chains))
+    return Candidate(method, why, num_chains, warmup_steps, limits, seconds, start)

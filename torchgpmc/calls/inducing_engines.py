@@ -1,0 +1,44 @@
+"""Engines of models whose latents are inducing values that do not integrate out exactly."""
+
+from __future__ import annotations
+
+from torchgpmc.approximations.gaussian_form import has_inducing_normal
+from torchgpmc.calls.candidate import Candidate
+from torchgpmc.calls.chain_engines import together
+from torchgpmc.calls.weighted_engines import INTEGRATES_OUT, MANY_HYPERPARAMETERS, MOST_HYPERPARAMETERS, from_the_prior, weighted
+from torchgpmc.evidence import InducingMixture, serves_inducing_mixture
+from torchgpmc.likelihoods import Softmax
+from torchgpmc.methods import AMIS
+from torchgpmc.models import GPModel
+
+# An estimate's; those of inducing values around their nearest normal density vary by some hundredths, and cost little else.
+_FEW_DRAWS = 4
+# Where those vary too much, at a hundred inducing points and more.
+_SOME_DRAWS = 32
+# Data whose expectations 64 draws an estimate take by quadrature (Student t, 1000 x 1: no answer in 116 seconds).
+_FEW_INTEGRALS = 400
+_MOST_INDUCING = 200  # numbers in v, of which estimates factorise a matrix
+_AFTER_WEIGHTS = 0.5  # of what chains may cost, where weighted draws have spent some: chains that go well need a fifth
+
+
+def of_inducing_values(model: GPModel, wanted: int) -> list[Candidate]:
+    """Of one function and a log-concave likelihood around their nearest normal density, else around several."""
+    size = model.layout.size
+    if has_inducing_normal(model) and size <= MOST_HYPERPARAMETERS:
+        more = "many draws an estimate make up for what a normal density of inducing values misses."
+        turns = (_FEW_DRAWS, INTEGRATES_OUT), (_SOME_DRAWS, more)
+        return [*(weighted(model, AMIS(num_importance=draws), why, wanted) for draws, why in turns), *together(model)]
+    if not has_inducing_normal(model) and size <= MANY_HYPERPARAMETERS and _suits_mixture(model):
+        few = "the inducing values integrate out well and the hyperparameters are few: weighted draws, no warm-up."
+        more = "many draws an estimate make up for what normal densities of inducing values miss."
+        after = (engine.with_limits(budget=_AFTER_WEIGHTS * engine.limits.budget) for engine in together(model))
+        return [*from_the_prior(model, InducingMixture, few, more, wanted), *after]
+    return together(model)
+
+
+def _suits_mixture(model: GPModel) -> bool:
+    """Expectations that are integrals take longer than chains: Softmax's, and of many data those of Student t and Beta."""
+    if not serves_inducing_mixture(model) or model.latent_size > _MOST_INDUCING or isinstance(model.likelihood, Softmax):
+        return False
+    are_integrals = model.takes_expectations and model.num_latents == 1
+    return not are_integrals or len(model.train_x) <= _FEW_INTEGRALS

@@ -1,0 +1,136 @@
+"""Engines of models with one latent a datum: labels, levels, counts, and noise with heavy tails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torchgpmc.adapter.conversion import as_likelihood
+from torchgpmc.approximations import EP, ApproximateMarginal, Laplace
+from torchgpmc.approximations.curved import is_curved
+from torchgpmc.approximations.held_sites import can_hold_sites
+from torchgpmc.calls.candidate import WANTED, Candidate, Limits, too_much_noise
+from torchgpmc.calls.chain_engines import CHAINS_MAY_TAKE_LONG, NUM_CHAINS, SHORT_WARM_UP, around_fit, budget_of_chains, chains
+from torchgpmc.calls.timing import seconds_of_evaluations
+from torchgpmc.calls.weighted_engines import (
+    AGAIN,
+    INTEGRATES_OUT,
+    MAKE_UP_FOR_NOISE,
+    MANY_DRAWS,
+    MANY_HYPERPARAMETERS,
+    MOST_DRAWS,
+    MOST_HYPERPARAMETERS,
+    SHORT_TAILS,
+    weighted,
+)
+from torchgpmc.evidence import Orthant, SmoothProbit, is_probit
+from torchgpmc.methods import AMIS, HMC, NUTS
+from torchgpmc.models import GPModel
+from torchgpmc.numerics.random import make_generator
+from torchgpmc.runs.beginnings import AtModes, AtPrior
+from torchgpmc.samplers.preconditioner import MassMatrix
+
+# Of probits of so many data, of which more draws are a third of the cost and leave half the noise where labels are all but noise.
+_MORE_DRAWS, _FEW_LABELS = 256, 300
+_HARDLY = "orthant integrals hardly vary where importance samples of the latents do: weighted draws, no warm-up."
+_MORE_RUNS = 3  # of 4000 draws, worth 50 to 300 each where proposals reach the posterior's lobes by turns
+# Where modes are looked for: Laplace's evidence may be 100 nats too high where f is rough (450 labels, 19 of them ones: draws were
+# all from there).
+_BY_EP = AtModes(approximation=EP(tolerance=0.02))
+# Leapfrog steps on the scale of the priors, where a step near 0.27 is accepted four times in five.
+_LEAST_STEPS, _MOST_STEPS = 4, 7
+_OPERATIONS_OF_SITES_A_SECOND = 6e9  # EP's gradients from held sites in single precision, with the weights of draws
+
+
+def of_one_latent(model: GPModel, wanted: int) -> list[Candidate]:
+    """Of models whose latents are the values at the data, one a datum."""
+    size = model.layout.size
+    if not as_likelihood(model.likelihood).is_log_concave:
+        return _of_several_modes(model, wanted)
+    if size <= MANY_HYPERPARAMETERS:
+        found = _of_few(model, wanted)
+    elif size <= MOST_HYPERPARAMETERS:
+        found = _of_many(model, wanted)
+    else:
+        found = [_on_normal_scale(model)] if can_hold_sites(model) else []
+        if found and model.operations > CHAINS_MAY_TAKE_LONG:
+            return found  # in white coordinates 34 of 300 labels spend all in warm-up
+    return [*found, _in_white_coordinates(model)]
+
+
+def _of_several_modes(model: GPModel, wanted: int) -> list[Candidate]:
+    """Of likelihoods that are not log-concave, some of which have no curvature."""
+    if not is_curved(model):
+        return [around_fit(model)]
+    if model.layout.size > MANY_HYPERPARAMETERS:
+        return [_in_white_coordinates(model)]
+    # Where p(f | y, theta) may have several modes EP hardly settles, and takes each of its moments over all of them. Modes are
+    # what estimates spend their time on: 64 draws cost a fifth more than 16 (300 x 5 under Student t noise).
+    first = weighted(model, AMIS(num_importance=MANY_DRAWS), INTEGRATES_OUT, wanted)
+    # Laplace's sites are of one mode of p(f | y, theta): in coordinates white under those, chains of 60 data with Cauchy noise
+    # were worth 123 draws when their budget ended and, by another seed, 404 in 56 seconds; around a fit 424 in 35.
+    return [first, around_fit(model)]
+
+
+def _of_few(model: GPModel, wanted: int) -> list[Candidate]:
+    """Of few hyperparameters, of log-concave data."""
+    if not is_probit(model):
+        # Laplace's estimates miss the same of other labels, and of counts of zero: p(y | f) is flat on one side.
+        turns = (MANY_DRAWS, INTEGRATES_OUT), (MOST_DRAWS, MAKE_UP_FOR_NOISE)
+        first = AMIS(approximation=EP(), begin=_BY_EP)
+        return [weighted(model, replace(first, num_importance=draws), why, wanted) for draws, why in turns]
+    # Laplace's estimates may all miss what a short lengthscale and a large outputscale make of labels, and look even.
+    draws = _MORE_DRAWS if len(model.train_x) <= _FEW_LABELS else MANY_DRAWS
+    first = AMIS(begin=_BY_EP, evidence=SmoothProbit(EP(), draws))
+    orthants = weighted(model, replace(first, evidence=Orthant()), _HARDLY, wanted)
+    return [weighted(model, first, INTEGRATES_OUT, wanted).with_limits(better_follow=True), orthants._replace(goes_on=True)]
+
+
+def _of_many(model: GPModel, wanted: int) -> list[Candidate]:
+    """Of more hyperparameters than a few, of log-concave data. What these leave open has lobes apart from the modes."""
+    extremes = AtPrior(arms=True)
+    first = AMIS(approximation=EP(), num_importance=MANY_DRAWS, degrees_of_freedom=SHORT_TAILS, begin=extremes)
+    if is_probit(model):
+        first = AMIS(evidence=SmoothProbit(EP(), MANY_DRAWS), degrees_of_freedom=SHORT_TAILS, begin=extremes)
+    # Without tails, 4000 draws of 500 x 14 (a tenth of the labels wrong) are worth 23: a far outputscale has a long arm.
+    modes = replace(first, begin=replace(_BY_EP, search_tails=True, leave_for=extremes))
+    better, hardly = replace(modes, num_importance=MOST_DRAWS), MAKE_UP_FOR_NOISE
+    if is_probit(model):
+        better, hardly = replace(modes, evidence=Orthant(MANY_DRAWS)), _HARDLY
+    found = [
+        weighted(model, modes, INTEGRATES_OUT, wanted).with_limits(better_follow=True),
+        weighted(model, better, hardly, wanted)._replace(given=too_much_noise, goes_on=True),
+    ]
+    apart = "what data leave open has lobes apart from the modes: weighted draws that begin with the prior."
+    # Of 270 x 13 logit labels runs from the prior were worth one to three draws each: what estimates miss, more runs do.
+    runs = (apart, *[AGAIN] * _MORE_RUNS) if is_probit(model) else (apart,)
+    return [*found, *(weighted(model, first, why, wanted) for why in runs)]
+
+
+def _in_white_coordinates(model: GPModel) -> Candidate:
+    why = f"chains of {model.layout.size} hyperparameters and the latents together, in white coordinates, need no evidence."
+    return chains(model, NUTS(whitening=Laplace(), max_tree_depth=8), why, 150)
+
+
+def _on_normal_scale(model: GPModel) -> Candidate:
+    """Of log-concave data with more hyperparameters than weights of proposals survive, most of which are as the prior has them.
+
+    Trajectories of a quarter of the prior's period give nearly independent draws, of which weights leave 0.85.
+    """
+    why = "EP's evidence is nearly exact, and most hyperparameters are as the prior has them: weighted chains."
+    weights = SmoothProbit(EP(), MANY_DRAWS) if is_probit(model) else MANY_DRAWS
+    on_theta: Any = {"marginal": EP(), "importance_weights": weights, "normal_scale": True}
+    method = HMC(num_steps=_MOST_STEPS, least_steps=_LEAST_STEPS, mass_matrix=MassMatrix.IDENTITY, **on_theta)
+    rough = ApproximateMarginal(model, EP(), loose=True)
+
+    def rehearse() -> Callable[[], Any]:
+        # From nothing, to be drawn from, takes about as long as a gradient from held sites.
+        return partial(rough, model.layout.starting_points(NUM_CHAINS, make_generator(0, model.train_x.device)))
+
+    # Weights of draws take as long as a third of their gradients.
+    typical = 0.5 * (_LEAST_STEPS + _MOST_STEPS) * (SHORT_WARM_UP + 4 / 3 * WANTED)
+    budget = budget_of_chains(model, operations_a_second=_OPERATIONS_OF_SITES_A_SECOND)
+    seconds = partial(seconds_of_evaluations, rehearse, typical)
+    return Candidate(method, why, NUM_CHAINS, SHORT_WARM_UP, Limits(50, 1000, budget), seconds)

@@ -1,0 +1,83 @@
+"""Engines of models with several latents a datum that integrate out: classes, and noise with a latent size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from torchgpmc.approximations import ClassEP
+from torchgpmc.calls.candidate import Candidate, Limits
+from torchgpmc.calls.chain_engines import NUM_CHAINS, SHORT_WARM_UP, together
+from torchgpmc.calls.timing import seconds_of_evaluations
+from torchgpmc.calls.weighted_engines import (
+    INTEGRATES_OUT,
+    LEARNING,
+    MAKE_UP_FOR_NOISE,
+    MANY_DRAWS,
+    MOST_DRAWS,
+    from_the_prior,
+    weighted,
+)
+from torchgpmc.evidence import NoiseAlone
+from torchgpmc.methods import AMIS, ClassGibbs
+from torchgpmc.models import GPModel
+from torchgpmc.models.class_coordinates import class_map
+from torchgpmc.numerics.random import make_generator
+from torchgpmc.runs.beginnings import AtPrior
+
+_FEW_HYPERPARAMETERS, _FIRST_BATCH = 3, 100  # that draws from the prior find as well as a search for modes
+_FEW_FUNCTIONS = 3  # of which a search for modes costs little: iris and thyroid_type take 20 and 39 s with it, 22 and 74 without
+# Of so few functions estimates take longer than sweeps from here on (wine, 152 x 13: 20.7 s and 8.4; 250 x 18: 221 and 26). Of
+# fewer data they are quick, and serve labels that are noise, of which chains are slow.
+_FEW_CLASS_DATA = 150
+
+
+def of_classes(model: GPModel, wanted: int) -> list[Candidate]:
+    """Of several classes, whose functions share a covariance."""
+    is_large = model.num_latents > _FEW_FUNCTIONS or len(model.train_x) > _FEW_CLASS_DATA
+    first = [_in_turn(model, wanted)] if model.layout.size <= _FEW_HYPERPARAMETERS and is_large else []
+    return [*first, *_through_estimates(model, wanted), *together(model)]
+
+
+def of_noise(model: GPModel, wanted: int) -> list[Candidate]:
+    """Of noise with a latent size. The joint mode, which Laplace's searches for theta rest on, is where noise goes to nothing."""
+    few = "the mean function integrates out by hand, the noise's well, and the hyperparameters are few: weighted draws, no warm-up."
+    more = "many draws an estimate make up for what a normal density of log deviations is too narrow for."
+    found = from_the_prior(model, NoiseAlone, few, more, wanted)
+    return [*(engine.with_limits(patience=LEARNING) for engine in found), *together(model)]
+
+
+def _through_estimates(model: GPModel, wanted: int) -> list[Candidate]:
+    """Laplace's of labels that are noise miss a part: at an outputscale of 100 all of them by 18 nats of 40 labels."""
+    first = AMIS(approximation=ClassEP(), num_importance=MANY_DRAWS)
+    if model.layout.size <= _FEW_HYPERPARAMETERS and model.num_latents > _FEW_FUNCTIONS:
+        # A gradient of Laplace's evidence, of one K N x K N matrix, takes as long as ten estimates (six classes, 183 data: 0.94 s).
+        # Estimates start from those of the first batch, which do not: so that is small.
+        first = replace(first, begin=AtPrior(), batch_size=_FIRST_BATCH)
+    turns = (first, INTEGRATES_OUT), (replace(first, num_importance=MOST_DRAWS), MAKE_UP_FOR_NOISE)
+    return [weighted(model, method, why, wanted) for method, why in turns]
+
+
+def _in_turn(model: GPModel, wanted: int) -> Candidate:
+    """Of many classes, whose latents' density is so far from normal that estimates of few draws vary too much.
+
+    Of 183 labels of six classes, at an outputscale of 13, estimates of 64 draws have a variance of 0.6; a sweep takes half as long.
+    """
+    why = "theta and the latents of many classes in turn, in coordinates in which they are nearly independent: no estimates."
+
+    def rehearse() -> Callable[[], Any]:
+        theta = model.layout.starting_points(NUM_CHAINS, make_generator(0, model.train_x.device))
+        shift = model.train_x.new_zeros(NUM_CHAINS, *model.latent_shape)
+        precision = torch.full_like(shift[:, 0], 1 / model.num_latents)
+        return lambda: class_map(model.prior(theta).factor, precision, shift)
+
+    # A sweep takes as long as three to five, the search for where to begin as long as all warm-up.
+    seconds = partial(seconds_of_evaluations, rehearse, 4 * (2 * SHORT_WARM_UP + 1.25 * wanted))
+    # Of few functions estimates come next, which labels that are noise are better served by.
+    most = 800 if model.num_latents <= _FEW_FUNCTIONS else 1600
+    return Candidate(ClassGibbs(), why, NUM_CHAINS, SHORT_WARM_UP, Limits(50, most, math.inf), seconds)

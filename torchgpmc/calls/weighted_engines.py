@@ -1,0 +1,68 @@
+"""Engines of weighted draws, what they may spend, and how many hyperparameters they are for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torchgpmc.calls.candidate import WANTED, Candidate, Limits, some_use
+from torchgpmc.calls.timing import seconds_of_evaluations
+from torchgpmc.evidence import Evidence
+from torchgpmc.methods import AMIS
+from torchgpmc.models import GPModel
+from torchgpmc.numerics.random import make_generator
+from torchgpmc.runs.beginnings import AtPrior
+from torchgpmc.runs.chain_targets import estimator_for, suited_approximation
+
+# Importance weights collapse as hyperparameters multiply; `docs/results/theta_engines.md` has the table behind this limit.
+# Laplace's estimates make it worse: with EP's, the nearest normal density's, or exact evidence, weights bear more of them.
+MANY_HYPERPARAMETERS = 8
+MOST_HYPERPARAMETERS = 16
+# Of an estimate by EP, whose sweeps cost as much as some hundreds of draws.
+MANY_DRAWS = 64
+# Where 64 do not do; of 150 labels that are noise, 256 did for two seeds of four.
+MOST_DRAWS = 1024
+# Of proposals for more hyperparameters than a few: in a dozen dimensions most draws of a Student t with five lie too far out.
+SHORT_TAILS = 30
+# Where estimates are nearly exact and proposals begin with the prior, weights collapse at first: those of 70 x 4, noise by column,
+# are worth 2 of 400 draws, 6 of 880, 38 of 1456, 226 of 2147, 542 of 2976.
+LEARNING = 0.5
+INTEGRATES_OUT = "the latents integrate out well and the hyperparameters are few: weighted draws, no warm-up."
+MAKE_UP_FOR_NOISE = "where f is nearly noise, many draws an estimate make up for what a normal density is too narrow for."
+AGAIN = "the same from other random numbers: runs that agree are worth their draws together."
+_USUAL_DRAWS_AN_EFFECTIVE_ONE = 3
+_DRAWS_AN_EFFECTIVE_ONE = 10  # weights worth less than a tenth of their number are not to be trusted
+_TIMED_OPERATIONS, _MOST_TIMED_THETAS = 3e8, 100  # of a batch of estimates; small ones are all overhead
+
+
+def weighted(model: GPModel, method: AMIS, why: str, wanted: int) -> Candidate:
+    """Weighted draws of theta, for ``wanted`` effective ones."""
+    thetas = max(2, min(_MOST_TIMED_THETAS, int(_TIMED_OPERATIONS / operations_of_estimate(model))))
+
+    def rehearse() -> Callable[[], Any]:
+        generator = make_generator(0, model.train_x.device)
+        approximation = suited_approximation(model, method.approximation)
+        estimator = estimator_for(model, approximation, method.num_importance, None, method.evidence)
+        return partial(estimator.draw, model.layout.starting_points(thetas, generator), generator)
+
+    if wanted < WANTED:
+        # Few are found sooner. They are no reason to give up sooner: engines that come later are dearer.
+        method = replace(method, batch_size=max(wanted, 10 * model.layout.size))
+    limits = Limits(1, _DRAWS_AN_EFFECTIVE_ONE * max(wanted, WANTED), math.inf)
+    seconds = partial(seconds_of_evaluations, rehearse, _USUAL_DRAWS_AN_EFFECTIVE_ONE * wanted / thetas)
+    return Candidate(method, why, None, None, limits, seconds)
+
+
+def from_the_prior(model: GPModel, evidence: Callable[[int], Evidence], few: str, more: str, wanted: int) -> list[Candidate]:
+    """Weighted draws without a search for modes, and again with four times as many draws an estimate."""
+    turns = (MANY_DRAWS, few), (4 * MANY_DRAWS, more)
+    first, second = (weighted(model, AMIS(evidence=evidence(draws), begin=AtPrior()), why, wanted) for draws, why in turns)
+    return [first, second._replace(given=some_use)]
+
+
+def operations_of_estimate(model: GPModel) -> float:
+    """Of K functions from nothing it takes ten factorisations and more of each."""
+    return model.operations * (1 if model.num_latents == 1 else 10 * model.num_latents)
