@@ -54,8 +54,9 @@ METHODS = {
     "AMIS": tg.AMIS(num_importance=4),
     "MAMIS": tg.MAMIS(num_importance=4),
     "OrthantGPC": tg.OrthantGPC(num_points=16),
+    "EmulatedHMC": tg.EmulatedHMC(num_importance=4, num_trajectories=2),
 }
-INTEGRATE_LATENTS = ("PseudoMarginal", "PseudoMarginalSlice", "AMIS", "MAMIS")  # at the data, or inducing values
+INTEGRATE_LATENTS = ("PseudoMarginal", "PseudoMarginalSlice", "AMIS", "MAMIS", "EmulatedHMC")  # at the data, or inducing values
 NEED_LATENTS_AT_DATA = ("GibbsLike", "OrthantGPC")  # which some have not
 # Alone at fixed hyperparameters.
 OF_LATENTS = ("EllipticalSlice", "PCN", "AuxiliaryGradient", "GibbsLike", "LocalRegions", "ControlVariables")
@@ -63,6 +64,7 @@ OF_CLASSES = ("ClassGibbs",)  # at the data
 NEED_START = ("StochasticGradientHMC",)  # and data that are no latents
 BIASED = ("StochasticGradientHMC",)
 WEIGHTED = ("AMIS", "MAMIS", "OrthantGPC")
+WEIGHTED_CHAINS = ("EmulatedHMC",)
 MODELS = {
     "GP": gp,
     "ConditionedGP": conditioned_gp,
@@ -154,7 +156,7 @@ def test_methods_give_an_ordinary_posterior(method, model, device):
     assert posterior.whitened.shape == (*shape, made.latent_size)
     assert ({"lp", "n_failures"} if weighted else {"lp", "acceptance_rate", "n_steps", "n_failures"}) <= set(posterior.stats)
     assert all(value.shape == shape for value in posterior.stats.values())
-    assert (posterior.log_weights is not None) == weighted
+    assert (posterior.log_weights is not None) == (weighted or method in WEIGHTED_CHAINS)
     for entry in made.layout.entries:
         assert posterior.samples[entry.name].shape == (*shape, *entry.shape)
     prediction = posterior.predict(inputs(3, seed=5).to(device))

@@ -33,11 +33,12 @@ ENGINES = {
     "orthant integrals, pseudo-marginal": tg.PseudoMarginal(evidence=tg.evidence.Orthant(num_points=16)),
     "orthant integrals, correlated": tg.PseudoMarginal(evidence=tg.evidence.Orthant(num_points=2), correlation=0.9),
     "orthant integrals, AMIS": tg.OrthantGPC(num_points=16),
+    "on an emulator, weighted": tg.EmulatedHMC(num_importance=16),
 }
 # Short chains, many of them: a step of thirty-two costs little more than one of eight, and means use all their draws.
 CHAINS = {"num_chains": 32}
 DRAWS = {"slice": 48, "slice on [theta, v]": 75, "NUTS on Laplace's marginal, weighted": 75}
-WARMUP_STEPS = {"slice": 30, "slice on [theta, v]": 50, "NUTS on Laplace's marginal, weighted": 75}
+WARMUP_STEPS = {"on an emulator, weighted": 12, "slice": 30, "slice on [theta, v]": 50, "NUTS on Laplace's marginal, weighted": 75}
 
 
 def model():

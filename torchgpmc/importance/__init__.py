@@ -10,7 +10,7 @@ from torchgpmc.importance.adaptive import (
     start,
     truncated_log_weights,
 )
-from torchgpmc.importance.emulator import Emulator, emulated, empty_emulator
+from torchgpmc.importance.emulator import Emulator, empty_emulator, emulated
 from torchgpmc.importance.evidence import log_evidence, own_log_weights
 from torchgpmc.importance.mode_search import Mode, find_modes
 from torchgpmc.importance.proposal import Proposal, along_axes, draw_from, from_modes, log_density_of, with_defence
@@ -36,8 +36,8 @@ __all__ = [
     "begun_again",
     "draw_from",
     "draw_from_each",
-    "emulated",
     "empty_emulator",
+    "emulated",
     "find_modes",
     "from_modes",
     "hold_their_part",

@@ -5,9 +5,9 @@ Its mean at z is
 .. math:: m + \sum_i \alpha_i \, \sigma^2 \exp(-\tfrac12 |x(z) - x(z_i)|^2), \quad
     x_j(z) = \tanh(a (z_j - b_j)) / (a \, l_j), \quad \alpha = (K + \nu^2 I)^{-1} (y - m)
 
-Coordinates are bent (Snoek et al. 2014 bend theirs by another function): a log evidence hardly depends on a lengthscale that is long,
-or on one so short that f is white noise, and in between may fall by a hundred nats. Rasmussen 2003, "Gaussian processes to speed up
-hybrid Monte Carlo for expensive Bayesian integrals".
+Coordinates are bent (Snoek et al. 2014 bend theirs by another function): a log evidence hardly depends on a lengthscale that is
+long, or on one so short that f is white noise, and in between may fall by a hundred nats. Rasmussen 2003, "Gaussian processes to
+speed up hybrid Monte Carlo for expensive Bayesian integrals".
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from torchgpmc.runs.drawn_start import DrawnStart
 from torchgpmc.runs.emulated import EmulatedChains, EmulatedWarmUp
 from torchgpmc.runs.on_normal_scale import searched_marginal
 from torchgpmc.runs.run import MethodOptions, Settings, chain_settings
-from torchgpmc.runs.starts import check_one_data_set, posterior_modes
+from torchgpmc.runs.starts import posterior_modes
 
 _SEED = 0  # of the search for modes, which a run that is resumed makes again
 _POINTS_A_HYPERPARAMETER, _LEAST_POINTS = 5, 128  # that are spread before anything is learned
@@ -88,7 +88,7 @@ class EmulatedHMC(MethodOptions):
         """A run on theta.
 
         Raises:
-            ValueError: options out of range, too short a warm-up, or a model that cannot be served.
+            ValueError: options out of range, no warm-up, or a model that cannot be served.
         """
         check_has_hyperparameters(model, "EmulatedHMC")
         self._check_options()
@@ -118,7 +118,10 @@ class EmulatedHMC(MethodOptions):
         self.begin.check()
 
     def _check_model(self, model: GPModel) -> None:
-        check_one_data_set(model, from_mode=True)
+        if model.targets.one_a_chain:
+            raise ValueError(
+                "the model has several data sets and EmulatedHMC learns the evidence of one. Expected train_y of shape (N,)."
+            )
         if model.collapses:
             return
         needed = [] if self.evidence is not None and isinstance(self.begin, AtPrior) else [self.approximation]
@@ -127,18 +130,17 @@ class EmulatedHMC(MethodOptions):
             check_model(model, type(self).__name__, suited_approximation(model, approximation))
 
     def _spread_steps(self, size: int, warmup: int, num_chains: int) -> int:
-        """Iterations of warm-up that spread points.
+        """Iterations of warm-up that spread points: half of a short one.
 
         Raises:
-            ValueError: there are fewer than twice as many.
+            ValueError: there is none to learn in.
         """
-        steps = math.ceil(max(_LEAST_POINTS, _POINTS_A_HYPERPARAMETER * size) / num_chains)
-        if warmup < 2 * steps:
+        if warmup < 2:
             raise ValueError(
-                f"warmup_steps is {warmup} with num_chains={num_chains}: {warmup * num_chains} thetas to learn the evidence of {size} "
-                f"hyperparameters from. Expected warmup_steps of at least {2 * steps}; four times that serves well."
+                f"warmup_steps is {warmup}, and warm-up is when the evidence is learned. Expected at least 2; warmup_steps times "
+                f"num_chains thetas are learned from, of which some hundreds serve thirty hyperparameters."
             )
-        return steps
+        return min(math.ceil(max(_LEAST_POINTS, _POINTS_A_HYPERPARAMETER * size) / num_chains), warmup // 2)
 
     def _spread(self, model: GPModel, scale: NormalScale, draws: DrawnStart | None) -> Proposal:
         """Half the prior, half what is known of where the posterior lies."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.evidence import LatentEstimate, LatentEstimator, latents_kept
-from torchgpmc.importance import Emulator, Proposal, draw_from, emulated, empty_emulator
+from torchgpmc.importance import Emulator, Proposal, draw_from, empty_emulator, emulated
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.numerics.special import log_standard_normal
 from torchgpmc.parameters.normal_scale import NormalScale
@@ -182,7 +182,7 @@ class EmulatedWarmUp(NamedTuple):
         """With chains at points that are good, for points so spread, and anchors at the best of them."""
         weights = torch.softmax(tuning.log_target / _FLATTENED, 0)
         chosen = torch.multinomial(weights, num_chains, replacement=True, generator=generator)
-        best = tuning.log_target.argsort(descending=True)[: min(_ANCHORS, len(tuning.position) // 4)]
+        best = tuning.log_target.argsort(descending=True)[: max(1, min(_ANCHORS, len(tuning.position) // 4))]
         anchors = tuning.position[best]
         return tuning._replace(starts=tuning.position[chosen], anchors=anchors, sites=self.chains.sites_at(anchors))
 

@@ -1,0 +1,92 @@
+"""The Gaussian process that tells a log density from its values at some points."""
+
+import gpytorch
+import pytest
+import torch
+
+from torchgpmc.importance import empty_emulator, emulated
+from torchgpmc.importance.emulator import Bends
+
+
+def bumpy(z):
+    """Like a log posterior of lengthscales: flat on either side of a step, under a standard normal prior."""
+    return -0.5 * z.square().sum(-1) + 20 * torch.tanh(z[:, 0] - 0.5) - 5 * torch.tanh(z[:, 0] * z[:, 1])
+
+
+def points(count, dimension, seed=0):
+    return torch.randn(count, dimension, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_the_gradient_is_the_slope_of_the_value():
+    z = points(120, 3)
+    emulator = emulated(z, bumpy(z))
+    at = points(7, 3, seed=1).requires_grad_()
+    (slope,) = torch.autograd.grad(emulator(at).sum(), at)
+    value, gradient = emulator.value_and_grad(at.detach())
+    torch.testing.assert_close(value, emulator(at.detach()))
+    torch.testing.assert_close(gradient, slope)
+
+
+def test_the_mean_is_that_of_a_gaussian_process_in_bent_coordinates():
+    z, at = points(60, 2), points(9, 2, seed=1)
+    emulator = emulated(z, bumpy(z))
+    bends = emulator.bends
+
+    def bent(position):  # dx/dz is 1 over the lengthscale where the coordinate is not bent
+        return torch.tanh(bends.log_slope.exp() * (position - bends.bend)) / bends.log_slope.exp()
+
+    covariance = gpytorch.kernels.RBFKernel(ard_num_dims=2).double()
+    covariance.lengthscale = bends.log_lengthscale.exp()
+    signal, noise = (2 * bends.log_signal).exp(), (2 * bends.log_noise).exp()
+    with torch.no_grad():
+        known = signal * covariance(bent(z)).to_dense() + (noise + 1e-6 * signal) * torch.eye(60, dtype=torch.float64)
+        values = bumpy(z) + 0.5 * z.square().sum(-1)
+        across = signal * covariance(bent(at), bent(z)).to_dense()
+        expected = values.mean() + across @ torch.linalg.solve(known, values - values.mean()) - 0.5 * at.square().sum(-1)
+    torch.testing.assert_close(emulator(at), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_more_points_tell_more():
+    at = points(200, 4, seed=1)
+    errors = []
+    for count in (40, 160, 640):
+        z = points(count, 4)
+        errors.append(float((emulated(z, bumpy(z))(at) - bumpy(at)).square().mean().sqrt()))
+    assert errors[0] > 2 * errors[1] and errors[1] > 2 * errors[2] and errors[2] < 0.5
+
+
+def test_noise_is_averaged_and_not_followed():
+    z, at = points(400, 2), points(200, 2, seed=1)
+    noise = torch.randn(400, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    emulator = emulated(z, bumpy(z) + noise)
+    error = float((emulator(at) - bumpy(at)).square().mean().sqrt())
+    assert 0.7 < float(emulator.bends.log_noise.exp()) < 1.4 and error < 0.6
+
+
+def test_a_fit_goes_on_from_the_one_before():
+    z = points(200, 3)
+    first = emulated(z[:100], bumpy(z[:100]))
+    again = emulated(z, bumpy(z), first.bends)
+    at = points(200, 3, seed=1)
+    error = (again(at) - bumpy(at)).abs().median()
+    assert float(error) < float((first(at) - bumpy(at)).abs().median())
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_few_points_and_equal_ones_are_no_trouble(count):
+    z = points(1, 3).expand(count, 3)
+    emulator = emulated(z, torch.full((count,), -3.0, dtype=torch.float64))
+    value, gradient = emulator.value_and_grad(points(4, 3, seed=1))
+    assert bool(torch.isfinite(value).all()) and bool(torch.isfinite(gradient).all())
+
+
+def test_of_no_points_it_is_the_prior():
+    z = points(5, 3)
+    value, gradient = empty_emulator(z[0]).value_and_grad(z)
+    torch.testing.assert_close(value, -0.5 * z.square().sum(-1))
+    torch.testing.assert_close(gradient, -z)
+
+
+def test_every_hyperparameter_has_bounds():
+    bends = empty_emulator(torch.zeros(4)).bends
+    assert len(bends.bounds()) == sum(part.numel() for part in bends) and isinstance(bends, Bends)

@@ -1,0 +1,181 @@
+"""Chains on an emulator of the evidence: whatever it is, weights make their draws exact."""
+
+import math
+
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.priors import GammaPrior, LogNormalPrior
+
+import torchgpmc as tg
+from tests.problems import gp, gp_regression, inputs, sparse_gp, targets
+from tests.runs.resume import dies_and_resumes
+from torchgpmc.diagnostics import chain_statistics
+from torchgpmc.methods import Settings
+from torchgpmc.parameters.normal_scale import normal_scale
+from torchgpmc.runs import emulated as runs_emulated
+
+OPTIONS = {"num_samples": 4, "warmup_steps": 12, "num_chains": 4, "seed": 1, "progress": False}
+METHOD = tg.EmulatedHMC(num_importance=4, num_trajectories=2)
+
+
+def regression(num_columns=2):
+    """Two lengthscales, an outputscale and noise under skewed priors, the evidence exact."""
+    x = inputs(12, num_columns, seed=3)
+    base = RBFKernel(ard_num_dims=num_columns, lengthscale_prior=LogNormalPrior(0.0, 1.0))
+    kernel = ScaleKernel(base, outputscale_prior=GammaPrior(2.0, 1.0))
+    return tg.GPRegression(x, torch.sin(6 * x[:, 0]), kernel, GaussianLikelihood(noise_prior=GammaPrior(1.5, 3.0)))
+
+
+def mean_and_error(posterior):
+    """Weighted means of theta and its square, with errors that count weights and autocorrelation."""
+    values = torch.cat([posterior.theta, posterior.theta.square()], -1)
+    weights = torch.ones(values.shape[:2], dtype=torch.float64)
+    if posterior.log_weights is not None:
+        weights = torch.softmax(posterior.log_weights.flatten(), 0).view(values.shape[:2])
+    weights = weights / weights.mean()
+    mean = (weights.unsqueeze(-1) * values).mean((0, 1))
+    terms = weights.unsqueeze(-1) * (values - mean)
+    sizes = torch.tensor([chain_statistics.ess(terms[..., i].numpy(), "mean") for i in range(values.shape[-1])])
+    return mean, terms.flatten(0, 1).std(0) / sizes.sqrt()
+
+
+def alarm(found, truth):
+    """Above 1 is a false alarm once in 1000 runs, of eight means."""
+    (mean, error), (true_mean, true_error) = found, truth
+    z = (mean - true_mean).abs() / (error.square() + true_error.square()).sqrt()
+    limit = float(torch.special.ndtri(torch.tensor(1 - 0.0005 / len(z), dtype=torch.float64)))
+    return float(z.max()) / limit
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return mean_and_error(
+        tg.sample(regression(), tg.NUTS(), num_samples=500, warmup_steps=200, num_chains=16, seed=1, progress=False)
+    )
+
+
+def rough_run(monkeypatch, tilt):
+    """From few points, the emulator tilted besides."""
+    learned = runs_emulated.emulated
+
+    def tilted(*args):
+        found = learned(*args)
+        return found._replace(bends=found.bends._replace(bend=found.bends.bend + tilt))
+
+    monkeypatch.setattr(runs_emulated, "emulated", tilted)
+    options = {"num_samples": 150, "warmup_steps": 8, "num_chains": 16, "seed": 3, "progress": False}
+    return tg.sample(regression(), tg.EmulatedHMC(), **options)
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+@pytest.mark.parametrize("tilt", [0.0, 0.3])
+def test_draws_agree_with_nuts_through_their_weights(tilt, reference, monkeypatch):
+    posterior = rough_run(monkeypatch, tilt)
+    assert alarm(mean_and_error(posterior), reference) < 1
+    if tilt:  # the emulator is no posterior
+        posterior.log_weights = None
+        assert alarm(mean_and_error(posterior), reference) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+def test_means_of_many_runs_are_not_off_alike(reference):
+    """Of 24 runs, whose emulators differ: an error that all share shows five times as well as in one."""
+    options = {"num_samples": 40, "warmup_steps": 16, "num_chains": 8, "progress": False}
+    runs = [mean_and_error(tg.sample(regression(), tg.EmulatedHMC(), seed=seed, **options))[0] for seed in range(24)]
+    means = torch.stack(runs)
+    assert alarm((means.mean(0), means.std(0) / math.sqrt(len(runs))), reference) < 1
+
+
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+@pytest.mark.parametrize("advances", [3, 9, 14])  # among points that are spread, in learning, and among the draws
+def test_a_run_that_dies_goes_on_to_the_same_draws(advances, tmp_path, monkeypatch):
+    assert dies_and_resumes(gp, METHOD, OPTIONS, advances, tmp_path / "run", monkeypatch)
+
+
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+@pytest.mark.parametrize("model", [gp_regression, lambda: sparse_gp("poisson"), lambda: gp("logit"), lambda: gp("student_t")])
+def test_it_serves_what_estimates_serve(model):
+    made = model()
+    approximation = tg.Laplace() if "StudentT" in type(made.likelihood).__name__ else tg.EP()
+    posterior = tg.sample(made, tg.EmulatedHMC(approximation=approximation, num_importance=4), **OPTIONS)
+    assert posterior.log_weights.shape == (4, 4) and bool(torch.isfinite(posterior.log_weights).all())
+    assert posterior.info["target"] == "an emulator of the posterior: weighted to the exact posterior"
+
+
+def test_the_weight_is_the_estimate_over_the_emulator():
+    run = METHOD.prepare(gp("probit"), Settings(2, 12, 4, None))
+    generator = torch.Generator().manual_seed(0)
+    state = run.init(generator)
+    for _ in range(13):
+        state, draw, stats = run.advance(state, generator)
+    z, emulator = state.chain.position, state.tuning.emulator
+    theta, log_slope = normal_scale(run.warm_up.chains.model.layout).theta(z)
+    log_prior = run.warm_up.chains.model.layout.log_prior(theta).detach()
+    torch.testing.assert_close(draw.theta[:, 0], theta)
+    expected = stats["log_evidence"] + log_prior + log_slope - emulator(z)
+    torch.testing.assert_close(draw.log_weight[:, 0], expected)
+    assert len(emulator.points) == len(state.tuning.position) == 48
+
+
+def test_after_warm_up_nothing_is_learned():
+    run = METHOD.prepare(gp("probit"), Settings(3, 12, 4, None))
+    generator = torch.Generator().manual_seed(0)
+    state = run.init(generator)
+    for _ in range(12):
+        state = run.advance(state, generator)[0]
+    tuning = state.tuning
+    for _ in range(3):
+        state = run.advance(state, generator)[0]
+    assert all(map(torch.equal, tuning.emulator[1:], state.tuning.emulator[1:])) and state.tuning.step_size == tuning.step_size
+
+
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+def test_it_begins_at_draws_of_an_earlier_run():
+    model = gp("probit")
+    before = tg.sample(model, tg.AMIS(num_importance=4), num_samples=200, seed=0, progress=False)
+    posterior = tg.sample(model, METHOD, start=before, **OPTIONS)
+    assert posterior.theta.shape == (4, 4, model.layout.size)
+
+
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+@pytest.mark.parametrize("begin", [tg.AtPrior(), tg.AtPrior(arms=True), tg.AtModes(count=1)])
+def test_points_are_spread_over_what_it_begins_with(begin):
+    posterior = tg.sample(gp("probit"), tg.EmulatedHMC(num_importance=4, begin=begin), chain_chunk=2, **OPTIONS)
+    assert bool(torch.isfinite(posterior.log_weights).all())
+
+
+def test_evidence_of_zero_everywhere_is_an_error():
+    model = gp("probit")
+    model.jitter = -10.0  # no covariance can be factorised
+    with pytest.raises(ValueError, match=r"evidence zero.*Expected some to succeed"):
+        tg.sample(model, tg.EmulatedHMC(begin=tg.AtPrior()), **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        (tg.EmulatedHMC(), {"warmup_steps": 1}, "warmup_steps is 1.*Expected at least 2"),
+        (tg.EmulatedHMC(num_importance=0), {}, "num_importance"),
+        (tg.EmulatedHMC(num_trajectories=0), {}, "num_trajectories"),
+    ],
+)
+def test_what_cannot_be_is_refused(method, options, message):
+    with pytest.raises(ValueError, match=message):
+        tg.sample(gp("probit"), method, **{**OPTIONS, **options})
+
+
+def test_a_beginning_of_another_kind_is_refused():
+    with pytest.raises(TypeError, match="begin is 3"):
+        tg.sample(gp("probit"), tg.EmulatedHMC(begin=3), **OPTIONS)
+
+
+def test_several_data_sets_are_refused():
+    model = gp("probit").with_targets(torch.stack([targets("probit", 6, seed) for seed in range(4)]))
+    with pytest.raises(ValueError, match="learns the evidence of one"):
+        tg.sample(model, tg.EmulatedHMC(), **OPTIONS)
