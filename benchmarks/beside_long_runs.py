@@ -15,8 +15,8 @@ import warnings
 
 import torch
 from default_call import means
-from student_scales import Student, gibbs
 from unseen import CASES
+from written_apart import Student, gibbs, of_noise
 
 import torchgpmc as tg
 from torchgpmc.diagnostics.summaries import effective_sizes
@@ -24,21 +24,19 @@ from torchgpmc.diagnostics.weights import weighted_effective_size
 from torchgpmc.storage.draws import Draws
 
 _MOST_DRAWS = 6000  # a chain
+_MANY_CHAINS = 12
 _POINTS, _PREDICTING = 60, 1500  # training rows and as many middles of two; draws of half a run
 
-_AROUND = tg.NUTS(max_tree_depth=7)
-_PROBITS = tg.PseudoMarginal(evidence=tg.evidence.SmoothProbit(tg.EP(), 256), independent_share=0.9)
-_LABELS = tg.PseudoMarginal(approximation=tg.EP(), num_importance=1024, independent_share=0.9)
-# Engine, chains, warm-up, and whether chains begin around a fit.
+# Theta given the latents and given white ones; of vehicle_like NUTS on both takes four seconds a transition.
+_SWEEPS = tg.Gibbs(latent=tg.HMC(num_steps=12, least_steps=6), hyper_steps=2, latent_steps=2)
+_ON_PRIOR_SCALE = tg.HMC(num_steps=7, least_steps=4, normal_scale=True)
+# Engine, chains and warm-up.
 LONG = {
-    "imbalanced_alike": (_PROBITS, 16, 80, False),
-    "imbalanced": (_PROBITS, 16, 100, False),
-    "vehicle_like": (_AROUND, 4, 100, True),
-    "noise_by_column": (tg.NUTS(max_tree_depth=8, target_accept_prob=0.9), 4, 300, True),
-    "regression_of_sixty": (tg.HMC(num_steps=7, least_steps=4, normal_scale=True), 4, 100, False),
-    "three_of_eighteen": (_AROUND, 4, 100, True),
-    "german_like": (_LABELS, 16, 80, False),
-    "heart_like": (_LABELS, 16, 80, False),
+    "imbalanced_alike": (_SWEEPS, 4, 250),
+    "imbalanced": (_SWEEPS, 4, 250),
+    "vehicle_like": (_SWEEPS, 4, 250),
+    "three_of_eighteen": (_SWEEPS, 4, 250),
+    "regression_of_sixty": (_ON_PRIOR_SCALE, 4, 100),
 }
 
 
@@ -46,8 +44,14 @@ def _interrupt(*_):
     raise KeyboardInterrupt
 
 
+def _limit(seconds):
+    """Ends a run, as Ctrl-C does, after so many CPU seconds; 0: no more."""
+    signal.signal(signal.SIGPROF, _interrupt)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
 def of_scales(model, seconds):
-    """Draws by :mod:`student_scales`, as a posterior."""
+    """Draws by :func:`written_apart.gibbs`, as a posterior."""
     priors = {"outputscale": (2.0, 0.15), "lengthscale": (3.0, 3.0), "degrees": (2.0, 0.1), "noise": (1.1, 0.5)}
     student = Student(model.train_x, model.train_y, **priors)
     theta, f = gibbs(student, seconds)
@@ -58,26 +62,50 @@ def of_scales(model, seconds):
         [student.of_residuals(one, model.train_y - at) for one, at in zip(theta[..., -2:], f, strict=True)]
     )
     draws = Draws(theta, torch.cat(white).view_as(f), None)
-    return tg.Posterior(model, draws, {"lp": log_likelihood}, {"method": "student_scales.gibbs"})
+    return tg.Posterior(model, draws, {"lp": log_likelihood}, {"method": "written_apart.gibbs"})
+
+
+def of_latent_noise(model, seconds):
+    """Chains on a density written apart, as a posterior."""
+    x, y, columns = model.train_x, model.train_y, model.train_x.shape[1]
+    density = of_noise(x, y, 0.3, lengthscale=(0.7, 0.7), outputscale=(2.0, 0.5))
+    generator = torch.Generator().manual_seed(9)
+    start = 0.5 * torch.randn(_MANY_CHAINS, 1 + columns + len(y), generator=generator, dtype=y.dtype)
+    _limit(seconds)
+    options = {"num_samples": _MOST_DRAWS, "warmup_steps": 200, "seed": 9, "progress": False}
+    chains = tg.sample_density(density, start, tg.HMC(num_steps=16, least_steps=6), **options)
+    _limit(0)
+    theta, white = chains.position.split([1 + columns, len(y)], -1)
+    whitened = []
+    for rows, of_noises in zip(theta.flatten(0, 1).split(100), white.flatten(0, 1).split(100), strict=True):
+        factor = model.prior(rows).factor  # f given the noise, by Matheron's rule
+        noise = 0.3 * (factor @ of_noises[..., None]).exp()
+        own, errors = torch.randn((2, *noise.shape), generator=generator, dtype=y.dtype)
+        gap = y[:, None] - factor @ own - noise * errors
+        total = torch.linalg.cholesky(factor @ factor.mT + torch.diag_embed(noise.squeeze(-1).square()))
+        of_means = own + factor.mT @ torch.cholesky_solve(gap, total)
+        whitened.append(torch.cat([of_means.squeeze(-1), of_noises], -1))
+    draws = Draws(theta, torch.cat(whitened).view(*theta.shape[:2], -1), None)
+    return tg.Posterior(model, draws, {"lp": chains.stats["lp"]}, {"method": "HMC on a density written apart"})
+
+
+_APART = {"t_noise_ard": of_scales, "noise_by_column": of_latent_noise}
 
 
 def long_run(name, model, seconds, checkpoint):
     """Draws of the other engine until so many CPU seconds are spent; the next run goes on where this one ends."""
-    if name == "t_noise_ard":
-        return of_scales(model, seconds)
-    method, num_chains, warmup_steps, fitted = LONG[name]
-    signal.signal(signal.SIGPROF, _interrupt)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-    start = tg.initialize(model, progress=False) if fitted else None
+    if name in _APART:
+        return _APART[name](model, seconds)
+    method, num_chains, warmup_steps = LONG[name]
+    _limit(seconds)
     options = {
         "num_samples": _MOST_DRAWS,
         "warmup_steps": warmup_steps,
         "num_chains": num_chains,
-        "start": start,
         "checkpoint": checkpoint,
     }
     posterior = tg.sample(model, method, seed=9, progress=False, **options)
-    signal.setitimer(signal.ITIMER_PROF, 0)
+    _limit(0)
     return posterior
 
 
@@ -186,7 +214,7 @@ def report(name, options):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", default=["t_noise_ard", *LONG])
+    parser.add_argument("names", nargs="*", default=[*_APART, *LONG])
     parser.add_argument("--seconds", type=float, default=400.0, help="CPU seconds of a long run")
     parser.add_argument("--folder", type=pathlib.Path, help="where draws are kept")
     parser.add_argument("--no-call", action="store_true", help="long runs alone")

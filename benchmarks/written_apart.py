@@ -1,8 +1,11 @@
-"""Gibbs for regression under Student t noise as a mixture of normals, written apart from the library: for beside_long_runs.py.
+"""Two posteriors written apart from the library's models, for beside_long_runs.py.
 
-Student's density is normal with a precision that has a gamma density (Geweke 1993). Given the precisions f integrates out, and log
-outputscale, log lengthscales and log squared scale move by Hamiltonian trajectories; f is drawn; given f, degrees of freedom and
-the scale move with the precisions integrated out; precisions are drawn. Nothing is approximated, and no density of f resembled.
+Regression under Student t noise as a mixture of normals: Student's density is normal with a precision that has a gamma density
+(Geweke 1993). Given the precisions f integrates out, and log outputscale, log lengthscales and log squared scale move by
+Hamiltonian trajectories; f is drawn; given f, degrees of freedom and the scale move with the precisions integrated out; precisions
+are drawn. Nothing is approximated, and no sampler of the library's runs.
+
+Noise with a latent size: the density of hyperparameters and white log deviations, f integrated out, for any sampler.
 """
 
 import math
@@ -11,7 +14,7 @@ import time
 import torch
 
 _STEPS, _TUNED_TO = 4, 0.8
-_JITTER = 1e-8
+_JITTER, _RELATIVE_JITTER = 1e-8, 1e-6
 
 
 class Student:
@@ -130,3 +133,30 @@ def gibbs(model, seconds, chains=6, warmup=150, seed=9):
             kept.append(theta)
             functions.append(f)
     return torch.stack(kept, 1), torch.stack(functions, 1)
+
+
+def of_noise(x, y, scale, lengthscale, outputscale):
+    """Log density of [log outputscale, log lengthscales, white log deviations], f integrated out: ``(C, 1 + D + N) -> (C,)``.
+
+    Priors are log-normal, (location, sd), and gamma, (shape, rate).
+    """
+    squares = (x[:, None] - x).square().permute(2, 0, 1)
+    size, columns = x.shape
+    eye = _RELATIVE_JITTER * torch.eye(size, dtype=x.dtype)
+
+    def density(position):
+        q, white = position[:, : columns + 1], position[:, columns + 1 :]
+        exponents = torch.einsum("cd,dij->cij", -0.5 * (-2 * q[:, 1:]).exp(), squares)
+        covariance = q[:, 0].exp()[:, None, None] * (exponents.exp() + eye)
+        prior_factor, failed = torch.linalg.cholesky_ex(covariance)
+        deviations = (prior_factor @ white[..., None]).squeeze(-1)
+        total = covariance + torch.diag_embed((2 * (math.log(scale) + deviations)).exp())
+        factor, failed_too = torch.linalg.cholesky_ex(total)
+        gap = torch.linalg.solve_triangular(factor, y[:, None].expand(len(q), size, 1), upper=False).squeeze(-1)
+        likelihood = -factor.diagonal(dim1=1, dim2=2).log().sum(-1) - 0.5 * gap.square().sum(-1)
+        prior = outputscale[0] * q[:, 0] - outputscale[1] * q[:, 0].exp()
+        prior = prior - 0.5 * ((q[:, 1:] - lengthscale[0]) / lengthscale[1]).square().sum(-1)
+        value = likelihood + prior - 0.5 * white.square().sum(-1)
+        return torch.where((failed == 0) & (failed_too == 0) & value.isfinite(), value, -torch.inf)
+
+    return density
