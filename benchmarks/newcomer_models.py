@@ -177,6 +177,13 @@ def vehicle_like():
     return tg.GP(_standardised(x), y, kernel, tg.likelihoods.Softmax(num_classes=4))
 
 
+def three_of_eighteen():
+    """250 x 18, three classes, the same prior."""
+    x, y = make_classification(250, 18, n_informative=8, n_classes=3, n_clusters_per_class=1, random_state=4)
+    kernel = _squared(GammaPrior(3.0, 6.0), GammaPrior(2.0, 0.15))
+    return tg.GP(_standardised(x), y, kernel, tg.likelihoods.Softmax(num_classes=3))
+
+
 def _friedman(num_data, num_columns, seed):
     x, y = make_friedman1(num_data, num_columns, noise=1.0, random_state=seed)
     kernel = _squared(LogNormalPrior(1.0, 1.0), GammaPrior(2.0, 0.15), num_columns)
@@ -227,6 +234,7 @@ NEWCOMERS = (
     heart_like,
     german_like,
     vehicle_like,
+    three_of_eighteen,
     regression_of_thirty,
     regression_of_sixty,
     noise_by_column,
