@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 from torchgpmc.adapter.conversion import as_likelihood
-from torchgpmc.approximations import EP, ApproximateMarginal, Laplace
+from torchgpmc.approximations import EP, Laplace
 from torchgpmc.approximations.curved import is_curved
-from torchgpmc.approximations.held_sites import can_hold_sites
-from torchgpmc.calls.candidate import WANTED, Candidate, Limits, too_much_noise
-from torchgpmc.calls.chain_engines import CHAINS_MAY_TAKE_LONG, NUM_CHAINS, SHORT_WARM_UP, around_fit, budget_of_chains, chains
-from torchgpmc.calls.timing import seconds_of_evaluations
+from torchgpmc.calls.candidate import Candidate, too_much_noise
+from torchgpmc.calls.chain_engines import CHAINS_MAY_TAKE_LONG, around_fit, chains
+from torchgpmc.calls.emulated_engines import emulated
 from torchgpmc.calls.weighted_engines import (
     AGAIN,
     INTEGRATES_OUT,
@@ -26,11 +22,9 @@ from torchgpmc.calls.weighted_engines import (
     weighted,
 )
 from torchgpmc.evidence import Orthant, SmoothProbit, is_probit
-from torchgpmc.methods import AMIS, HMC, NUTS
+from torchgpmc.methods import AMIS, NUTS, EmulatedHMC
 from torchgpmc.models import GPModel
-from torchgpmc.numerics.random import make_generator
 from torchgpmc.runs.beginnings import AtModes, AtPrior
-from torchgpmc.samplers.preconditioner import MassMatrix
 
 # Of probits of so many data, of which more draws are a third of the cost and leave half the noise where labels are all but noise.
 _MORE_DRAWS, _FEW_LABELS = 256, 300
@@ -39,9 +33,6 @@ _MORE_RUNS = 3  # of 4000 draws, worth 50 to 300 each where proposals reach the 
 # Where modes are looked for: Laplace's evidence may be 100 nats too high where f is rough (450 labels, 19 of them ones: draws were
 # all from there).
 _BY_EP = AtModes(approximation=EP(tolerance=0.02))
-# Leapfrog steps on the scale of the priors, where a step near 0.27 is accepted four times in five.
-_LEAST_STEPS, _MOST_STEPS = 4, 7
-_OPERATIONS_OF_SITES_A_SECOND = 6e9  # EP's gradients from held sites in single precision, with the weights of draws
 
 
 def of_one_latent(model: GPModel, wanted: int) -> list[Candidate]:
@@ -54,8 +45,8 @@ def of_one_latent(model: GPModel, wanted: int) -> list[Candidate]:
     elif size <= MOST_HYPERPARAMETERS:
         found = _of_many(model, wanted)
     else:
-        found = [_on_normal_scale(model)] if can_hold_sites(model) else []
-        if found and model.operations > CHAINS_MAY_TAKE_LONG:
+        found = _of_very_many(model, wanted)
+        if model.operations > CHAINS_MAY_TAKE_LONG:
             return found  # in white coordinates 34 of 300 labels spend all in warm-up
     return [*found, _in_white_coordinates(model)]
 
@@ -109,28 +100,15 @@ def _of_many(model: GPModel, wanted: int) -> list[Candidate]:
     return [*found, *(weighted(model, first, why, wanted) for why in runs)]
 
 
+def _of_very_many(model: GPModel, wanted: int) -> list[Candidate]:
+    """Of more hyperparameters than proposals can follow, of log-concave data."""
+    why = "no proposal follows so many hyperparameters, but some hundred estimates teach an emulator what chains can move on."
+    first = EmulatedHMC(num_importance=_MORE_DRAWS, begin=replace(_BY_EP, count=2))
+    if is_probit(model):
+        first = replace(first, num_importance=EmulatedHMC().num_importance, evidence=Orthant(MANY_DRAWS))
+    return emulated(model, first, why, wanted)
+
+
 def _in_white_coordinates(model: GPModel) -> Candidate:
     why = f"chains of {model.layout.size} hyperparameters and the latents together, in white coordinates, need no evidence."
     return chains(model, NUTS(whitening=Laplace(), max_tree_depth=8), why, 150)
-
-
-def _on_normal_scale(model: GPModel) -> Candidate:
-    """Of log-concave data with more hyperparameters than weights of proposals survive, most of which are as the prior has them.
-
-    Trajectories of a quarter of the prior's period give nearly independent draws, of which weights leave 0.85.
-    """
-    why = "EP's evidence is nearly exact, and most hyperparameters are as the prior has them: weighted chains."
-    weights = SmoothProbit(EP(), MANY_DRAWS) if is_probit(model) else MANY_DRAWS
-    on_theta: Any = {"marginal": EP(), "importance_weights": weights, "normal_scale": True}
-    method = HMC(num_steps=_MOST_STEPS, least_steps=_LEAST_STEPS, mass_matrix=MassMatrix.IDENTITY, **on_theta)
-    rough = ApproximateMarginal(model, EP(), loose=True)
-
-    def rehearse() -> Callable[[], Any]:
-        # From nothing, to be drawn from, takes about as long as a gradient from held sites.
-        return partial(rough, model.layout.starting_points(NUM_CHAINS, make_generator(0, model.train_x.device)))
-
-    # Weights of draws take as long as a third of their gradients.
-    typical = 0.5 * (_LEAST_STEPS + _MOST_STEPS) * (SHORT_WARM_UP + 4 / 3 * WANTED)
-    budget = budget_of_chains(model, operations_a_second=_OPERATIONS_OF_SITES_A_SECOND)
-    seconds = partial(seconds_of_evaluations, rehearse, typical)
-    return Candidate(method, why, NUM_CHAINS, SHORT_WARM_UP, Limits(50, 1000, budget), seconds)

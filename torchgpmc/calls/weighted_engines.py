@@ -40,7 +40,7 @@ _TIMED_OPERATIONS, _MOST_TIMED_THETAS = 3e8, 100  # of a batch of estimates; sma
 
 def weighted(model: GPModel, method: AMIS, why: str, wanted: int) -> Candidate:
     """Weighted draws of theta, for ``wanted`` effective ones."""
-    thetas = max(2, min(_MOST_TIMED_THETAS, int(_TIMED_OPERATIONS / operations_of_estimate(model))))
+    thetas = thetas_at_once(model)
 
     def rehearse() -> Callable[[], Any]:
         generator = make_generator(0, model.train_x.device)
@@ -61,6 +61,11 @@ def from_the_prior(model: GPModel, evidence: Callable[[int], Evidence], few: str
     turns = (MANY_DRAWS, few), (4 * MANY_DRAWS, more)
     first, second = (weighted(model, AMIS(evidence=evidence(draws), begin=AtPrior()), why, wanted) for draws, why in turns)
     return [first, second._replace(given=some_use)]
+
+
+def thetas_at_once(model: GPModel) -> int:
+    """Of a batch of estimates that is timed."""
+    return max(2, min(_MOST_TIMED_THETAS, int(_TIMED_OPERATIONS / operations_of_estimate(model))))
 
 
 def operations_of_estimate(model: GPModel) -> float:
