@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from torchgpmc.importance import empty_emulator, emulated
+from torchgpmc.importance import emulator as emulator_module
 from torchgpmc.importance.emulator import Bends
 
 
@@ -90,3 +91,20 @@ def test_of_no_points_it_is_the_prior():
 def test_every_hyperparameter_has_bounds():
     bends = empty_emulator(torch.zeros(4)).bends
     assert len(bends.bounds()) == sum(part.numel() for part in bends) and isinstance(bends, Bends)
+
+
+def test_the_gradient_in_its_own_hyperparameters_is_that_of_differences():
+    z = points(40, 3)
+    values = bumpy(z) - bumpy(z).mean()
+    moved = 0.1 * points(1, 9, seed=2)[0]
+    like = empty_emulator(z[0]).bends
+    sizes = [part.numel() for part in like]
+    flat = torch.cat([part.flatten() for part in like]) + moved
+
+    def found(numbers):
+        bends = Bends(*(part.view_as(other) for part, other in zip(numbers.split(sizes), like, strict=True)))
+        return emulator_module._negative_log_posterior(bends, z, values)
+
+    steps = 1e-5 * torch.eye(len(flat), dtype=torch.float64)
+    differences = torch.tensor([(found(flat + step)[0] - found(flat - step)[0]) / 2e-5 for step in steps], dtype=torch.float64)
+    torch.testing.assert_close(found(flat)[1], differences, rtol=1e-5, atol=1e-4)
