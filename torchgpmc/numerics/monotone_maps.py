@@ -10,8 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.numerics.linalg import identity_matrix
-
 _NUM_BASIS = 5
 _PLACES = 3  # at which densities are seen, the roots of a Chebyshev polynomial on [-1, 1]
 _REACH, _NODES = 3.6, 9  # of the standard normal, evenly spaced
@@ -20,7 +18,6 @@ _POWER = 0.8
 _ROUNDS = 3  # the second settles nearly all of logit labels, the third of probit's
 _SHORTER = 0.3
 _LEAST_SLOPE = 0.05
-_RIDGE = 1e-9
 # Bernstein's coefficients on [-1, 1] of 1, s, s^2, s^3, and of 1, t, t^2: where all are positive so is the polynomial.
 _CUBIC = ((1.0, -1.0, 1.0, -1.0), (1.0, -1 / 3, -1 / 3, 1.0), (1.0, 1 / 3, -1 / 3, -1.0), (1.0, 1.0, 1.0, 1.0))
 _QUADRATIC = ((1.0, -1.0, 1.0), (1.0, 0.0, -1.0), (1.0, 1.0, 1.0))
@@ -120,12 +117,25 @@ def _residuals(
 
 
 def _step(now: _Residuals, weights: Tensor) -> Tensor:
-    """Gauss and Newton's, ``(C, places, 5, N)``; NaN where numbers are not finite, which no comparison takes."""
-    gradient = now.gradient.permute(1, 2, 4, 3, 0)  # (C, places, N, nodes, 5)
-    weighted = (gradient * weights.unsqueeze(-1)).mT
-    normal = weighted @ gradient + _RIDGE * identity_matrix(_NUM_BASIS, weights)
-    right = weighted @ now.residual.mT.unsqueeze(-1)
-    return torch.linalg.solve_ex(normal, right).result.squeeze(-1).mT
+    """Gauss and Newton's, ``(C, places, 5, N)``; where numbers are not finite nor is it, and no comparison takes it."""
+    # Written out: batched products and solves of five rows take several times as long.
+    weighted = now.gradient * weights.unsqueeze(-1)
+    rows = [(weighted[a] * now.gradient[a:]).sum(-2) for a in range(_NUM_BASIS)]  # of the upper triangle
+    right = list((weighted * now.residual).sum(-2).unbind(0))
+    ridge = torch.finfo(weights.dtype).eps ** 0.5
+    for a, row in enumerate(rows):
+        row[0] += ridge
+        for b in range(a + 1, _NUM_BASIS):
+            factor = row[b - a] / row[0]
+            rows[b] = torch.addcmul(rows[b], factor, row[b - a :], value=-1)
+            right[b] = torch.addcmul(right[b], factor, right[a], value=-1)
+    step = [right[-1]] * _NUM_BASIS
+    for a in reversed(range(_NUM_BASIS)):
+        known = right[a]
+        for b in range(a + 1, _NUM_BASIS):
+            known = torch.addcmul(known, rows[a][b - a], step[b], value=-1)
+        step[a] = known / rows[a][0]
+    return torch.stack(step, 2)
 
 
 def _interpolated(maps: Tensor, cubic: Tensor) -> Tensor:
