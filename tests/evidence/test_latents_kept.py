@@ -30,6 +30,7 @@ ESTIMATORS = {
     "laplace": lambda model: tg.evidence.importance(model, tg.Laplace(), num_importance=4),
     "ep, no pairs": lambda model: tg.evidence.importance(model, tg.EP(), num_importance=3),
     "white noise out": lambda model: tg.evidence.SmoothProbit(num_importance=2).estimator(model),
+    "data in turn": lambda model: tg.evidence.SequentialImportance(num_points=2).estimator(model),
     "orthants": lambda model: tg.evidence.Orthant(num_points=2).estimator(model),
 }
 

@@ -53,6 +53,7 @@ ESTIMATORS = {
     "ep, 2": lambda model: tg.evidence.importance(model, tg.EP(), num_importance=2, antithetic=False),
     "loose laplace": lambda model: tg.evidence.importance(model, tg.Laplace(max_iterations=1), num_importance=2),
     "annealed": lambda model: tg.evidence.annealed(model, tg.Laplace(), num_importance=1, num_temperatures=4),
+    "data in turn, 2": lambda model: tg.evidence.SequentialImportance(num_points=2).estimator(model).draw,
     "rough, white noise out": lambda model: tg.evidence.SmoothProbit(num_importance=1).estimator(model).draw,
     "softmax, 1": lambda model: tg.evidence.importance(model, tg.Laplace(), num_importance=1),
     "softmax, 4, antithetic": lambda model: tg.evidence.importance(model, tg.Laplace(), num_importance=4),

@@ -13,22 +13,22 @@ from torchgpmc.calls.emulated_engines import emulated
 from torchgpmc.calls.weighted_engines import (
     AGAIN,
     INTEGRATES_OUT,
-    MAKE_UP_FOR_NOISE,
     MANY_DRAWS,
     MANY_HYPERPARAMETERS,
-    MOST_DRAWS,
     MOST_HYPERPARAMETERS,
     SHORT_TAILS,
     weighted,
 )
-from torchgpmc.evidence import Orthant, SmoothProbit, is_probit
+from torchgpmc.evidence import Evidence, Orthant, SequentialImportance, SmoothProbit, is_probit
 from torchgpmc.methods import AMIS, NUTS, EmulatedHMC
 from torchgpmc.models import GPModel
 from torchgpmc.runs.beginnings import AtModes, AtPrior
 
 # Of probits of so many data, of which more draws are a third of the cost and leave half the noise where labels are all but noise.
 _MORE_DRAWS, _FEW_LABELS = 256, 300
-_HARDLY = "orthant integrals hardly vary where importance samples of the latents do: weighted draws, no warm-up."
+_HARDLY = (
+    "latents drawn one datum after another hardly vary where importance samples of all at once do: weighted draws, no warm-up."
+)
 _MORE_RUNS = 3  # of 4000 draws, worth 50 to 300 each where proposals reach the posterior's lobes by turns
 # Where modes are looked for: Laplace's evidence may be 100 nats too high where f is rough (450 labels, 19 of them ones: draws were
 # all from there).
@@ -67,16 +67,16 @@ def _of_several_modes(model: GPModel, wanted: int) -> list[Candidate]:
 
 def _of_few(model: GPModel, wanted: int) -> list[Candidate]:
     """Of few hyperparameters, of log-concave data."""
-    if not is_probit(model):
-        # Laplace's estimates miss the same of other labels, and of counts of zero: p(y | f) is flat on one side.
-        turns = (MANY_DRAWS, INTEGRATES_OUT), (MOST_DRAWS, MAKE_UP_FOR_NOISE)
-        first = AMIS(approximation=EP(), begin=_BY_EP)
-        return [weighted(model, replace(first, num_importance=draws), why, wanted) for draws, why in turns]
-    # Laplace's estimates may all miss what a short lengthscale and a large outputscale make of labels, and look even.
-    draws = _MORE_DRAWS if len(model.train_x) <= _FEW_LABELS else MANY_DRAWS
-    first = AMIS(begin=_BY_EP, evidence=SmoothProbit(EP(), draws))
-    orthants = weighted(model, replace(first, evidence=Orthant()), _HARDLY, wanted)
-    return [weighted(model, first, INTEGRATES_OUT, wanted).with_limits(better_follow=True), orthants._replace(goes_on=True)]
+    # Laplace's estimates may all miss what a short lengthscale and a large outputscale make of labels, and look even; of counts of
+    # zero, too: p(y | f) is flat on one side.
+    first = AMIS(approximation=EP(), num_importance=MANY_DRAWS, begin=_BY_EP)
+    better = replace(first, evidence=_in_turn(model))
+    if is_probit(model):
+        draws = _MORE_DRAWS if len(model.train_x) <= _FEW_LABELS else MANY_DRAWS
+        first = AMIS(begin=_BY_EP, evidence=SmoothProbit(EP(), draws))
+        better = replace(first, evidence=Orthant())
+    after = weighted(model, better, _HARDLY, wanted)._replace(goes_on=True)
+    return [weighted(model, first, INTEGRATES_OUT, wanted).with_limits(better_follow=True), after]
 
 
 def _of_many(model: GPModel, wanted: int) -> list[Candidate]:
@@ -87,12 +87,10 @@ def _of_many(model: GPModel, wanted: int) -> list[Candidate]:
         first = AMIS(evidence=SmoothProbit(EP(), MANY_DRAWS), degrees_of_freedom=SHORT_TAILS, begin=extremes)
     # Without tails, 4000 draws of 500 x 14 (a tenth of the labels wrong) are worth 23: a far outputscale has a long arm.
     modes = replace(first, begin=replace(_BY_EP, search_tails=True, leave_for=extremes))
-    better, hardly = replace(modes, num_importance=MOST_DRAWS), MAKE_UP_FOR_NOISE
-    if is_probit(model):
-        better, hardly = replace(modes, evidence=Orthant(MANY_DRAWS)), _HARDLY
+    better = replace(modes, evidence=_in_turn(model))
     found = [
         weighted(model, modes, INTEGRATES_OUT, wanted).with_limits(better_follow=True),
-        weighted(model, better, hardly, wanted)._replace(given=too_much_noise, goes_on=True),
+        weighted(model, better, _HARDLY, wanted)._replace(given=too_much_noise, goes_on=True),
     ]
     apart = "what data leave open has lobes apart from the modes: weighted draws that begin with the prior."
     # Of 270 x 13 logit labels runs from the prior were worth one to three draws each: what estimates miss, more runs do.
@@ -103,10 +101,12 @@ def _of_many(model: GPModel, wanted: int) -> list[Candidate]:
 def _of_very_many(model: GPModel, wanted: int) -> list[Candidate]:
     """Of more hyperparameters than proposals can follow, of log-concave data."""
     why = "no proposal follows so many hyperparameters, but some hundred estimates teach an emulator what chains can move on."
-    first = EmulatedHMC(num_importance=_MORE_DRAWS, begin=replace(_BY_EP, count=2))
-    if is_probit(model):
-        first = replace(first, num_importance=EmulatedHMC().num_importance, evidence=Orthant(MANY_DRAWS))
-    return emulated(model, first, why, wanted)
+    return emulated(model, EmulatedHMC(evidence=_in_turn(model), begin=replace(_BY_EP, count=2)), why, wanted)
+
+
+def _in_turn(model: GPModel) -> Evidence:
+    """Estimates that draw f one datum after another, which hardly vary where f is rough."""
+    return Orthant(MANY_DRAWS) if is_probit(model) else SequentialImportance(MANY_DRAWS)
 
 
 def _in_white_coordinates(model: GPModel) -> Candidate:

@@ -1,4 +1,4 @@
-"""Unbiased estimators of p(y | theta): importance sampling from a Gaussian approximation, annealing, and orthant integrals."""
+"""Unbiased estimators of p(y | theta): importance sampling, of all data at once or in turn, annealing, and orthant integrals."""
 
 from torchgpmc.evidence.annealing import AnnealedEstimator, annealed
 from torchgpmc.evidence.collapsed_estimator import CollapsedEstimator
@@ -9,6 +9,7 @@ from torchgpmc.evidence.inducing_mixture import InducingMixture, InducingMixture
 from torchgpmc.evidence.latent_estimates import LATENTS_KEPT, Evidence, LatentEstimate, LatentEstimator, latents_kept
 from torchgpmc.evidence.noise_alone import NoiseAlone, NoiseAloneEstimator, is_heteroskedastic
 from torchgpmc.evidence.orthants import Orthant, OrthantClassifier, OrthantEstimator, classify, exact_latents, is_probit
+from torchgpmc.evidence.sequential_importance import SequentialImportance, SequentialImportanceEstimator
 from torchgpmc.evidence.smooth_probit import SmoothProbit, SmoothProbitEstimator
 
 __all__ = [
@@ -28,6 +29,8 @@ __all__ = [
     "Orthant",
     "OrthantClassifier",
     "OrthantEstimator",
+    "SequentialImportance",
+    "SequentialImportanceEstimator",
     "SmoothProbit",
     "SmoothProbitEstimator",
     "annealed",

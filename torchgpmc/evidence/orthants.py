@@ -27,7 +27,7 @@ from torchgpmc.models.latents import LatentPrior
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.validation import check_test_inputs
 from torchgpmc.numerics.linalg import cholesky, identity_matrix
-from torchgpmc.numerics.random import make_generator, normal_like
+from torchgpmc.numerics.random import make_generator, normal_like, shifted_net, sobol_net
 from torchgpmc.numerics.special import ndtr
 from torchgpmc.numerics.threads import even_slices, side_by_side
 from torchgpmc.orthant import SeparationOfVariables, Sequential
@@ -116,7 +116,7 @@ class Orthant:
         """See :class:`torchgpmc.evidence.Evidence`."""
         check_probit(model, "Orthant")
         check_count("num_points", self.num_points, 2, ", for instance 256")
-        return OrthantEstimator(model, _net(self.num_points, model.latent_size, model.train_x), model.as_targets(targets))
+        return OrthantEstimator(model, sobol_net(self.num_points, model.latent_size, model.train_x), model.as_targets(targets))
 
     def evidence(self, model: GPModel, prior: LatentPrior, targets: Targets | None = None) -> OrthantEvidence:
         """The estimate at fixed random numbers, smooth in theta: what :func:`torchgpmc.fit` maximises (paper B, section 6.5)."""
@@ -207,7 +207,7 @@ class OrthantEstimator:
         found = probit_problem(self.model, prior, self.targets)
         near = or_prior(self.model, EP().importance_density(self.model, prior, self.targets, start), prior)
         sites = sites_beside_noise(found.problem, found.sign * near.alpha, near.precision)
-        log_weight, t = weighted_draws(found.problem, _shifted(self.net, auxiliary[:, :size]), sites)
+        log_weight, t = weighted_draws(found.problem, shifted_net(self.net, auxiliary[:, :size]), sites)
         value = torch.logsumexp(log_weight, -1) - math.log(self.num_points)
         relative = (log_weight - value.unsqueeze(-1)).exp()
         # Had the points been independent; the net's are better.
@@ -225,18 +225,6 @@ class OrthantEstimator:
         value = torch.where(found.ok, value, -torch.inf)
         more = stacked_latents(others, value, size)
         return LatentEstimate(value, variance, whitened, more, log_likelihood, near.num_iterations.to(value) + 4, found.ok)
-
-
-def _net(num_points: int, dimension: int, like: Tensor) -> Tensor:
-    """One net of Sobol points for every theta, ``(N, P)``; ``like`` gives dtype and device."""
-    engine = torch.quasirandom.SobolEngine(dimension, scramble=True, seed=0)
-    return engine.draw(num_points, dtype=torch.float64).T.to(like)
-
-
-def _shifted(net: Tensor, normals: Tensor) -> Tensor:
-    """The net shifted modulo one for each row of standard normals ``(C, N)``: ``(C, N, P)``."""
-    smallest = torch.finfo(normals.dtype).eps
-    return (net + ndtr(normals).unsqueeze(-1)).frac_().clamp_(smallest, 1 - smallest)
 
 
 def _latents_given(prior: LatentPrior, found: ProbitProblem, t: Tensor, first: Tensor, second: Tensor) -> Tensor:
@@ -390,5 +378,5 @@ def classify(
             t = particles.samples
         else:
             shift = normal_like(theta.new_empty(len(theta), model.latent_size), generator)
-            log_weight, t = weighted_draws(found.problem, _shifted(_net(num_points, model.latent_size, shift), shift))
+            log_weight, t = weighted_draws(found.problem, shifted_net(sobol_net(num_points, model.latent_size, shift), shift))
         return OrthantClassifier(model, prior, found, log_weight, t)

@@ -207,6 +207,22 @@ def solve_lower(factor: Tensor, right: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(factor, right, upper=False)
 
 
+def root_under_sites(factor: Tensor, precision: Tensor) -> Cholesky:
+    """Lower G with I + L' diag(W) L = G' G, of a prior's factor L ``(C, N, N)`` and sites' precisions W ``(C, N)``.
+
+    L G^-1 is then the lower factor of (K^-1 + W)^-1: each variable given those before it, those after it integrated out.
+    """
+    inner = factor.mT @ (precision.unsqueeze(-1) * factor)
+    inner.diagonal(dim1=-2, dim2=-1).add_(1.0)
+    flipped, ok = cholesky(inner.flip(-2, -1))
+    return Cholesky(flipped.flip(-2, -1).mT, ok)
+
+
+def divided_by_root(factor: Tensor, root: Tensor) -> Tensor:
+    """L G^-1 ``(C, N, N)``, lower."""
+    return torch.linalg.solve_triangular(root.mT, factor.mT, upper=True).mT
+
+
 def normal_from_natural(precision: Tensor, linear: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Normal densities N(mean, S S') from their precision ``(..., M, M)`` and precision times mean ``(..., M)``.
 

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from torchgpmc.numerics.special import ndtr
+
 _SOBOL_CELLS = 2**30  # torch's Sobol numbers have this many binary digits
 
 
@@ -81,3 +83,15 @@ def sobol_points(num_points: int, dimension: int, num_shifts: int, batch: int, g
     for _ in range(batch):
         shift = torch.randint(_SOBOL_CELLS, (dimension, num_shifts, 1), generator=generator, device=device, dtype=torch.int32)
         yield ((net.unsqueeze(1) ^ shift).double().add_(0.5).mul_(1 / _SOBOL_CELLS)).view(dimension, -1)
+
+
+def sobol_net(num_points: int, dimension: int, like: Tensor) -> Tensor:
+    """One net of Sobol points for all, ``(D, P)``, the same at every call; ``like`` gives dtype and device."""
+    engine = torch.quasirandom.SobolEngine(dimension, scramble=True, seed=0)
+    return engine.draw(num_points, dtype=torch.float64).T.to(like)
+
+
+def shifted_net(net: Tensor, normals: Tensor) -> Tensor:
+    """A net ``(D, P)`` shifted modulo one for each row of standard normals ``(C, D)``: ``(C, D, P)``, each point uniform."""
+    smallest = torch.finfo(normals.dtype).eps
+    return (net + ndtr(normals).unsqueeze(-1)).frac_().clamp_(smallest, 1 - smallest)

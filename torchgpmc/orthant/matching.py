@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.numerics.linalg import cholesky, identity_matrix
+from torchgpmc.numerics.linalg import divided_by_root, identity_matrix, root_under_sites
 from torchgpmc.numerics.special import interval_densities, log_ndtr_interval
 from torchgpmc.orthant.problem import Problem, in_order
 from torchgpmc.orthant.separation import SeparatedProposal, draw, log_weights_at, scaled_limit
@@ -52,20 +52,6 @@ def _truncated_moments(below: Tensor, above: Tensor) -> tuple[Tensor, Tensor]:
     return mean, variance
 
 
-def _root(problem: Problem, precision: Tensor) -> tuple[Tensor, Tensor]:
-    """Lower G with I + L' diag(tau) L = G' G, and which entries factorised."""
-    factor = problem.factor
-    inner = factor.mT @ (precision.unsqueeze(-1) * factor)
-    inner.diagonal(dim1=-2, dim2=-1).add_(1.0)
-    flipped, ok = cholesky(inner.flip(-2, -1))
-    return flipped.flip(-2, -1).mT, ok
-
-
-def _divided(factor: Tensor, root: Tensor) -> Tensor:
-    """L G^-1: lower, the factor of the covariance of the product."""
-    return torch.linalg.solve_triangular(root.mT, factor.mT, upper=True).mT
-
-
 def matched_sites(problem: Problem, tolerance: float = 1e-3) -> Sites:
     """Sites matched by expectation propagation, all at once and damped where that does not settle (Cunningham et al. 2011).
 
@@ -82,7 +68,7 @@ def matched_sites(problem: Problem, tolerance: float = 1e-3) -> Sites:
         step = torch.ones_like(lower[:, :1])
         last = torch.full_like(step, torch.inf)
         for _ in range(_MAX_ITERATIONS):
-            variance = _divided(factor, root).square().sum(-1)
+            variance = divided_by_root(factor, root).square().sum(-1)
             mean = (factor @ whitened_mean.unsqueeze(-1)).squeeze(-1)
             cavity_variance = 1 / (1 / variance - precision).clamp_min(_LEAST_CAVITY / variance)
             cavity_sd = cavity_variance.sqrt()
@@ -101,7 +87,7 @@ def matched_sites(problem: Problem, tolerance: float = 1e-3) -> Sites:
             last = change
             trial = precision + step * (new_precision - precision)
             aim = slope + step * (new_slope - slope)
-            trial_root, ok = _root(problem, trial)
+            trial_root, ok = root_under_sites(factor, trial)
             right = (aim.unsqueeze(-2) @ factor).squeeze(-2) - whitened_mean
             inner = torch.linalg.solve_triangular(trial_root.mT, right.unsqueeze(-1), upper=True)
             along = torch.linalg.solve_triangular(trial_root, inner, upper=False).squeeze(-1)
@@ -142,11 +128,11 @@ def guided(problem: Problem, sites: Sites) -> SeparatedProposal:
     sites.
     """
     whitened_mean, precision = sites
-    root, ok = _root(problem, precision)
+    root, ok = root_under_sites(problem.factor, precision)
     # Where rounding breaks the factorisation, sites without precision still give unbiased weights.
     precision = torch.where(ok.unsqueeze(-1), precision, 0.0)
     root = torch.where(ok.view(-1, 1, 1), root, identity_matrix(root.shape[-1], root))
-    factor = _divided(problem.factor, root)
+    factor = divided_by_root(problem.factor, root)
     diagonal = factor.diagonal(dim1=-2, dim2=-1)
     plain, root_diagonal = problem.factor.diagonal(dim1=-2, dim2=-1), root.diagonal(dim1=-2, dim2=-1)
     # 1 / s^2; at least the variable's own precision given those before it, but for rounding.

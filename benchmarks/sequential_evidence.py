@@ -1,0 +1,75 @@
+"""Evidence of logit (or probit) labels with many columns: spread of the log estimates against time, data in turn and all at once.
+
+    python benchmarks/sequential_evidence.py [--link probit]
+
+The models are heart_like and german_like of newcomer_models.py, 270 x 13 and 500 x 24 labels with a lengthscale a column. Thetas:
+the best of 150 draws from the prior, by EP's evidence, moved by random-walk Metropolis steps under it; not converged chains, and no
+more is needed. All estimates of a theta should agree in their mean; their spread over repeats is printed for the median of thetas
+and for the worst.
+"""
+
+import argparse
+import time
+
+import newcomer_models
+import torch
+
+import torchgpmc as tg
+
+
+def settings(model, count, num_steps, generator):
+    """Thetas ``(count, P)`` about where the posterior lies."""
+
+    def log_density(theta):
+        found = tg.EP().rough_evidence(model, model.prior(theta))
+        return found.log_evidence + model.layout.log_prior(theta)
+
+    theta = model.layout.sample_prior(150, generator)
+    value = torch.cat([log_density(part) for part in theta.split(25)])
+    best = value.argsort(descending=True)[:count]
+    theta, value = theta[best], value[best]
+    for _ in range(num_steps):
+        trial = theta + 0.25 * torch.randn(theta.shape, generator=generator, dtype=theta.dtype)
+        found = log_density(trial)
+        accepted = torch.rand(count, generator=generator, dtype=theta.dtype).log() < found - value
+        theta, value = torch.where(accepted.unsqueeze(-1), trial, theta), torch.where(accepted, found, value)
+    return theta
+
+
+def estimators(model):
+    """By name."""
+    found = {f"importance, EP, {n}": tg.evidence.importance(model, tg.EP(), num_importance=n) for n in (64, 256, 1024)}
+    found |= {f"SequentialImportance({n})": tg.evidence.SequentialImportance(n).estimator(model) for n in (16, 64, 256)}
+    if model.likelihood.is_probit:
+        found["Orthant(64)"] = tg.evidence.Orthant(64).estimator(model)
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--link", default="logit")
+    parser.add_argument("--settings", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--repeats", type=int, default=20)
+    options = parser.parse_args()
+    print("| model | estimate | sd of the log, median theta | worst | mean of all | ms an estimate |\n|---|---|---|---|---|---|")
+    for name in ("heart_like", "german_like"):
+        labels = getattr(newcomer_models, name)()
+        with torch.no_grad():
+            theta = settings(labels, options.settings, options.steps, torch.Generator().manual_seed(0))
+        likelihood = tg.likelihoods.Bernoulli(link=options.link)
+        model = tg.GP(labels.train_x, labels.train_y, labels.kernel, likelihood)
+        for estimate, estimator in estimators(model).items():
+            generator = torch.Generator().manual_seed(1)
+            began = time.perf_counter()
+            found = torch.stack([estimator.draw(theta, generator).value for _ in range(options.repeats)])
+            milliseconds = 1e3 * (time.perf_counter() - began) / found.numel()
+            spread = found.std(0).sort().values
+            # Log of the mean estimate of each theta, which noise does not bias.
+            middle = float((found.logsumexp(0) - torch.tensor(float(len(found))).log()).mean())
+            row = f"{float(spread.median()):.3f} | {float(spread[-1]):.3f} | {middle:.2f} | {milliseconds:.1f}"
+            print(f"| {name} | {estimate} | {row} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
