@@ -7,7 +7,7 @@ from dataclasses import replace
 from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.approximations import EP, Laplace
 from torchgpmc.approximations.curved import is_curved
-from torchgpmc.calls.candidate import Candidate, too_much_noise
+from torchgpmc.calls.candidate import Candidate
 from torchgpmc.calls.chain_engines import CHAINS_MAY_TAKE_LONG, around_fit, chains
 from torchgpmc.calls.emulated_engines import emulated
 from torchgpmc.calls.weighted_engines import (
@@ -29,6 +29,8 @@ _MORE_DRAWS, _FEW_LABELS = 256, 300
 _HARDLY = (
     "latents drawn one datum after another hardly vary where importance samples of all at once do: weighted draws, no warm-up."
 )
+_NO_PROPOSAL = "no proposal follows so many hyperparameters, but some hundred estimates teach an emulator what chains can move on."
+_LEARNED = "chains on an emulator go where proposals do not, and weights of better estimates, of data one after another, are even."
 _MORE_RUNS = 3  # of 4000 draws, worth 50 to 300 each where proposals reach the posterior's lobes by turns
 # Where modes are looked for: Laplace's evidence may be 100 nats too high where f is rough (450 labels, 19 of them ones: draws were
 # all from there).
@@ -45,7 +47,7 @@ def of_one_latent(model: GPModel, wanted: int) -> list[Candidate]:
     elif size <= MOST_HYPERPARAMETERS:
         found = _of_many(model, wanted)
     else:
-        found = _of_very_many(model, wanted)
+        found = _on_an_emulator(model, _NO_PROPOSAL, wanted)
         if model.operations > CHAINS_MAY_TAKE_LONG:
             return found  # in white coordinates 34 of 300 labels spend all in warm-up
     return [*found, _in_white_coordinates(model)]
@@ -87,20 +89,16 @@ def _of_many(model: GPModel, wanted: int) -> list[Candidate]:
         first = AMIS(evidence=SmoothProbit(EP(), MANY_DRAWS), degrees_of_freedom=SHORT_TAILS, begin=extremes)
     # Without tails, 4000 draws of 500 x 14 (a tenth of the labels wrong) are worth 23: a far outputscale has a long arm.
     modes = replace(first, begin=replace(_BY_EP, search_tails=True, leave_for=extremes))
-    better = replace(modes, evidence=_in_turn(model))
-    found = [
-        weighted(model, modes, INTEGRATES_OUT, wanted).with_limits(better_follow=True),
-        weighted(model, better, _HARDLY, wanted)._replace(given=too_much_noise, goes_on=True),
-    ]
+    first_of_modes = weighted(model, modes, INTEGRATES_OUT, wanted).with_limits(better_follow=True)
+    learned, again = _on_an_emulator(model, _LEARNED, wanted)
     apart = "what data leave open has lobes apart from the modes: weighted draws that begin with the prior."
     # Of 270 x 13 logit labels runs from the prior were worth one to three draws each: what estimates miss, more runs do.
     runs = (apart, *[AGAIN] * _MORE_RUNS) if is_probit(model) else (apart,)
-    return [*found, *(weighted(model, first, why, wanted) for why in runs)]
+    return [first_of_modes, learned._replace(goes_on=True), again, *(weighted(model, first, why, wanted) for why in runs)]
 
 
-def _of_very_many(model: GPModel, wanted: int) -> list[Candidate]:
-    """Of more hyperparameters than proposals can follow, of log-concave data."""
-    why = "no proposal follows so many hyperparameters, but some hundred estimates teach an emulator what chains can move on."
+def _on_an_emulator(model: GPModel, why: str, wanted: int) -> list[Candidate]:
+    """Of log-concave data."""
     return emulated(model, EmulatedHMC(evidence=_in_turn(model), begin=replace(_BY_EP, count=2)), why, wanted)
 
 
