@@ -1,11 +1,13 @@
 """Evidence of logit (or probit) labels with many columns: spread of the log estimates against time, data in turn and all at once.
 
-    python benchmarks/sequential_evidence.py [--link probit]
+    python benchmarks/sequential_evidence.py [--link probit | --fixed]
 
 The models are heart_like and german_like of newcomer_models.py, 270 x 13 and 500 x 24 labels with a lengthscale a column. Thetas:
 the best of 150 draws from the prior, by EP's evidence, moved by random-walk Metropolis steps under it; not converged chains, and no
 more is needed. All estimates of a theta should agree in their mean; their spread over repeats is printed for the median of thetas
 and for the worst.
+
+With --fixed: one theta each of 100 x 2 logit labels under a smooth kernel, of 100 x 5 under a rough one, and of 150 x 3 counts.
 """
 
 import argparse
@@ -13,6 +15,7 @@ import time
 
 import newcomer_models
 import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
 
 import torchgpmc as tg
 
@@ -36,11 +39,25 @@ def settings(model, count, num_steps, generator):
     return theta
 
 
+def fixed(num_data, num_columns, lengthscale, counts=False):
+    """Labels, one in nine of them flipped, or counts, under an outputscale of 20 or 4."""
+    generator = torch.Generator().manual_seed(0)
+    kernel = ScaleKernel(RBFKernel()).requires_grad_(False)
+    kernel.outputscale, kernel.base_kernel.lengthscale = 4.0 if counts else 20.0, lengthscale
+    x = torch.rand(num_data, num_columns, generator=generator, dtype=torch.float64)
+    level = torch.sin(5 * x[:, 0]) + x[:, 1]
+    if counts:
+        y = torch.poisson((2 * level - 1).exp(), generator=generator)
+        return tg.GP(x, y, kernel, tg.likelihoods.Poisson())
+    y = (level > 0.9) ^ (torch.arange(num_data) % 9 == 0)
+    return tg.GP(x, y, kernel, tg.likelihoods.Bernoulli(link="logit"))
+
+
 def estimators(model):
     """By name."""
     found = {f"importance, EP, {n}": tg.evidence.importance(model, tg.EP(), num_importance=n) for n in (64, 256, 1024)}
     found |= {f"SequentialImportance({n})": tg.evidence.SequentialImportance(n).estimator(model) for n in (16, 64, 256)}
-    if model.likelihood.is_probit:
+    if tg.evidence.is_probit(model):
         found["Orthant(64)"] = tg.evidence.Orthant(64).estimator(model)
     return found
 
@@ -48,27 +65,38 @@ def estimators(model):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--link", default="logit")
+    parser.add_argument("--fixed", action="store_true")
     parser.add_argument("--settings", type=int, default=12)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--repeats", type=int, default=20)
     options = parser.parse_args()
     print("| model | estimate | sd of the log, median theta | worst | mean of all | ms an estimate |\n|---|---|---|---|---|---|")
+    if options.fixed:
+        theta = torch.zeros(options.settings, 0, dtype=torch.float64)
+        table("smooth labels", fixed(100, 2, 0.3), theta, options.repeats)
+        table("rough labels", fixed(100, 5, 0.2), theta, options.repeats)
+        table("counts", fixed(150, 3, 0.15, counts=True), theta, options.repeats)
+        return
     for name in ("heart_like", "german_like"):
         labels = getattr(newcomer_models, name)()
         with torch.no_grad():
             theta = settings(labels, options.settings, options.steps, torch.Generator().manual_seed(0))
         likelihood = tg.likelihoods.Bernoulli(link=options.link)
-        model = tg.GP(labels.train_x, labels.train_y, labels.kernel, likelihood)
-        for estimate, estimator in estimators(model).items():
-            generator = torch.Generator().manual_seed(1)
-            began = time.perf_counter()
-            found = torch.stack([estimator.draw(theta, generator).value for _ in range(options.repeats)])
-            milliseconds = 1e3 * (time.perf_counter() - began) / found.numel()
-            spread = found.std(0).sort().values
-            # Log of the mean estimate of each theta, which noise does not bias.
-            middle = float((found.logsumexp(0) - torch.tensor(float(len(found))).log()).mean())
-            row = f"{float(spread.median()):.3f} | {float(spread[-1]):.3f} | {middle:.2f} | {milliseconds:.1f}"
-            print(f"| {name} | {estimate} | {row} |", flush=True)
+        table(name, tg.GP(labels.train_x, labels.train_y, labels.kernel, likelihood), theta, options.repeats)
+
+
+def table(name, model, theta, repeats):
+    """Rows of one model."""
+    for estimate, estimator in estimators(model).items():
+        generator = torch.Generator().manual_seed(1)
+        began = time.perf_counter()
+        found = torch.stack([estimator.draw(theta, generator).value for _ in range(repeats)])
+        milliseconds = 1e3 * (time.perf_counter() - began) / found.numel()
+        spread = found.std(0).sort().values
+        # Log of the mean estimate of each theta, which noise does not bias.
+        middle = float((found.logsumexp(0) - torch.tensor(float(len(found))).log()).mean())
+        row = f"{float(spread.median()):.3f} | {float(spread[-1]):.3f} | {middle:.2f} | {milliseconds:.1f}"
+        print(f"| {name} | {estimate} | {row} |", flush=True)
 
 
 if __name__ == "__main__":

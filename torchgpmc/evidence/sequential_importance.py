@@ -65,8 +65,9 @@ _TINY = 1e-6
 class SequentialImportance:
     """Evidence by sequential importance sampling, for full GPs with one latent and log-concave likelihoods of any kind.
 
-    For many data under wide priors, where importance estimates from a normal density of all f at once vary: what is not normal in
-    each datum's density is fitted here, one datum after another, so that errors do not multiply. Weights are not bounded.
+    For many data under wide priors where f is rough, as of many input columns: importance estimates from a normal density of all f
+    miss a factor a datum there, and vary by their whole log. What is not normal in each datum's density is fitted here. Where f is
+    smooth, a few directions for all data, importance estimates vary no more in the same time. Weights are not bounded.
 
     Args:
         num_points: points an estimate, each a latent vector.
@@ -124,7 +125,7 @@ class SequentialImportanceEstimator:
         >>> import torch, torchgpmc as tg
         >>> from gpytorch.kernels import RBFKernel, ScaleKernel
         >>> kernel = ScaleKernel(RBFKernel()).requires_grad_(False)
-        >>> kernel.outputscale = 20.0
+        >>> kernel.outputscale, kernel.base_kernel.lengthscale = 20.0, 0.1  # f is rough
         >>> model = tg.GP(torch.linspace(0, 9, 60), torch.arange(60) % 7 > 3, kernel, tg.likelihoods.Bernoulli(link="logit"))
         >>> theta, generator = torch.zeros(100, 0).double(), torch.Generator().manual_seed(0)
         >>> one_by_one = tg.evidence.SequentialImportance(64).estimator(model).draw(theta, generator).value
