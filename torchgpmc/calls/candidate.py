@@ -53,11 +53,6 @@ def some_use(before: Trial | None) -> bool:
     return before is None or not before.came_to_nothing
 
 
-def too_much_noise(before: Trial | None) -> bool:
-    """After noisy estimates alone: of an engine that is the same with better ones."""
-    return before is not None and before.was_too_noisy
-
-
 def no_start(**limits: Any) -> None:
     """Chains begin around no fit."""
 
