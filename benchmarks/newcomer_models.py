@@ -10,7 +10,7 @@ from gpytorch.kernels import LinearKernel, MaternKernel, PeriodicKernel, Polynom
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
 from gpytorch.priors import GammaPrior, HalfCauchyPrior, HalfNormalPrior, LogNormalPrior, NormalPrior
-from sklearn.datasets import load_breast_cancer, load_iris, make_classification, make_friedman1
+from sklearn.datasets import load_breast_cancer, load_digits, load_iris, make_classification, make_friedman1
 
 import torchgpmc as tg
 
@@ -160,6 +160,29 @@ def imbalanced_alike():
     return _few_ones(None)
 
 
+def cancer_ard():
+    """400 x 30 labels of scikit-learn's breast cancer, probit, a lengthscale a column: 31 hyperparameters."""
+    x, y = load_breast_cancer(return_X_y=True)
+    rows = np.random.default_rng(0).permutation(len(x))[:400]
+    return _probit_ard(x[rows], y[rows], GammaPrior(3.0, 3.0))
+
+
+def three_eight_ard():
+    """250 x 50 of scikit-learn's digits, threes and eights, probit, a lengthscale a column under a prior for so many."""
+    x, y = load_digits(return_X_y=True)
+    chosen = (y == 3) | (y == 8)
+    x, y = x[chosen], y[chosen] == 8
+    rows = np.random.default_rng(0).permutation(len(x))[:250]
+    x = x[rows]
+    x = x[:, x.std(0) > 0.3]
+    return _probit_ard(x, y[rows], GammaPrior(3.0, 3.0 / x.shape[1] ** 0.5))
+
+
+def _probit_ard(x, y, lengthscale):
+    kernel = _squared(lengthscale, GammaPrior(2.0, 0.15), x.shape[1])
+    return tg.GP(_standardised(x), y, kernel, tg.likelihoods.Bernoulli())
+
+
 def heart_like():
     """270 x 13 labels, logit, a lengthscale a column."""
     return _labels("logit", 13, n_samples=270, n_features=13, n_informative=6, flip_y=0.15, random_state=3)
@@ -231,6 +254,8 @@ NEWCOMERS = (
     t_noise_ard,
     imbalanced,
     imbalanced_alike,
+    cancer_ard,
+    three_eight_ard,
     heart_like,
     german_like,
     vehicle_like,
