@@ -216,8 +216,9 @@ def test_many_hyperparameters_of_a_likelihood_with_several_modes_are_for_chains(
     assert [as_typed(candidate.method)[:14] for candidate in candidates(heavy)] == ["NUTS(whitening"]
 
 
-@pytest.mark.parametrize(("columns", "first"), [(16, "AMIS(num_importance=4)"), (17, "NUTS(")])
+@pytest.mark.parametrize(("columns", "first"), [(16, "AMIS(num_importance=4)"), (17, "EmulatedHMC(num_importance=4,")])
 def test_inducing_values_of_more_hyperparameters_are_for_chains(columns, first):
+    # Of 3000 x 20 labels, M = 100, chains around a fit had R-hat 1.14 after 237 CPU seconds.
     model = wide(columns, inducing_points=inputs(3, columns))
     assert as_typed(candidates(model)[0].method).startswith(first)
 

@@ -150,6 +150,16 @@ def test_points_are_spread_over_what_it_begins_with(begin):
     assert bool(torch.isfinite(posterior.log_weights).all())
 
 
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+def test_models_in_single_precision_learn_in_double():
+    model = gp("probit", num_data=20, dtype=torch.float32)
+    posterior = tg.sample(model, tg.EmulatedHMC(), num_samples=20, warmup_steps=40, num_chains=8, seed=0, progress=False)
+    assert posterior.theta.dtype == torch.float32
+    failed = torch.isinf(posterior.log_weights)  # an estimate that failed in single precision, and is counted
+    assert torch.equal(failed, posterior.stats["n_failures"] == 1) and int(failed.sum()) <= 8
+    assert float(posterior.log_weights[~failed].std()) < 0.5
+
+
 def test_evidence_of_zero_everywhere_is_an_error():
     model = gp("probit")
     model.jitter = -10.0  # no covariance can be factorised

@@ -16,6 +16,7 @@ from torchgpmc.models import GPModel
 from torchgpmc.numerics.random import make_generator
 from torchgpmc.runs.chain_targets import estimator_for, suited_approximation
 
+NO_PROPOSAL = "no proposal follows so many hyperparameters, but some hundred estimates teach an emulator what chains can move on."
 # Thetas to learn from. Of 400 x 30 probit labels 14 a hyperparameter leave weights worth 0.9 of the draws, of ionosphere's 300 x 33
 # 20, 30 and 47 a hyperparameter 0.2, 0.36 and 0.44: the more there are, the more of each.
 _THETAS_A_HYPERPARAMETER, _LEAST_THETAS, _MANY = 24, 300, 40

@@ -5,11 +5,13 @@ from __future__ import annotations
 from torchgpmc.approximations.gaussian_form import has_inducing_normal
 from torchgpmc.calls.candidate import Candidate
 from torchgpmc.calls.chain_engines import together
+from torchgpmc.calls.emulated_engines import NO_PROPOSAL, emulated
 from torchgpmc.calls.weighted_engines import INTEGRATES_OUT, MANY_HYPERPARAMETERS, MOST_HYPERPARAMETERS, from_the_prior, weighted
 from torchgpmc.evidence import InducingMixture, serves_inducing_mixture
 from torchgpmc.likelihoods import Softmax
-from torchgpmc.methods import AMIS
+from torchgpmc.methods import AMIS, EmulatedHMC
 from torchgpmc.models import GPModel
+from torchgpmc.runs.beginnings import AtModes
 
 # An estimate's; those of inducing values around their nearest normal density vary by some hundredths, and cost little else.
 _FEW_DRAWS = 4
@@ -24,7 +26,10 @@ _AFTER_WEIGHTS = 0.5  # of what chains may cost, where weighted draws have spent
 def of_inducing_values(model: GPModel, wanted: int) -> list[Candidate]:
     """Of one function and a log-concave likelihood around their nearest normal density, else around several."""
     size = model.layout.size
-    if has_inducing_normal(model) and size <= MOST_HYPERPARAMETERS:
+    if has_inducing_normal(model) and size > MOST_HYPERPARAMETERS:
+        method = EmulatedHMC(num_importance=_FEW_DRAWS, begin=AtModes(count=1))
+        return [*emulated(model, method, NO_PROPOSAL, wanted), *together(model)]
+    if has_inducing_normal(model):
         more = "many draws an estimate make up for what a normal density of inducing values misses."
         turns = (_FEW_DRAWS, INTEGRATES_OUT), (_SOME_DRAWS, more)
         return [*(weighted(model, AMIS(num_importance=draws), why, wanted) for draws, why in turns), *together(model)]

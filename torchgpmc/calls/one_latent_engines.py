@@ -9,7 +9,7 @@ from torchgpmc.approximations import EP, Laplace
 from torchgpmc.approximations.curved import is_curved
 from torchgpmc.calls.candidate import Candidate
 from torchgpmc.calls.chain_engines import CHAINS_MAY_TAKE_LONG, around_fit, chains
-from torchgpmc.calls.emulated_engines import emulated
+from torchgpmc.calls.emulated_engines import NO_PROPOSAL, emulated
 from torchgpmc.calls.weighted_engines import (
     AGAIN,
     INTEGRATES_OUT,
@@ -29,7 +29,6 @@ _MORE_DRAWS, _FEW_LABELS = 256, 300
 _HARDLY = (
     "latents drawn one datum after another hardly vary where importance samples of all at once do: weighted draws, no warm-up."
 )
-_NO_PROPOSAL = "no proposal follows so many hyperparameters, but some hundred estimates teach an emulator what chains can move on."
 _LEARNED = "chains on an emulator go where proposals do not, and weights of better estimates, of data one after another, are even."
 _MORE_RUNS = 3  # of 4000 draws, worth 50 to 300 each where proposals reach the posterior's lobes by turns
 # Where modes are looked for: Laplace's evidence may be 100 nats too high where f is rough (450 labels, 19 of them ones: draws were
@@ -47,7 +46,7 @@ def of_one_latent(model: GPModel, wanted: int) -> list[Candidate]:
     elif size <= MOST_HYPERPARAMETERS:
         found = _of_many(model, wanted)
     else:
-        found = _on_an_emulator(model, _NO_PROPOSAL, wanted)
+        found = _on_an_emulator(model, NO_PROPOSAL, wanted)
         if model.operations > CHAINS_MAY_TAKE_LONG:
             return found  # in white coordinates 34 of 300 labels spend all in warm-up
     return [*found, _in_white_coordinates(model)]

@@ -57,6 +57,8 @@ class Bends(NamedTuple):
 class Emulator(NamedTuple):
     """A log density on ``(C, D)``: the Gaussian process's mean less |z|^2 / 2; a :class:`torchgpmc.types.LogDensity`.
 
+    Of positions in single precision, too, it is worked out in double: its points lie close to one another.
+
     What is left of the log density of z is mostly log p(y | theta), where the prior of z is standard normal; so far from all points
     it falls off as the prior does.
 
@@ -79,15 +81,18 @@ class Emulator(NamedTuple):
 
     def __call__(self, position: Tensor) -> Tensor:
         """``(C, D) -> (C,)``."""
-        similarity, _ = self._similarity(position)
-        return self.mean + similarity.sum(-1) - 0.5 * position.square().sum(-1)
+        z = position.double()
+        similarity, _ = self._similarity(z)
+        return (self.mean + similarity.sum(-1) - 0.5 * z.square().sum(-1)).to(position)
 
     def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """Values ``(C,)`` and gradients ``(C, D)``."""
-        similarity, features = self._similarity(position)
+        z = position.double()
+        similarity, features = self._similarity(z)
         total = similarity.sum(-1)
-        slope = (similarity @ self.points - total.unsqueeze(-1) * features) * self.bends.slopes(position)
-        return self.mean + total - 0.5 * position.square().sum(-1), slope - position
+        slope = (similarity @ self.points - total.unsqueeze(-1) * features) * self.bends.slopes(z)
+        value = self.mean + total - 0.5 * z.square().sum(-1)
+        return value.to(position), (slope - z).to(position)
 
     def select(self, rows: Tensor) -> Emulator:
         """The same for some chains."""
@@ -124,15 +129,18 @@ def emulated(position: Tensor, log_density: Tensor, before: Bends | None = None)
         >>> bool(gradient.abs() < 0.2)  # at its mode
         True
     """
+    position, log_density = position.double(), log_density.double()
     values = log_density + 0.5 * position.square().sum(-1)
     mean = values.mean()
     values = values - mean
     first = _first_guess(position, values) if before is None else before
     rows = _fitted_rows(len(position), position.device)
     bends = _fitted(first, position[rows], values[rows], _FIRST_STEPS if before is None else _FURTHER_STEPS)
-    factor = cholesky(_covariance(bends, position)).factor
+    factor, ok = cholesky(_covariance(bends, position))
     solved = torch.cholesky_solve(values.unsqueeze(-1), factor).squeeze(-1)
-    return Emulator(bends, mean, bends.features(position), solved * (2 * bends.log_signal).exp())
+    # Should that fail, it knows the mean alone: weights tell.
+    coefficients = torch.where(ok, solved * (2 * bends.log_signal).exp(), 0.0)
+    return Emulator(bends, mean, bends.features(position), coefficients)
 
 
 def empty_emulator(like: Tensor) -> Emulator:
@@ -143,6 +151,7 @@ def empty_emulator(like: Tensor) -> Emulator:
         >>> float(empty_emulator(torch.zeros(2))(torch.ones(1, 2)))
         -1.0
     """
+    like = like.double()
     bends = _first_guess(like[None], torch.ones_like(like[:1]))
     return Emulator(bends, torch.zeros_like(like.sum()), like[None][:0], like[:0])
 
