@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
-from typing import Any
 
 from torchgpmc.calls.candidate import Candidate, Limits, some_use
 from torchgpmc.calls.chain_engines import NUM_CHAINS
-from torchgpmc.calls.timing import seconds_of_evaluations
-from torchgpmc.calls.weighted_engines import thetas_at_once
+from torchgpmc.calls.weighted_engines import seconds_of_estimates
 from torchgpmc.methods import EmulatedHMC
 from torchgpmc.models import GPModel
-from torchgpmc.numerics.random import make_generator
-from torchgpmc.runs.chain_targets import estimator_for, suited_approximation
 
 NO_PROPOSAL = "no proposal follows so many hyperparameters, but some hundred estimates teach an emulator what chains can move on."
 # Thetas to learn from. Of 400 x 30 probit labels 14 a hyperparameter leave weights worth 0.9 of the draws, of ionosphere's 300 x 33
@@ -36,14 +30,5 @@ def emulated(model: GPModel, method: EmulatedHMC, why: str, wanted: int) -> list
 
 def _learning_from(thetas: int, model: GPModel, method: EmulatedHMC, why: str, wanted: int) -> Candidate:
     warmup_steps = math.ceil(thetas / NUM_CHAINS)
-    at_once = thetas_at_once(model)
-
-    def rehearse() -> Callable[[], Any]:
-        generator = make_generator(0, model.train_x.device)
-        approximation = suited_approximation(model, method.approximation)
-        estimator = estimator_for(model, approximation, method.num_importance, None, method.evidence)
-        return partial(estimator.draw, model.layout.starting_points(at_once, generator), generator)
-
-    evaluations = thetas + _USUAL_DRAWS_AN_EFFECTIVE_ONE * wanted
-    seconds = partial(seconds_of_evaluations, rehearse, evaluations / at_once)
+    seconds = seconds_of_estimates(model, method, thetas + _USUAL_DRAWS_AN_EFFECTIVE_ONE * wanted)
     return Candidate(method, why, NUM_CHAINS, warmup_steps, Limits(_EVERY, _MOST, math.inf), seconds)

@@ -11,7 +11,7 @@ from typing import Any
 from torchgpmc.calls.candidate import WANTED, Candidate, Limits, some_use
 from torchgpmc.calls.timing import seconds_of_evaluations
 from torchgpmc.evidence import Evidence
-from torchgpmc.methods import AMIS
+from torchgpmc.methods import AMIS, EmulatedHMC
 from torchgpmc.models import GPModel
 from torchgpmc.numerics.random import make_generator
 from torchgpmc.runs.beginnings import AtPrior
@@ -40,19 +40,11 @@ _TIMED_OPERATIONS, _MOST_TIMED_THETAS = 3e8, 100  # of a batch of estimates; sma
 
 def weighted(model: GPModel, method: AMIS, why: str, wanted: int) -> Candidate:
     """Weighted draws of theta, for ``wanted`` effective ones."""
-    thetas = thetas_at_once(model)
-
-    def rehearse() -> Callable[[], Any]:
-        generator = make_generator(0, model.train_x.device)
-        approximation = suited_approximation(model, method.approximation)
-        estimator = estimator_for(model, approximation, method.num_importance, None, method.evidence)
-        return partial(estimator.draw, model.layout.starting_points(thetas, generator), generator)
-
     if wanted < WANTED:
         # Few are found sooner. They are no reason to give up sooner: engines that come later are dearer.
         method = replace(method, batch_size=max(wanted, 10 * model.layout.size))
     limits = Limits(1, _DRAWS_AN_EFFECTIVE_ONE * max(wanted, WANTED), math.inf)
-    seconds = partial(seconds_of_evaluations, rehearse, _USUAL_DRAWS_AN_EFFECTIVE_ONE * wanted / thetas)
+    seconds = seconds_of_estimates(model, method, _USUAL_DRAWS_AN_EFFECTIVE_ONE * wanted)
     return Candidate(method, why, None, None, limits, seconds)
 
 
@@ -63,9 +55,17 @@ def from_the_prior(model: GPModel, evidence: Callable[[int], Evidence], few: str
     return [first, second._replace(given=some_use)]
 
 
-def thetas_at_once(model: GPModel) -> int:
-    """Of a batch of estimates that is timed."""
-    return max(2, min(_MOST_TIMED_THETAS, int(_TIMED_OPERATIONS / operations_of_estimate(model))))
+def seconds_of_estimates(model: GPModel, method: AMIS | EmulatedHMC, count: float) -> Callable[[], float]:
+    """Works out about how long so many of a method's estimates take here."""
+    thetas = max(2, min(_MOST_TIMED_THETAS, int(_TIMED_OPERATIONS / operations_of_estimate(model))))
+
+    def rehearse() -> Callable[[], Any]:
+        generator = make_generator(0, model.train_x.device)
+        approximation = suited_approximation(model, method.approximation)
+        estimator = estimator_for(model, approximation, method.num_importance, None, method.evidence)
+        return partial(estimator.draw, model.layout.starting_points(thetas, generator), generator)
+
+    return partial(seconds_of_evaluations, rehearse, count / thetas)
 
 
 def operations_of_estimate(model: GPModel) -> float:
