@@ -70,7 +70,7 @@ class Candidate(NamedTuple):
         start: makes what the chains begin around; with limits of :func:`torchgpmc.initialize`, roughly.
         given: what must have come of the engine before, for this one to be tried.
         goes_on: whether its chains, or its first proposal, begin at the draws of the engine before, if these are of any use.
-        only_begins: whether its draws seldom do, and the next engine goes on from them.
+        only_begins: whether it seldom has draws enough to return, and is there for the next engine to begin at those.
     """
 
     method: MethodOptions

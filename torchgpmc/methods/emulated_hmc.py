@@ -18,7 +18,7 @@ from torchgpmc.models.gp_model import GPModel
 from torchgpmc.numerics.linalg import identity_matrix
 from torchgpmc.numerics.random import make_generator
 from torchgpmc.parameters.normal_scale import NormalScale, normal_scale
-from torchgpmc.runs.beginnings import AtModes, AtPrior
+from torchgpmc.runs.beginnings import ARM, AtModes, AtPrior
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.chain_targets import ChainTarget, check_has_hyperparameters, estimator_for, suited_approximation
 from torchgpmc.runs.drawn_start import DrawnStart
@@ -30,7 +30,6 @@ from torchgpmc.runs.starts import posterior_modes
 _SEED = 0  # of the search for modes, which a run that is resumed makes again
 _POINTS_A_HYPERPARAMETER, _LEAST_POINTS = 5, 128  # that are spread before anything is learned
 _DRAWS_AROUND = 64
-_ARM = (2.3, 0.5)
 _LABEL = "an emulator of the posterior: weighted to the exact posterior"
 
 
@@ -152,7 +151,7 @@ class EmulatedHMC(MethodOptions):
             modes = posterior_modes(marginal, self.begin.count, make_generator(_SEED, model.train_x.device), scale)
             known = [(mode.position, mode.covariance) for mode in modes]
         else:
-            known = list(zip(*along_axes(scale.size, *_ARM, unit), strict=True)) if self.begin.arms else []
+            known = list(zip(*along_axes(scale.size, *ARM, unit), strict=True)) if self.begin.arms else []
         if not known:
             known = [(0 * unit[0], unit)]
         means, covariances = (torch.stack(part).detach() for part in zip(*known, strict=True))

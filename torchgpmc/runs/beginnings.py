@@ -8,6 +8,8 @@ from torchgpmc.approximations import Approximation, Laplace
 from torchgpmc.approximations.gaussian_form import check_approximation
 from torchgpmc.checks import check_count, check_flag
 
+ARM = (2.3, 0.5)  # where an arm's middle is, and its deviation, in those of the prior: its outer percentiles
+
 
 @dataclass(frozen=True)
 class AtPrior:

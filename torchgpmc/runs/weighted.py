@@ -36,7 +36,7 @@ from torchgpmc.numerics.linalg import cholesky, identity_matrix, solve_lower
 from torchgpmc.numerics.special import log_standard_normal
 from torchgpmc.parameters.normal_scale import NormalScale, OnNormalScale
 from torchgpmc.parameters.prior_mass import log_prior_mass
-from torchgpmc.runs.beginnings import AtModes, AtPrior
+from torchgpmc.runs.beginnings import ARM, AtModes, AtPrior
 from torchgpmc.runs.drawn_start import DrawnStart
 from torchgpmc.runs.starts import Marginal, posterior_modes
 from torchgpmc.storage.draws import Draw, Draws
@@ -44,7 +44,6 @@ from torchgpmc.storage.draws import Draw, Draws
 _MAX_ANCHORS = 128
 _FITTED_COMPONENTS = 4
 _TAIL_SHARE = 0.4  # of the first draws, of what tails were found to hold
-_ARM = (2.3, 0.5)  # where an arm's middle is, and its deviation, in those of the prior: its outer percentiles
 _ARMS_SHARE = 2 / 3  # of the draws, but for the defensive ones
 _NO_EVIDENCE = (
     "the log evidence is NaN: a constraint cuts off part of a prior, or a transform distorts it, and how much of its mass remains "
@@ -146,7 +145,7 @@ class ImportanceRun(NamedTuple):
         unit = identity_matrix(self.scale.size, self.scale.coefficients)
         mean, covariance, share = 0 * unit[:1], unit[None], unit.new_zeros(1)
         if self.begin.at_prior.arms:
-            far, narrow = along_axes(self.scale.size, *_ARM, unit)
+            far, narrow = along_axes(self.scale.size, *ARM, unit)
             mean, covariance = torch.cat([mean, far]), torch.cat([covariance, narrow])
             even = share.new_full((len(far),), math.log(_ARMS_SHARE / len(far)))
             share = torch.cat([share + math.log1p(-_ARMS_SHARE), even])
