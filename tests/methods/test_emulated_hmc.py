@@ -118,7 +118,9 @@ def test_the_weight_is_the_estimate_over_the_emulator():
     theta, log_slope = normal_scale(run.warm_up.chains.model.layout).theta(z)
     log_prior = run.warm_up.chains.model.layout.log_prior(theta).detach()
     torch.testing.assert_close(draw.theta[:, 0], theta)
-    expected = stats["log_evidence"] + log_prior + log_slope - emulator(z)
+    share_left = 1 - state.tuning.exponent
+    assert 0 < share_left < 1
+    expected = share_left * (stats["log_evidence"] + log_prior + log_slope - emulator(z))
     torch.testing.assert_close(draw.log_weight[:, 0], expected)
     assert len(emulator.points) == len(state.tuning.position) == 48
 
@@ -133,6 +135,34 @@ def test_after_warm_up_nothing_is_learned():
     for _ in range(3):
         state = run.advance(state, generator)[0]
     assert all(map(torch.equal, tuning.emulator[1:], state.tuning.emulator[1:])) and state.tuning.step_size == tuning.step_size
+
+
+def test_warm_up_learns_no_more_once_the_latest_weights_are_even():
+    """Then nothing is estimated until draws begin."""
+    run = tg.EmulatedHMC(num_importance=64, enough=0.6).prepare(gp("probit"), Settings(2, 60, 16, None))
+    generator = torch.Generator().manual_seed(0)
+    state, learned = run.init(generator), []
+    for _ in range(61):
+        state, _, stats = run.advance(state, generator)
+        learned.append(int(stats["n_steps"].sum()))
+    num_learned = sum(learned[:60])
+    assert 64 + 16 * run.warm_up.spread_steps <= num_learned < 60 * 16 and learned[59] == 0 and learned[60] == 16
+    assert len(state.tuning.emulator.points) == len(state.tuning.position) == num_learned and not len(state.tuning.waits)
+
+
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+def test_chains_leave_where_the_emulator_has_mass_that_is_not_there():
+    run = METHOD.prepare(gp("probit"), Settings(9, 12, 4, None))
+    generator = torch.Generator().manual_seed(0)
+    state = run.init(generator)
+    for _ in range(12):
+        state = run.advance(state, generator)[0]
+    lost = state.chain._replace(log_target=state.chain.log_target - 1e3)
+    found = run.advance(state._replace(chain=lost), generator)[0].chain
+    assert not bool((found.position == lost.position).all(-1).any())
+    high = state.chain._replace(log_target=state.chain.log_target + 1e3)
+    stays = run.advance(state._replace(chain=high), generator)[0].chain
+    assert torch.equal(stays.position, high.position) and torch.equal(stays.log_target, high.log_target)
 
 
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
@@ -155,9 +185,8 @@ def test_models_in_single_precision_learn_in_double():
     model = gp("probit", num_data=20, dtype=torch.float32)
     posterior = tg.sample(model, tg.EmulatedHMC(), num_samples=20, warmup_steps=40, num_chains=8, seed=0, progress=False)
     assert posterior.theta.dtype == torch.float32
-    failed = torch.isinf(posterior.log_weights)  # an estimate that failed in single precision, and is counted
-    assert torch.equal(failed, posterior.stats["n_failures"] == 1) and int(failed.sum()) <= 8
-    assert float(posterior.log_weights[~failed].std()) < 0.5
+    assert int(posterior.stats["n_failures"].sum()) <= 8  # estimates may fail in single precision, and are counted
+    assert float(posterior.log_weights.std()) < 0.5
 
 
 def test_evidence_of_zero_everywhere_is_an_error():
@@ -173,6 +202,7 @@ def test_evidence_of_zero_everywhere_is_an_error():
         (tg.EmulatedHMC(), {"warmup_steps": 1}, "warmup_steps is 1.*Expected at least 2"),
         (tg.EmulatedHMC(num_importance=0), {}, "num_importance"),
         (tg.EmulatedHMC(num_trajectories=0), {}, "num_trajectories"),
+        (tg.EmulatedHMC(enough=0.0), {}, "enough is 0.0. Expected a share above 0"),
     ],
 )
 def test_what_cannot_be_is_refused(method, options, message):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchgpmc.approximations import EP, Approximation
 from torchgpmc.approximations.gaussian_form import check_approximation, check_model
-from torchgpmc.checks import check_count
+from torchgpmc.checks import check_count, is_number
 from torchgpmc.evidence import Evidence
 from torchgpmc.importance import Proposal, along_axes, from_modes, with_defence
 from torchgpmc.models.gp_model import GPModel
@@ -42,10 +42,13 @@ class EmulatedHMC(MethodOptions):
     each prior is standard normal, and the evidence is estimated once a draw, at the end of a dozen of them: during warm-up to learn
     from, then for the weight :math:`\hat p(y | \theta) / S(\theta)` that makes the draw exact (Rasmussen 2003, "Gaussian processes
     to speed up hybrid Monte Carlo for expensive Bayesian integrals", whose draws stay the emulator's or take a Metropolis test).
-    Every theta comes with a latent vector chosen by its importance weight.
+    Here a fourth root of the weight has such a test, and the rest is left as a weight: few draws are refused, and chains do not
+    stay where the emulator, far from all that it knows, has mass that is not there. Every theta comes with a latent vector chosen
+    by its importance weight.
 
     Some thousand estimates teach a posterior of thirty lengthscales well enough for weights worth half their number. No gradient is
-    asked for. ``warmup_steps`` times ``num_chains`` thetas are learned from, the first of them spread over the modes and the prior.
+    asked for. At most ``warmup_steps`` times ``num_chains`` thetas are learned from, the first of them spread over the modes and
+    the prior.
 
     Args:
         approximation: :class:`Laplace`, :class:`EP` or ``approximations.ClassEP()``, from which latents are drawn. Of a
@@ -57,6 +60,8 @@ class EmulatedHMC(MethodOptions):
         begin: around what half of the first points are spread, the others being draws from the prior: :class:`AtModes`, those of an
             approximate posterior, or :class:`AtPrior`, far out along each hyperparameter with ``arms``. Of no use to a run that
             starts from draws.
+        enough: share of their number, from 0 to 1, that the latest 64 thetas must be worth by their weights for learning to end
+            before warm-up does; 1: never.
 
     Example:
         >>> import torch, torchgpmc as tg
@@ -78,6 +83,7 @@ class EmulatedHMC(MethodOptions):
     evidence: Evidence | None = None
     num_trajectories: int = 12
     begin: AtModes | AtPrior = AtModes()  # noqa: RUF009  (frozen, so it may be shared)
+    enough: float = 1.0
 
     def at_draws(self, model: GPModel) -> EmulatedHMC:
         """Itself: half of the first points are around them."""
@@ -106,11 +112,15 @@ class EmulatedHMC(MethodOptions):
             return chains.start(num_chains, generator), None
 
         target = ChainTarget(None, size, size, start, chains.read, _LABEL)
-        return ChainRun(target, chains.kernel, EmulatedWarmUp(warmup, spread_steps, chains), warmup, settings.num_samples, 1)
+        return ChainRun(
+            target, chains.kernel, EmulatedWarmUp(warmup, spread_steps, chains, self.enough), warmup, settings.num_samples, 1
+        )
 
     def _check_options(self) -> None:
         check_count("num_importance", self.num_importance)
         check_count("num_trajectories", self.num_trajectories)
+        if not is_number(self.enough) or not 0 < self.enough <= 1:
+            raise ValueError(f"enough is {self.enough!r}. Expected a share above 0 and at most 1, for instance 0.5.")
         check_approximation("approximation", self.approximation)
         if not isinstance(self.begin, AtModes | AtPrior):
             raise TypeError(f"begin is {self.begin!r}. Expected torchgpmc.AtModes() or torchgpmc.AtPrior().")

@@ -1,8 +1,13 @@
-"""Chains of theta that move on an emulator of the evidence, and the warm-up in which it is learned.
+r"""Chains of theta that move on an emulator of the evidence, and the warm-up in which it is learned.
 
 Between two draws a chain makes Hamiltonian trajectories on the emulator, which cost next to nothing, and then one estimate of the
-evidence where they end: warm-up learns from it, and a draw is weighed by it. After warm-up the emulator stays, so that chains keep
-its density invariant and weights make the draws exact, however far off it is; good weights are what it is learned for.
+evidence where they end: warm-up learns from it, and a draw is weighed by it. Warm-up may end its work early, once the latest
+thetas, weighed by what was found over what the emulator had said, are worth enough.
+
+After warm-up the emulator S stays. Chains keep :math:`S^{1 - b} \hat T^b`, b a quarter and T the target estimated, on theta and the
+numbers that the estimate is made from, by a Metropolis test of the ratio of estimates over emulators to the power b (Andrieu &
+Roberts 2009): so they leave places where S is far too high. Weights :math:`(\hat T / S)^{1 - b}` make the draws exact, however far
+off S is.
 """
 
 from __future__ import annotations
@@ -13,15 +18,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchgpmc.diagnostics.weights import kish_effective_size
 from torchgpmc.evidence import LatentEstimate, LatentEstimator, latents_kept
 from torchgpmc.importance import Emulator, Proposal, draw_from, empty_emulator, emulated
 from torchgpmc.models.gp_model import GPModel
+from torchgpmc.numerics.random import uniform
 from torchgpmc.numerics.special import log_standard_normal
 from torchgpmc.parameters.normal_scale import NormalScale
 from torchgpmc.samplers.hmc import hmc
 from torchgpmc.samplers.preconditioner import identity_preconditioner
 from torchgpmc.storage.draws import Draw
-from torchgpmc.trees import concatenate
+from torchgpmc.trees import concatenate, where
 from torchgpmc.types import Sampler
 
 _DEPTH = 150.0  # nats below the highest evidence found from where on all is taken for as bad: white noise for everything, say
@@ -31,6 +38,8 @@ _FLATTENED = 3.0  # what log weights are divided by, where chains begin: wider t
 _FIRST_STEP, _ADAPTATION, _SETTLING = 0.2, 0.5, 5.0
 _TARGET_ACCEPTANCE = 0.8
 _LEAST_STEPS, _MOST_STEPS = 4, 8
+_TESTED = 0.25  # b
+_LATEST = 64  # thetas that tell what weights will be
 
 
 class EmulatedTuning(NamedTuple):
@@ -39,17 +48,20 @@ class EmulatedTuning(NamedTuple):
     step_size: Tensor  # ()
     position: Tensor  # (n, P), of z, wherever evidence was estimated
     log_target: Tensor  # (n,), of z, estimated
+    log_density: Tensor  # (n,), of z, what the emulator had said
     emulator: Emulator  # of the first some of these; of none while points are spread
     starts: Tensor  # (C, P), where chains are put before their next step; (0, P) for where they are
     anchors: Tensor  # (A, P), of z
     sites: Tensor  # (A, ...), where estimates begin near these
+    exponent: Tensor  # (), of the weights that a Metropolis test meets: zero while there is anything to learn
+    waits: Tensor  # (1,) where enough is known and the end of warm-up awaited, else (0,): a length, which no device is asked for
 
 
 class EmulatedState(NamedTuple):
     """Where chains are, with the estimates there."""
 
     position: Tensor  # (C, P), of z
-    log_density: Tensor  # (C,), the emulator's
+    log_density: Tensor  # (C,), what the kernel keeps invariant
     log_target: Tensor  # (C,), log p(z, y), estimated
     estimate: LatentEstimate
 
@@ -89,25 +101,39 @@ class EmulatedChains(NamedTuple):
         lengths: Any = {"num_steps": _MOST_STEPS, "random_length": True, "least_steps": _LEAST_STEPS}
         inner = hmc(emulator, step_size=tuning.step_size, preconditioner=unit, **lengths)
 
+        def between(emulated: Tensor, log_target: Tensor) -> Tensor:
+            shifted = emulated + tuning.exponent * (log_target - emulated)
+            return torch.where(tuning.exponent > 0, shifted, emulated)  # not zero times infinity
+
         def init(position: Tensor, generator: torch.Generator) -> EmulatedState:
             log_target, estimate = self._estimated(position, tuning, generator)
-            return EmulatedState(position, emulator(position), log_target, estimate)
+            return EmulatedState(position, between(emulator(position), log_target), log_target, estimate)
+
+        def told(proposed: EmulatedState, acceptance: Tensor) -> EmulatedInfo:
+            failed = torch.isinf(proposed.log_target).to(acceptance)
+            factorizations = proposed.estimate.num_factorizations.to(acceptance)
+            return EmulatedInfo(acceptance, torch.ones_like(acceptance), failed, factorizations)
 
         def step(state: EmulatedState, generator: torch.Generator) -> tuple[EmulatedState, EmulatedInfo]:
-            acceptance = torch.full_like(state.log_density, _TARGET_ACCEPTANCE)
+            as_wanted = torch.full_like(state.log_density, _TARGET_ACCEPTANCE)
+            if len(tuning.waits):
+                none = torch.zeros_like(as_wanted)
+                return state, EmulatedInfo(as_wanted, none, none, none)
             if not len(emulator.points):
-                position = draw_from(self.spread, len(state.position), generator)
-            else:
-                chain = inner.init(tuning.starts if len(tuning.starts) else state.position, generator)
-                rates = []
-                for _ in range(self.num_trajectories):
-                    chain, info = inner.step(chain, generator)
-                    rates.append(info.acceptance_rate)
-                position, acceptance = chain.position, torch.stack(rates).mean(0)
-            new = init(position, generator)
-            failed = torch.isinf(new.log_target).to(acceptance)
-            ones = torch.ones_like(acceptance)
-            return new, EmulatedInfo(acceptance, ones, failed, new.estimate.num_factorizations.to(acceptance))
+                spread = init(draw_from(self.spread, len(state.position), generator), generator)
+                return spread, told(spread, as_wanted)
+            begun = inner.init(tuning.starts if len(tuning.starts) else state.position, generator)
+            chain, rates = begun, []
+            for _ in range(self.num_trajectories):
+                chain, info = inner.step(chain, generator)
+                rates.append(info.acceptance_rate)
+            proposed = init(chain.position, generator)
+            # As this emulator has it: when warm-up ends, the state is of the one before.
+            state = state._replace(log_density=between(begun.log_density, state.log_target))
+            log_ratio = (proposed.log_density - chain.log_density) - (state.log_density - begun.log_density)
+            log_ratio = torch.nan_to_num(log_ratio, nan=0.0)  # where both have evidence zero
+            accepted = uniform(log_ratio.shape, log_ratio, generator).log() < log_ratio
+            return where(accepted, proposed, state), told(proposed, torch.stack(rates).mean(0))
 
         return Sampler(init, step)
 
@@ -147,14 +173,16 @@ class EmulatedWarmUp(NamedTuple):
     """Points are spread first; then chains move on what these tell, and it is learned again as they grow in number.
 
     Args:
-        steps: iterations.
+        steps: iterations, at most.
         spread_steps: of those, at the beginning.
         chains: what is tuned.
+        enough: share of their number that the latest thetas are worth when it is done, by their weights; 1: never before the end.
     """
 
     steps: int
     spread_steps: int
     chains: EmulatedChains
+    enough: float = 1.0
 
     def start(self, position: Tensor, covariance: Tensor | None, generator: torch.Generator) -> EmulatedTuning:
         """Nothing learned."""
@@ -162,21 +190,38 @@ class EmulatedWarmUp(NamedTuple):
         anchor = self.chains.spread.mean[:1]
         step_size = position.new_tensor(_FIRST_STEP)
         empty = empty_emulator(position[0])
-        return EmulatedTuning(step_size, none, none[:, 0], empty, none, anchor, self.chains.sites_at(anchor))
+        sites, no_number = self.chains.sites_at(anchor), none[:, 0]
+        return EmulatedTuning(step_size, none, no_number, no_number, empty, none, anchor, sites, 0 * step_size, no_number)
 
     def update(self, tuning: EmulatedTuning, iteration: int, state: Any, info: Any, generator: torch.Generator) -> EmulatedTuning:
         """From the estimates at the positions; the step size from acceptance rates ``(C,)``."""
+        if len(tuning.waits):
+            return tuning if iteration < self.steps else _done(tuning)
         gain = _ADAPTATION / math.sqrt(1 + max(0, iteration - self.spread_steps) / _SETTLING)
         tuning = tuning._replace(
             step_size=tuning.step_size * (gain * (info.acceptance_rate.mean() - _TARGET_ACCEPTANCE)).exp(),
             position=torch.cat([tuning.position, state.position]),
             log_target=torch.cat([tuning.log_target, state.log_target]),
+            log_density=torch.cat([tuning.log_density, state.log_density]),
             starts=state.position[:0],
         )
         if iteration == self.spread_steps:
             return self._begun(_learned(tuning), len(state.position), generator)
-        is_due = len(tuning.position) >= _GROWTH * len(tuning.emulator.points) or iteration == self.steps
-        return _learned(tuning) if iteration > self.spread_steps and is_due else tuning
+        if iteration < self.spread_steps:
+            return tuning
+        if self._is_enough(tuning, (iteration - self.spread_steps) * len(state.position)):
+            tuning = _learned(tuning)._replace(waits=tuning.step_size.new_ones(1))
+            return tuning if iteration < self.steps else _done(tuning)
+        if iteration == self.steps:
+            return _done(_learned(tuning))
+        return _learned(tuning) if len(tuning.position) >= _GROWTH * len(tuning.emulator.points) else tuning
+
+    def _is_enough(self, tuning: EmulatedTuning, num_followed: int) -> bool:
+        """Whether the latest of the points that chains came to have even weights."""
+        if self.enough >= 1 or num_followed < _LATEST:
+            return False
+        log_weights = (tuning.log_target - tuning.log_density)[-_LATEST:]
+        return float(kish_effective_size(log_weights)) >= self.enough * _LATEST
 
     def _begun(self, tuning: EmulatedTuning, num_chains: int, generator: torch.Generator) -> EmulatedTuning:
         """With chains at points that are good, for points so spread, and anchors at the best of them."""
@@ -193,6 +238,11 @@ class EmulatedWarmUp(NamedTuple):
     def statistics(self, tuning: EmulatedTuning) -> dict[str, Tensor]:
         """The step size."""
         return {"step_size": tuning.step_size}
+
+
+def _done(tuning: EmulatedTuning) -> EmulatedTuning:
+    """For the draws."""
+    return tuning._replace(exponent=torch.full_like(tuning.exponent, _TESTED), waits=tuning.waits[:0])
 
 
 def _learned(tuning: EmulatedTuning) -> EmulatedTuning:
