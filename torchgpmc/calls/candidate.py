@@ -53,6 +53,11 @@ def some_use(before: Trial | None) -> bool:
     return before is None or not before.came_to_nothing
 
 
+def noise_or_some_use(before: Trial | None) -> bool:
+    """Not after one whose estimates did well and whose draws came to nothing: of an engine that is the same with better ones."""
+    return some_use(before) or (before is not None and before.was_too_noisy)
+
+
 def no_start(**limits: Any) -> None:
     """Chains begin around no fit."""
 

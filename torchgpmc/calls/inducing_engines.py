@@ -28,7 +28,7 @@ def of_inducing_values(model: GPModel, wanted: int) -> list[Candidate]:
     size = model.layout.size
     if has_inducing_normal(model) and size > MOST_HYPERPARAMETERS:
         method = EmulatedHMC(num_importance=_FEW_DRAWS, begin=AtModes(count=1))
-        return [*emulated(model, method, NO_PROPOSAL, wanted), *together(model)]
+        return [emulated(model, method, NO_PROPOSAL, wanted), *together(model)]
     if has_inducing_normal(model):
         more = "many draws an estimate make up for what a normal density of inducing values misses."
         turns = (_FEW_DRAWS, INTEGRATES_OUT), (_SOME_DRAWS, more)

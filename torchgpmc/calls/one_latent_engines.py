@@ -7,9 +7,9 @@ from dataclasses import replace
 from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.approximations import EP, Laplace
 from torchgpmc.approximations.curved import is_curved
-from torchgpmc.calls.candidate import Candidate
+from torchgpmc.calls.candidate import Candidate, noise_or_some_use
 from torchgpmc.calls.chain_engines import CHAINS_MAY_TAKE_LONG, around_fit, chains
-from torchgpmc.calls.emulated_engines import NO_PROPOSAL, emulated
+from torchgpmc.calls.emulated_engines import NO_PROPOSAL, NUM_CHAINS, emulated
 from torchgpmc.calls.weighted_engines import (
     AGAIN,
     INTEGRATES_OUT,
@@ -29,11 +29,15 @@ _MORE_DRAWS, _FEW_LABELS = 256, 300
 _HARDLY = (
     "latents drawn one datum after another hardly vary where importance samples of all at once do: weighted draws, no warm-up."
 )
-_LEARNED = "chains on an emulator go where proposals do not, and weights of better estimates, of data one after another, are even."
+_LEARNED = "some hundred estimates teach an emulator what chains can move on, and their weights are even."
+_EVEN = "chains on an emulator, with estimates of data one after another, which hardly vary."
+# Where an estimate costs as little as a step on the emulator. Elsewhere their R-hats take twice as many draws to be below 1.01.
+_SHORT_CHAINS = 16
 _MORE_RUNS = 3  # of 4000 draws, worth 50 to 300 each where proposals reach the posterior's lobes by turns
 # Where modes are looked for: Laplace's evidence may be 100 nats too high where f is rough (450 labels, 19 of them ones: draws were
 # all from there).
 _BY_EP = AtModes(approximation=EP(tolerance=0.02))
+_BY_TWO_MODES = replace(_BY_EP, count=2)
 
 
 def of_one_latent(model: GPModel, wanted: int) -> list[Candidate]:
@@ -46,7 +50,7 @@ def of_one_latent(model: GPModel, wanted: int) -> list[Candidate]:
     elif size <= MOST_HYPERPARAMETERS:
         found = _of_many(model, wanted)
     else:
-        found = _on_an_emulator(model, NO_PROPOSAL, wanted)
+        found = [emulated(model, EmulatedHMC(evidence=_in_turn(model), begin=_BY_TWO_MODES), NO_PROPOSAL, wanted)]
         if model.operations > CHAINS_MAY_TAKE_LONG:
             return found  # in white coordinates 34 of 300 labels spend all in warm-up
     return [*found, _in_white_coordinates(model)]
@@ -82,23 +86,25 @@ def _of_few(model: GPModel, wanted: int) -> list[Candidate]:
 
 def _of_many(model: GPModel, wanted: int) -> list[Candidate]:
     """Of more hyperparameters than a few, of log-concave data. What these leave open has lobes apart from the modes."""
+    draws = {"evidence": SmoothProbit(EP(), MANY_DRAWS)} if is_probit(model) else {"num_importance": MANY_DRAWS}
+    quick = EmulatedHMC(**draws, begin=_BY_TWO_MODES)
+    num_chains = _SHORT_CHAINS if len(model.train_x) <= _FEW_LABELS else NUM_CHAINS
+    learned = emulated(model, quick, _LEARNED, wanted, num_chains).with_limits(better_follow=True)
+    better = emulated(model, replace(quick, evidence=_in_turn(model)), _EVEN, wanted)
+    # Where labels say little an emulator follows nothing: weighted draws, around the modes if most of the mass is there.
     extremes = AtPrior(arms=True)
-    first = AMIS(approximation=EP(), num_importance=MANY_DRAWS, degrees_of_freedom=SHORT_TAILS, begin=extremes)
-    if is_probit(model):
-        first = AMIS(evidence=SmoothProbit(EP(), MANY_DRAWS), degrees_of_freedom=SHORT_TAILS, begin=extremes)
+    from_prior = AMIS(**draws, degrees_of_freedom=SHORT_TAILS, begin=extremes)
     # Without tails, 4000 draws of 500 x 14 (a tenth of the labels wrong) are worth 23: a far outputscale has a long arm.
-    modes = replace(first, begin=replace(_BY_EP, search_tails=True, leave_for=extremes))
-    first_of_modes = weighted(model, modes, INTEGRATES_OUT, wanted).with_limits(better_follow=True)
-    learned, again = _on_an_emulator(model, _LEARNED, wanted)
+    modes = replace(from_prior, begin=replace(_BY_EP, search_tails=True, leave_for=extremes))
     apart = "what data leave open has lobes apart from the modes: weighted draws that begin with the prior."
     # Of 270 x 13 logit labels runs from the prior were worth one to three draws each: what estimates miss, more runs do.
     runs = (apart, *[AGAIN] * _MORE_RUNS) if is_probit(model) else (apart,)
-    return [first_of_modes, learned._replace(goes_on=True), again, *(weighted(model, first, why, wanted) for why in runs)]
-
-
-def _on_an_emulator(model: GPModel, why: str, wanted: int) -> list[Candidate]:
-    """Of log-concave data."""
-    return emulated(model, EmulatedHMC(evidence=_in_turn(model), begin=replace(_BY_EP, count=2)), why, wanted)
+    return [
+        learned,
+        better._replace(goes_on=True, given=noise_or_some_use),
+        weighted(model, modes, INTEGRATES_OUT, wanted),
+        *(weighted(model, from_prior, why, wanted) for why in runs),
+    ]
 
 
 def _in_turn(model: GPModel) -> Evidence:
