@@ -125,6 +125,24 @@ def test_the_weight_is_the_estimate_over_the_emulator():
     assert len(emulator.points) == len(state.tuning.position) == 48
 
 
+@pytest.mark.parametrize("level", [0.2, 0.6, 0.9, 0.98])
+def test_proposals_are_accepted_by_a_fourth_root_of_the_ratio_of_weights(level, monkeypatch):
+    run = tg.EmulatedHMC(num_trajectories=2).prepare(regression(), Settings(3, 6, 40, None))
+    state = run.init(torch.Generator().manual_seed(0))
+    for _ in range(8):
+        state = run.advance(state, torch.Generator().manual_seed(1))[0]
+
+    def after(number):
+        monkeypatch.setattr(runs_emulated, "uniform", lambda shape, like, generator: like.new_full(shape, number))
+        return run.advance(state, torch.Generator().manual_seed(2))[0].chain
+
+    proposed, found, emulator = after(0.0), after(level), state.tuning.emulator
+    gain = (proposed.log_target - emulator(proposed.position)) - (state.chain.log_target - emulator(state.chain.position))
+    accepted = 0.25 * gain > math.log(level)
+    assert 0 < int(accepted.sum()) < 40
+    torch.testing.assert_close(found.position, torch.where(accepted[:, None], proposed.position, state.chain.position))
+
+
 def test_after_warm_up_nothing_is_learned():
     run = METHOD.prepare(gp("probit"), Settings(3, 12, 4, None))
     generator = torch.Generator().manual_seed(0)
