@@ -185,8 +185,9 @@ def test_chains_on_an_emulator_may_learn_more_of_more_hyperparameters():
 def test_the_tails_of_more_than_eight_hyperparameters_are_searched(columns, searched):
     # Of housing's fifteen AMIS() looks even, k-hat 0.3, with a tenth of the mass of an arm of two lengthscales.
     *weighted, chains = [candidate.method for candidate in candidates(gp_regression(num_columns=columns))]
-    # Twice: 4000 draws of sixteen hyperparameters of noise were worth 9.3 %, and two runs that agree are to be trusted.
-    assert weighted == ([tg.AMIS(degrees_of_freedom=30, begin=tg.AtModes(search_tails=True))] * 2 if searched else [tg.AMIS()])
+    # Twice: 4000 draws of sixteen hyperparameters of noise were worth 9.3 %, and two runs that agree are to be trusted; of 35 data
+    # with a period AMIS() missed lobes by one seed of two, and chains stayed in one of them for minutes.
+    assert weighted == [tg.AMIS(degrees_of_freedom=30, begin=tg.AtModes(search_tails=True)) if searched else tg.AMIS()] * 2
     assert isinstance(chains, tg.NUTS)
 
 

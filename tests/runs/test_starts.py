@@ -2,6 +2,9 @@
 
 import pytest
 import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.priors import GammaPrior, HalfNormalPrior
 
 import torchgpmc as tg
 from tests.calibration import without_jacobian, worst_excess
@@ -9,6 +12,7 @@ from tests.methods.test_importance import grid_truth, regression, small
 from tests.problems import gp, gp_regression, targets
 from tests.speed import quick
 from torchgpmc.approximations import ApproximateMarginal, Conjugate
+from torchgpmc.parameters.normal_scale import normal_scale
 from torchgpmc.runs import starts
 from torchgpmc.runs.run import Settings
 from torchgpmc.samplers import MassMatrix
@@ -199,3 +203,39 @@ def test_a_variational_start_is_where_the_mass_matrix_begins_and_not_where_it_st
     for _ in range(20):
         state, _, _ = run.advance(state, generator)
     assert not torch.equal(covariance_of(state.tuning.preconditioner), expected.double())
+
+
+def with_repeated_rows():
+    """A slope and noise, a tenth of the rows twice with the same values: noise, or f through the data, and nothing between."""
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(100, 4, generator=random).double()
+    y = 0.6 * (x[:, 0] + x[:, 1]) + 0.8 * torch.randn(100, generator=random).double()
+    kernel = ScaleKernel(RBFKernel(lengthscale_prior=GammaPrior(2.0, 1.0)), outputscale_prior=GammaPrior(2.0, 0.5))
+    rows = torch.cat([torch.arange(100), torch.arange(12)])
+    return tg.GPRegression(x[rows], y[rows], kernel, GaussianLikelihood(noise_prior=HalfNormalPrior(0.5)))
+
+
+def test_rows_that_are_repeated_are_no_noise(monkeypatch):
+    """Of 500 wines, some of them listed twice, AMIS() looked even and had noise of 0.58 where the posterior has 0.0001."""
+
+    def run():
+        posterior = tg.sample(with_repeated_rows(), tg.AMIS(), num_samples=1456, seed=0, progress=False)
+        noise = posterior.samples["likelihood.noise_covar.noise"].flatten()
+        return float(torch.softmax(posterior.log_weights.flatten(), 0) @ noise), posterior
+
+    noise, posterior = run()
+    assert noise < 0.001 and not posterior.complaints()
+    monkeypatch.setattr(starts, "_with_little_noise", lambda model, z: z[:0])
+    missed, other = run()  # and does not know
+    assert missed > 0.3 and posterior.info["log_evidence"] > other.info["log_evidence"] + 20 and not other.complaints()
+
+
+def test_only_regressions_whose_noise_is_sampled_have_a_lobe_of_little_noise():
+    z = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)).double()
+    moved = starts._with_little_noise(with_repeated_rows(), z)
+    assert torch.equal(moved[:, :2], z[:, :2]) and bool((moved[:, 2] < -3).all())
+    assert not len(starts._with_little_noise(gp("probit"), z))
+    fixed = GaussianLikelihood().requires_grad_(False)
+    assert not len(
+        starts._with_little_noise(tg.GPRegression(torch.rand(4, 1), torch.rand(4), with_repeated_rows().kernel, fixed), z)
+    )

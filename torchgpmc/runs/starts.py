@@ -24,6 +24,7 @@ _NUM_STARTS = 4
 _CANDIDATES_A_START = 8
 _SEARCHES = 3  # from as many starts each, until a mode is found
 _CHUNK_ELEMENTS = 400_000  # of covariance matrices
+_QUIET_STARTS, _LITTLE = 2, -3.5  # of noise, on the normal scale
 _MAX_ATTEMPTS = 100
 _NUM_HALVINGS = 30
 _LATENT_SPREAD = 0.1
@@ -49,18 +50,36 @@ def posterior_modes(
     if scale is not None:
         density, rough = OnNormalScale(density, scale), OnNormalScale(rough, scale)
         candidates = normal_like(candidates, generator)
-    # Far out a search takes many steps, and slow ones.
-    value = torch.cat([rough(part) for part in candidates.split(max(1, _CHUNK_ELEMENTS // matrix_size(model)))])
+    quiet = candidates[:0] if scale is None else _with_little_noise(model, candidates)
+
+    def best_first(thetas: Tensor) -> Tensor:
+        # Far out a search takes many steps, and slow ones.
+        value = torch.cat([rough(part) for part in thetas.split(max(1, _CHUNK_ELEMENTS // matrix_size(model)))])
+        return thetas[value.argsort(descending=True)]
+
+    quiet = best_first(quiet)[:_QUIET_STARTS] if len(quiet) else quiet
     modes: list[Mode] = []
     # An approximation that fails at some thetas stops the searches that meet one: then others have their turn.
-    for starts in candidates[value.argsort(descending=True)].split(num_starts)[:_SEARCHES]:
-        modes = modes or find_modes(density, starts, resolution=marginal.resolution)
+    for starts in best_first(candidates).split(num_starts)[:_SEARCHES]:
+        modes = modes or find_modes(density, torch.cat([starts, quiet]), resolution=marginal.resolution)
     if not modes:
         warn(
             f"no mode of the approximate posterior with a positive definite curvature was found in {_SEARCHES * num_starts} "
             f"starts: sampling begins from the prior instead, and may need more draws."
         )
     return modes
+
+
+def _with_little_noise(model: GPModel, z: Tensor) -> Tensor:
+    """The same but for the noise of a regression, which is next to nothing: a lobe of its own. Of other models none.
+
+    There f goes through the data. No draw from the prior is near it: of 500 wines, some of them listed twice, it has all of the
+    mass, fifty nats of evidence above the mode where what differs is noise; of 40 data that are noise it has a hundredth.
+    """
+    if not (model.is_conjugate or model.collapses) or not any(name.startswith("likelihood.") for name in model.layout.names):
+        return z[:0]
+    noise = torch.tensor(model.layout.columns("likelihood"), dtype=torch.long, device=z.device)
+    return z.index_fill(-1, noise, _LITTLE)
 
 
 def start_at_mode(marginal: Marginal, num_chains: int, generator: torch.Generator) -> tuple[Tensor, Tensor] | None:
