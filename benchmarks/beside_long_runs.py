@@ -2,7 +2,7 @@
 
     python benchmarks/beside_long_runs.py [t_noise_ard imbalanced_alike ...] [--seconds 400] [--folder FOLDER] [--no-call]
 
-Quoted by docs/results/default_call.md, "Beside long runs of other engines". The long run's engine shares as little as can be with
+Quoted by docs/results/other_data.md, "Beside long runs of other engines". The long run's engine shares as little as can be with
 the one that serves; it ends after so many CPU seconds, warm-up included. Means are of hyperparameters on their unconstrained scale,
 gaps in the long run's posterior deviations, errors from effective sizes. Draws are kept in the folder, if one is given.
 """

@@ -1,10 +1,12 @@
-"""``tg.sample(model)`` with no options on real data, beside a run of another engine: docs/results/default_call.md.
+"""``tg.sample(model)`` with no options on real data, beside a run of another engine; writes docs/results/default_call.md.
 
-    python benchmarks/default_call.py --data ../shared/data [--cases thyroid mcycle+ard] [--size 100] [--reference-draws 100]
+    python benchmarks/default_call.py --data ../shared/data --runs FOLDER [--cases thyroid mcycle+ard] [--size 100]
+    python benchmarks/default_call.py --data ../shared/data --runs FOLDER --reference-draws 100 [--cases ...]
 
 A case is a data set with a model; ``+noise`` after its name flips a tenth of its labels, ``+twice`` gives a fifth of its rows
-twice, ``+ard`` takes a lengthscale a column. Half as many rows again as are trained on are test data. Each case is a process of
-its own under a limit of CPU seconds; a row is appended when it is done, and a case that has its row is not run again.
+twice, ``+ard`` takes a lengthscale a column. Half as many rows again as are trained on are test data. A call is a process of its
+own under a limit of CPU seconds, and so is the run that stands beside it; both leave what they found in the folder of runs, where
+nothing is run twice. The page is written anew from all that is there.
 """
 
 import argparse
@@ -18,11 +20,14 @@ import warnings
 
 import lattice
 import torch
-from default_call_cases import COUNTS, REGRESSION, case, default_cases
+from default_call_cases import COUNTS, case, default_cases, has_probabilities
+from default_call_page import written
 from real_data import OUTPUT
 
 import torchgpmc as tg
-from torchgpmc.evidence import is_probit
+from torchgpmc.evidence import Orthant, SmoothProbit, is_probit
+
+_MOST_FOR_PROPOSALS = 16  # hyperparameters: of more, chains on an emulator come first
 
 
 def means(posterior):
@@ -33,112 +38,113 @@ def means(posterior):
     return mean, (weights * (theta - mean).square()).sum(0).sqrt()
 
 
-def reference(model, name, engine, draws):
-    """A run of an engine of another kind than the one that served, of the kind that suits the model."""
+def reference(model, name, draws):
+    """A run of an engine of another kind than the one that serves, of the kind that suits the model."""
     if lattice.serves(model):
         # Where the evidence is exact a draw takes no longer than a cell.
         return lattice.reference(model, (4 if model.is_conjugate else 1) * draws)
+    options = {"num_samples": draws, "num_chains": 4, "progress": False, "seed": 9}
     if is_probit(model):
-        estimates = tg.PseudoMarginal(evidence=tg.evidence.SmoothProbit(tg.EP(), 64), independent_share=0.9)
-        return tg.sample(model, estimates, num_samples=draws, warmup_steps=draws, num_chains=64, progress=False, seed=9)
-    if not engine.startswith("AMIS") and (model.is_conjugate or model.collapses):
-        return tg.sample(model, tg.AMIS(), num_samples=10 * draws, progress=False, seed=9)
+        if model.layout.size <= _MOST_FOR_PROPOSALS:
+            emulated = tg.EmulatedHMC(evidence=Orthant(64))
+            return tg.sample(model, emulated, warmup_steps=max(100, 10 * model.layout.size), **options)
+        # On the evidence by EP itself, weights by estimates of another kind than the call's.
+        of_draws = {"marginal": tg.EP(), "importance_weights": SmoothProbit(tg.EP(), 64)}
+        moves = {"num_steps": 7, "least_steps": 4, "normal_scale": True, "mass_matrix": tg.MassMatrix.IDENTITY}
+        return tg.sample(model, tg.HMC(**moves, **of_draws), warmup_steps=draws // 2, **options)
     white = name in COUNTS and model.has_latents_at_data
     chains = tg.NUTS(whitening=tg.Laplace() if white else None, max_tree_depth=8)
-    return tg.sample(model, chains, num_samples=draws, warmup_steps=draws, num_chains=4, progress=False, seed=9)
+    return tg.sample(model, chains, warmup_steps=draws, **options)
 
 
-def served_by_default(model, test_x, test_y):
-    """The posterior, and what the table says of it."""
+def call(options, name, saved):
+    """What the table says of the call; its draws are saved."""
+    model, test_x, test_y = case(options.data, name, options.size)
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always", tg.SamplingWarning)
         warnings.simplefilter("ignore", RuntimeWarning)
         began, worked = time.perf_counter(), time.process_time()
         posterior = tg.sample(model, seed=0, progress=False)
         seconds, work = time.perf_counter() - began, time.process_time() - worked
-    known = {
-        "size": f"{len(model.train_x)} x {model.train_x.shape[1]}",
-        "tried": " -> ".join(trial["engine"] for trial in posterior.info["tried"]),
-        "seconds": f"{seconds:.0f}",
-        "cpu": f"{work:.1f}",
-        "ess": f"{posterior.effective_size():.0f}",
-        "verdict": "trust" if not posterior.complaints() else "do not trust",
-        "warnings": sum(issubclass(message.category, tg.SamplingWarning) for message in heard),
-        "score": f"{float(posterior.predict(test_x).log_prob(test_y).mean()):.3f}",
-    }
-    return posterior, known
-
-
-def beside(posterior, name, longer, test_x):
-    """How far the answer is from that of the longer run."""
-    (mean, _), (target, sd) = means(posterior), means(longer)
-    prediction, other = posterior.predict(test_x), longer.predict(test_x)
-    scale = other.variance.sqrt() if name in REGRESSION + COUNTS else 1.0
+    posterior.save(saved)
     return {
-        "theta": f"{float(((mean - target) / sd).abs().max()):.2f}",
-        "test": f"{float(((prediction.mean - other.mean).abs() / scale).max()):.3f}",
-        "beside": f"{longer.info['method'].split('(')[0]}, {longer.effective_size():.0f}",
+        "size": f"{len(model.train_x)} x {model.train_x.shape[1]}",
+        "hyperparameters": model.layout.size,
+        "engines": [trial["engine"] for trial in posterior.info["tried"]],
+        "seconds": seconds,
+        "cpu": work,
+        "ess": posterior.effective_size(),
+        "complaints": posterior.complaints(),
+        "warnings": sum(issubclass(message.category, tg.SamplingWarning) for message in heard),
+        "score": float(posterior.predict(test_x).log_prob(test_y).mean()),
     }
 
 
-def one(options, name):
-    """A case, its two parts printed as they are known."""
-    model, test_x, test_y = case(options.data, name, options.size)
-    posterior, known = served_by_default(model, test_x, test_y)
-    print(json.dumps(known), flush=True)
-    if not options.reference_draws:
-        return
+def beside(options, name, saved):
+    """How far the answer is from that of another engine."""
+    model, test_x, _ = case(options.data, name, options.size)
+    kind = name.split("+")[0]
+    worked = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        kind = name.split("+")[0]
-        longer = reference(model, kind, posterior.info["method"], options.reference_draws)
-        print(json.dumps(beside(posterior, kind, longer, test_x)), flush=True)
+        longer = reference(model, kind, options.reference_draws)
+    work = time.process_time() - worked
+    posterior = tg.Posterior.load(saved, model)
+    (mean, _), (target, sd) = means(posterior), means(longer)
+    prediction, other = posterior.predict(test_x), longer.predict(test_x)
+    scale = 1.0 if has_probabilities(name) else other.variance.sqrt()
+    gaps = ((mean - target) / sd).tolist()
+    return {
+        "gaps": gaps,
+        "test": float(((prediction.mean - other.mean).abs() / scale).max()),
+        "engine": longer.info["method"],
+        "ess": longer.effective_size(),
+        "complaints": longer.complaints(),
+        "cpu": work,
+    }
 
 
-COLUMNS = ["case", "size", "tried", "seconds", "cpu", "ess", "verdict", "warnings", "score", "theta", "test", "beside"]
-HEADER = """| case | size | tried | s | CPU s | ESS | verdict | warnings | test log density | theta off | test off | beside |
-|---|---|---|---|---|---|---|---|---|---|---|---|
-"""
+_PARTS = {"call": call, "beside": beside}
 
 
-def row(options, name):
-    """The line of a case; what its process did not come to is a dash."""
-    command = [sys.executable, __file__, "--one", name, "--data", str(options.data), "--size", str(options.size)]
-    command += ["--reference-draws", str(options.reference_draws)]
+def keep(options, name, part):
+    """Runs a part of a case in a process of its own, unless what it found is there."""
+    found = options.runs / f"{name}.{part}.json"
+    if found.exists() or (part == "beside" and not (options.runs / f"{name}.pt").exists()):
+        return
+    command = [sys.executable, __file__, "--one", name, part, "--data", str(options.data), "--size", str(options.size)]
+    command += ["--reference-draws", str(options.reference_draws), "--runs", str(options.runs)]
     limit = (int(options.limit), int(options.limit) + 5)
     ran = subprocess.run(
         command, capture_output=True, text=True, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, limit), check=False
     )
-    known = {"case": name}
-    for line in ran.stdout.splitlines():
-        known |= json.loads(line) if line.startswith("{") else {}
-    if "cpu" not in known:
-        known["verdict"] = f"over {options.limit:.0f} CPU s" if ran.returncode < 0 else ran.stderr.strip().splitlines()[-1][:200]
-    return "| " + " | ".join(str(known.get(column, "-")) for column in COLUMNS) + " |"
+    line = ran.stdout.strip().splitlines()[-1] if ran.returncode == 0 else ""
+    why = f"over {options.limit:.0f} CPU s" if ran.returncode < 0 else (ran.stderr.strip().splitlines() or ["nothing said"])[-1]
+    found.write_text(line or json.dumps({"failed": why[:200]}))
+    print(name, part, found.read_text(), flush=True)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=pathlib.Path, required=True, help="folder of the data sets")
+    parser.add_argument("--runs", type=pathlib.Path, required=True, help="folder of what calls and references found")
     parser.add_argument("--cases", nargs="*", default=default_cases())
-    parser.add_argument("--size", type=int, default=100, help="rows to train on")
-    parser.add_argument("--reference-draws", type=int, default=500, help="on a lattice, or a chain; 0: none")
-    parser.add_argument("--limit", type=float, default=300.0, help="CPU seconds of a case, reference included")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
-    parser.add_argument("--output", type=pathlib.Path, default=OUTPUT / "default_call.md", help="ends with the table of cases")
+    parser.add_argument("--size", type=int, default=500, help="rows to train on")
+    parser.add_argument("--reference-draws", type=int, default=0, help="on a lattice, or a chain; 0: none")
+    parser.add_argument("--limit", type=float, default=300.0, help="CPU seconds of a call, or of a reference")
+    parser.add_argument("--one", nargs=2, metavar=("CASE", "PART"), help=argparse.SUPPRESS)
+    parser.add_argument("--output", type=pathlib.Path, default=OUTPUT / "default_call.md")
     options = parser.parse_args()
     if options.one:
-        return one(options, options.one)
-    if not options.output.exists():
-        options.output.write_text(HEADER)
+        name, part = options.one
+        print(json.dumps(_PARTS[part](options, name, options.runs / f"{name}.pt")), flush=True)
+        return
+    options.runs.mkdir(parents=True, exist_ok=True)
     for name in options.cases:
-        if f"| {name} |" in options.output.read_text():
-            continue
-        line = row(options, name)
-        print(line, flush=True)
-        with options.output.open("a") as file:
-            file.write(f"{line}\n")
-    return None
+        keep(options, name, "call")
+        if options.reference_draws:
+            keep(options, name, "beside")
+        options.output.write_text(written(options.runs, default_cases(), options.size))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from real_data import classification_set, standardised, table
 
 import torchgpmc as tg
 
-BINARY = [
+_CHANGED = [
     "thyroid",
     "haberman",
     "crabs",
@@ -22,20 +22,43 @@ BINARY = [
     "banana",
     "wbc",
     "australian",
-]
+]  # of which labels are flipped and rows repeated, too
+BINARY = [*_CHANGED, "pima532", "image", "twonorm", "waveform", "splice", "abalone"]
 COUNTS = ["coal", "redwood", "japanesepines", "pines", "airline"]
 REGRESSION = ["mcycle", "yacht", "housing", "concrete", "energy", "machine_cpu", "auto_mpg", "ord_diabetes", "stocks", "kin8nm"]
+REGRESSION += ["power", "parkinsons", "wine_red", "abalone_rings", "wisconsin_prognostic", "pyrimidines", "triazines"]
+LEVELS = ["wine_quality"]
 BUNDLED = ["iris", "wine", "digits"]  # with scikit-learn
 NOISE = "noise_type"  # three classes that inputs say nothing of, under a half-Cauchy outputscale
-CLASSES = ["thyroid_type", "glass_type", *BUNDLED, NOISE]
-_MOST_FULL, _INDUCING = 500, 100
+CLASSES = ["thyroid_type", "glass_type", "segment", *BUNDLED, NOISE]
+_LARGE = [
+    "banana",
+    "image",
+    "twonorm",
+    "waveform",
+    "splice",
+    "abalone",
+    "kin8nm",
+    "power",
+    "parkinsons",
+    "wine_red",
+    "abalone_rings",
+]
+_FILES = {"thyroid_type": "thyroid", "wine_quality": "wine_red", "abalone_rings": "abalone"}
+_MOST, _MOST_FULL, _INDUCING = 7000, 500, 100
 
 
 def default_cases():
-    """Every data set as it is, with a lengthscale a column, and, of labels, with a tenth of them flipped and rows twice."""
-    several = [name for name in BINARY + REGRESSION if name not in ("mcycle",)]
-    noisy = [f"{name}+{change}" for name in BINARY for change in ("noise", "twice", "noise+ard")]
-    return [*BINARY, *COUNTS, *REGRESSION, *CLASSES, *(f"{name}+ard" for name in several), *noisy]
+    """Data sets as they are, with a lengthscale a column, labels flipped, rows twice, and all their rows."""
+    several = [name for name in BINARY + REGRESSION + LEVELS if name not in ("mcycle",)]
+    noisy = [f"{name}+{change}" for name in _CHANGED for change in ("noise", "twice", "noise+ard")]
+    large = [f"{name}+all" for name in [*_LARGE, "wine_quality", "kin8nm+ard", "power+ard", "banana+ard"]]
+    return [*BINARY, *COUNTS, *REGRESSION, *LEVELS, *CLASSES, *(f"{name}+ard" for name in several), *noisy, *large]
+
+
+def has_probabilities(name):
+    """Whether predictions of a case are probabilities of classes."""
+    return name.split("+")[0] in BINARY + CLASSES
 
 
 def _kernel(name, num_columns, ard):
@@ -57,6 +80,16 @@ def _counts(folder, name):
     return np.stack(np.meshgrid(*middles, indexing="ij"), -1).reshape(-1, 2), counts.reshape(-1)
 
 
+def _inputs_and_response(folder, name):
+    """Columns of a table, classes by their names."""
+    columns = table(folder, _FILES.get(name, name), str if name in CLASSES else float)
+    if name == "parkinsons":
+        return columns[:, 1:-2], columns[:, -1]  # without who was measured, and another score
+    if name == "abalone_rings":
+        return columns[:, :-2], columns[:, -2]  # without sex
+    return columns[:, :-1].astype(float), columns[:, -1]
+
+
 def _data(folder, name):
     if name == NOISE:
         random = np.random.default_rng(0)
@@ -69,12 +102,9 @@ def _data(folder, name):
     if name in COUNTS:
         x, y = _counts(folder, name)
         return standardised(x), y
-    columns = table(folder, {"thyroid_type": "thyroid"}.get(name, name))
-    x = columns[:, :-1]
+    x, y = _inputs_and_response(folder, name)
     x = standardised(x[:, x.std(0) > 0])
-    if name in CLASSES:
-        return x, np.unique(columns[:, -1], return_inverse=True)[1].astype(float)
-    return x, standardised(columns[:, -1])
+    return x, standardised(y) if name in REGRESSION else np.unique(y, return_inverse=True)[1].astype(float)
 
 
 def _likelihood(name, labels):
@@ -82,23 +112,26 @@ def _likelihood(name, labels):
         return tg.likelihoods.Bernoulli()
     if name in COUNTS:
         return tg.likelihoods.Poisson(exposure=max(1.0, float(labels.mean())))
+    if name in LEVELS:
+        return tg.likelihoods.Ordinal(num_levels=int(labels.max()) + 1)
     if name in CLASSES:
         return tg.likelihoods.Softmax(num_classes=int(labels.max()) + 1, mixing_weights=False)
     return GaussianLikelihood(noise_prior=HalfNormalPrior(0.5))
 
 
 def case(folder, name, size):
-    """The model on ``size`` rows, or on six sevenths of all where those are fewer, test inputs and test targets.
+    """The model on ``size`` rows, at most six sevenths of all, test inputs and test targets.
 
     Args:
         folder: of the data.
-        name: of the set, then ``+ard``, ``+noise`` (a tenth of the labels flipped) and ``+twice`` (a fifth of the rows twice).
-        size: rows to train on.
+        name: of the set, then ``+ard``, ``+noise`` (a tenth of the labels flipped), ``+twice`` (a fifth of the rows twice) and
+            ``+all``.
+        size: rows to train on, but for ``+all``.
     """
     name, *changes = name.split("+")
     random = np.random.default_rng(0)
     x, y = _data(folder, name)
-    size = min(size, 6 * len(x) // 7)
+    size = min(_MOST if "all" in changes else size, 6 * len(x) // 7)
     order = random.permutation(len(x))
     train, test = order[:size], order[size : size + min(size // 2, 1000)]
     if "twice" in changes:

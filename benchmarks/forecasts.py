@@ -2,7 +2,7 @@
 
     python benchmarks/forecasts.py [straight_noise sparse_student softmax_irises ...]
 
-Quoted by docs/results/default_call.md, "Forecasts". Models are those of unseen.py, and softmax_irises.
+Quoted by docs/results/other_data.md, "Forecasts". Models are those of unseen.py, and softmax_irises.
 """
 
 import argparse

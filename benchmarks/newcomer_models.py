@@ -1,4 +1,4 @@
-"""More models as newcomers put them together: cases of unseen.py, quoted by docs/results/default_call.md.
+"""More models as newcomers put them together: cases of unseen.py, quoted by docs/results/other_data.md.
 
 Those from t_noise_ard to regression_of_sixty are of "A fifth set", the others of "A fourth set".
 """

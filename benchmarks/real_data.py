@@ -14,10 +14,10 @@ OUTPUT = pathlib.Path(__file__).parent.parent / "docs" / "results"
 FILES = {"breast": "wbc"}
 
 
-def table(folder, name):
-    """Columns of a data set, the response last."""
+def table(folder, name, kind=float):
+    """Columns of a data set, the response last, as numbers or as words."""
     with gzip.open(folder / f"{name}.csv.gz", "rt") as file:
-        return np.loadtxt(file, delimiter=",", skiprows=1)
+        return np.loadtxt(file, kind, delimiter=",", skiprows=1)
 
 
 def standardised(values):

@@ -2,7 +2,7 @@
 
     python benchmarks/unseen.py [concentrations tens_of_thousands prices diabetes fitc dates linnerud ...]
 
-Quoted by docs/results/default_call.md, "Raw units", "Several functions, and inducing values" "A third set" (unseen_models.py),
+Quoted by docs/results/other_data.md, "Raw units", "Several functions, and inducing values", "A third set" (unseen_models.py),
 "A fourth set" and "A fifth set" (newcomer_models.py).
 Up to three hyperparameters stand beside a lattice.
 """

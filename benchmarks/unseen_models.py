@@ -1,6 +1,6 @@
 """Models as newcomers put them together, on simulated data and scikit-learn's: cases of unseen.py that no rule was made on.
 
-Quoted by docs/results/default_call.md, "A third set".
+Quoted by docs/results/other_data.md, "A third set".
 """
 
 import math
