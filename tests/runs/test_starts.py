@@ -12,7 +12,6 @@ from tests.methods.test_importance import grid_truth, regression, small
 from tests.problems import gp, gp_regression, targets
 from tests.speed import quick
 from torchgpmc.approximations import ApproximateMarginal, Conjugate
-from torchgpmc.parameters.normal_scale import normal_scale
 from torchgpmc.runs import starts
 from torchgpmc.runs.run import Settings
 from torchgpmc.samplers import MassMatrix

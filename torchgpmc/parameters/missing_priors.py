@@ -6,7 +6,7 @@ import inspect
 import math
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -47,23 +47,34 @@ def suggested_prior(missing: Missing) -> str:
 def suggested_ways(missing: Missing) -> str:
     r"""How to give that prior, where the parameter's module takes one, and how to fix the parameter, as Python text.
 
-    gpytorch's constructors ignore options that they do not know, so an option is named only where some constructor lists it.
+    gpytorch's constructors ignore options that they do not know, and :class:`SpectralMixtureKernel`'s some that it lists: an option is
+    named only where some constructor lists it and registers a prior by its name.
 
     Example:
         >>> from gpytorch.kernels import RQKernel
         >>> print(suggested_ways(Missing("kernel.alpha", "kernel.raw_alpha", RQKernel(), "raw_alpha")).replace(", or ", "\n"))
         kernel.register_prior("alpha_prior", gpytorch.priors.GammaPrior(2.0, 1.0), "alpha")
         kernel.raw_alpha.requires_grad_(False)
+        >>> from gpytorch.kernels import SpectralMixtureKernel
+        >>> missing = Missing("kernel.mixture_means", "kernel.raw_mixture_means", SpectralMixtureKernel(2), "raw_mixture_means")
+        >>> suggested_ways(missing).split(", gpytorch")[0]
+        'kernel.register_prior("mixture_means_prior"'
     """
     value, prior = missing.leaf.removeprefix("raw_"), f"gpytorch.priors.{suggested_prior(missing)}"
     path = re.sub(r"\.(\d+)(?=\.)", r"[\1]", missing.raw_name)  # as Python indexes modules in a list
     fixed = f"{path}.requires_grad_(False)"
     constructors = (vars(cls)["__init__"] for cls in type(missing.owner).__mro__ if "__init__" in vars(cls))
-    if any(f"{value}_prior" in inspect.signature(constructor).parameters for constructor in constructors):
+    if any(_registers(constructor, f"{value}_prior") for constructor in constructors):
         return f"{value}_prior={prior}, or {fixed}"
     if hasattr(missing.owner, "register_prior"):
         return f'{path.removesuffix(missing.leaf)}register_prior("{value}_prior", {prior}, "{value}"), or {fixed}'
     return fixed
+
+
+def _registers(constructor: Any, option: str) -> bool:
+    """Whether a constructor has an option, and its name among the words of its code."""
+    code = getattr(constructor, "__code__", None)
+    return option in inspect.signature(constructor).parameters and (code is None or option in code.co_consts)
 
 
 def missing_priors_message(missing: Sequence[Missing]) -> str:
