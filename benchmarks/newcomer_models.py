@@ -10,7 +10,7 @@ from gpytorch.kernels import LinearKernel, MaternKernel, PeriodicKernel, Polynom
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
 from gpytorch.priors import GammaPrior, HalfCauchyPrior, HalfNormalPrior, LogNormalPrior, NormalPrior
-from sklearn.datasets import load_breast_cancer, load_digits, load_iris, make_classification, make_friedman1
+from sklearn.datasets import load_breast_cancer, load_digits, load_iris, load_wine, make_classification, make_friedman1
 
 import torchgpmc as tg
 
@@ -239,6 +239,21 @@ def robust_irises():
     return tg.SparseGP(x, y, _rough(2.5), tg.likelihoods.RobustMax(num_classes=3), inducing_points=z)
 
 
+def wine_ard():
+    """89 x 13, half of scikit-learn's wines, three classes, a lengthscale a column: 14 hyperparameters."""
+    x, y = load_wine(return_X_y=True)
+    rows = np.random.default_rng(0).permutation(len(x))[:89]
+    kernel = _squared(GammaPrior(3.0, 3.0), GammaPrior(2.0, 0.15), 13)
+    return tg.GP(_standardised(x[rows]), y[rows], kernel, tg.likelihoods.Softmax(num_classes=3))
+
+
+def noise_of_three():
+    """250 x 3, three classes that inputs say nothing of, a half-Cauchy outputscale."""
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(250, 3)), random.integers(0, 3, 250)
+    return tg.GP(x, y, _squared(_FLAT, HalfCauchyPrior(5.0)), tg.likelihoods.Softmax(num_classes=3))
+
+
 NEWCOMERS = (
     one_region,
     hyperplane,
@@ -264,4 +279,6 @@ NEWCOMERS = (
     regression_of_sixty,
     noise_by_column,
     robust_irises,
+    wine_ard,
+    noise_of_three,
 )

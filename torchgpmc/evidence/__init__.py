@@ -9,6 +9,7 @@ from torchgpmc.evidence.inducing_mixture import InducingMixture, InducingMixture
 from torchgpmc.evidence.latent_estimates import LATENTS_KEPT, Evidence, LatentEstimate, LatentEstimator, latents_kept
 from torchgpmc.evidence.noise_alone import NoiseAlone, NoiseAloneEstimator, is_heteroskedastic
 from torchgpmc.evidence.orthants import Orthant, OrthantClassifier, OrthantEstimator, classify, exact_latents, is_probit
+from torchgpmc.evidence.sequential_candidates import SequentialCandidates, SequentialCandidatesEstimator
 from torchgpmc.evidence.sequential_importance import SequentialImportance, SequentialImportanceEstimator
 from torchgpmc.evidence.smooth_probit import SmoothProbit, SmoothProbitEstimator
 
@@ -29,6 +30,8 @@ __all__ = [
     "Orthant",
     "OrthantClassifier",
     "OrthantEstimator",
+    "SequentialCandidates",
+    "SequentialCandidatesEstimator",
     "SequentialImportance",
     "SequentialImportanceEstimator",
     "SmoothProbit",
