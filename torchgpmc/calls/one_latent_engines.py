@@ -12,6 +12,7 @@ from torchgpmc.calls.chain_engines import CHAINS_MAY_TAKE_LONG, around_fit, chai
 from torchgpmc.calls.emulated_engines import NO_PROPOSAL, NUM_CHAINS, emulated
 from torchgpmc.calls.weighted_engines import (
     AGAIN,
+    HARDLY,
     INTEGRATES_OUT,
     MANY_DRAWS,
     MANY_HYPERPARAMETERS,
@@ -26,9 +27,6 @@ from torchgpmc.runs.beginnings import AtModes, AtPrior
 
 # Of probits of so many data, of which more draws are a third of the cost and leave half the noise where labels are all but noise.
 _MORE_DRAWS, _FEW_LABELS = 256, 300
-_HARDLY = (
-    "latents drawn one datum after another hardly vary where importance samples of all at once do: weighted draws, no warm-up."
-)
 _LEARNED = "some hundred estimates teach an emulator what chains can move on, and their weights are even."
 _EVEN = "chains on an emulator, with estimates of data one after another, which hardly vary."
 # Where an estimate costs as little as a step on the emulator. Elsewhere their R-hats take twice as many draws to be below 1.01.
@@ -80,7 +78,7 @@ def _of_few(model: GPModel, wanted: int) -> list[Candidate]:
         draws = _MORE_DRAWS if len(model.train_x) <= _FEW_LABELS else MANY_DRAWS
         first = AMIS(begin=_BY_EP, evidence=SmoothProbit(EP(), draws))
         better = replace(first, evidence=Orthant())
-    after = weighted(model, better, _HARDLY, wanted)._replace(goes_on=True)
+    after = weighted(model, better, HARDLY, wanted)._replace(goes_on=True)
     return [weighted(model, first, INTEGRATES_OUT, wanted).with_limits(better_follow=True), after]
 
 

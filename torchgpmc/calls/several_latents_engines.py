@@ -15,15 +15,14 @@ from torchgpmc.calls.candidate import Candidate, Limits
 from torchgpmc.calls.chain_engines import NUM_CHAINS, SHORT_WARM_UP, together
 from torchgpmc.calls.timing import seconds_of_evaluations
 from torchgpmc.calls.weighted_engines import (
+    HARDLY,
     INTEGRATES_OUT,
     LEARNING,
-    MAKE_UP_FOR_NOISE,
     MANY_DRAWS,
-    MOST_DRAWS,
     from_the_prior,
     weighted,
 )
-from torchgpmc.evidence import NoiseAlone
+from torchgpmc.evidence import NoiseAlone, SequentialCandidates
 from torchgpmc.methods import AMIS, ClassGibbs
 from torchgpmc.models import GPModel
 from torchgpmc.models.class_coordinates import class_map
@@ -59,8 +58,9 @@ def _through_estimates(model: GPModel, wanted: int) -> list[Candidate]:
         # A gradient of Laplace's evidence, of one K N x K N matrix, takes as long as ten estimates (six classes, 183 data: 0.94 s).
         # Estimates start from those of the first batch, which do not: so that is small.
         first = replace(first, begin=AtPrior(), batch_size=_FIRST_BATCH)
-    turns = (first, INTEGRATES_OUT), (replace(first, num_importance=MOST_DRAWS), MAKE_UP_FOR_NOISE)
-    return [weighted(model, method, why, wanted) for method, why in turns]
+    better = replace(first, evidence=SequentialCandidates())
+    after = weighted(model, better, HARDLY, wanted)._replace(goes_on=True)
+    return [weighted(model, first, INTEGRATES_OUT, wanted).with_limits(better_follow=True), after]
 
 
 def _in_turn(model: GPModel, wanted: int) -> Candidate:

@@ -23,15 +23,13 @@ MANY_HYPERPARAMETERS = 8
 MOST_HYPERPARAMETERS = 16
 # Of an estimate by EP, whose sweeps cost as much as some hundreds of draws.
 MANY_DRAWS = 64
-# Where 64 do not do; of 150 labels that are noise, 256 did for two seeds of four.
-MOST_DRAWS = 1024
 # Of proposals for more hyperparameters than a few: in a dozen dimensions most draws of a Student t with five lie too far out.
 SHORT_TAILS = 30
 # Where estimates are nearly exact and proposals begin with the prior, weights collapse at first: those of 70 x 4, noise by column,
 # are worth 2 of 400 draws, 6 of 880, 38 of 1456, 226 of 2147, 542 of 2976.
 LEARNING = 0.5
 INTEGRATES_OUT = "the latents integrate out well and the hyperparameters are few: weighted draws, no warm-up."
-MAKE_UP_FOR_NOISE = "where f is nearly noise, many draws an estimate make up for what a normal density is too narrow for."
+HARDLY = "latents drawn one datum after another hardly vary where importance samples of all at once do: weighted draws, no warm-up."
 AGAIN = "the same from other random numbers: runs that agree are worth their draws together."
 _USUAL_DRAWS_AN_EFFECTIVE_ONE = 3
 _DRAWS_AN_EFFECTIVE_ONE = 10  # weights worth less than a tenth of their number are not to be trusted
