@@ -244,6 +244,18 @@ def test_six_classes_look_for_no_modes(monkeypatch):
     assert candidates(model)[0].method.begin == tg.AtModes()
 
 
+def test_classes_go_on_with_data_in_turn():
+    # Of 250 x 3 labels that are noise importance estimates of 1024 draws vary by nats at an outputscale of 30, these by a tenth.
+    first, second = candidates(classes(120, 3))[:2]
+    assert second.method == replace(first.method, evidence=tg.evidence.SequentialCandidates())
+    assert first.limits.better_follow and second.goes_on
+    kernel = RBFKernel(ard_num_dims=9, lengthscale_prior=GammaPrior(2.0, 1.0))
+    many = tg.GP(inputs(12, 9), torch.arange(12) % 3, kernel, tg.likelihoods.Softmax(num_classes=3))
+    chains, learned, again = candidates(many)[:3]
+    assert isinstance(chains.method, tg.NUTS) and learned.goes_on and again.goes_on
+    assert learned.method.evidence == tg.evidence.SequentialCandidates()
+
+
 def test_few_labels_have_more_draws_an_estimate():
     # Of haberman with rows twice 64 are off by 0.5 in the log on the ridge that holds most of the mass, 256 by 0.2.
     many = tg.GP(inputs(301), targets("probit", 301), RBFKernel(lengthscale_prior=GammaPrior(2.0, 1.0)), tg.likelihoods.Bernoulli())
