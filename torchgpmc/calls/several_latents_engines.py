@@ -54,8 +54,7 @@ def of_many_hyperparameters(model: GPModel, wanted: int) -> list[Candidate]:
     """
     first, *others = together(model)
     method = EmulatedHMC(approximation=ClassEP(), evidence=SequentialCandidates(), begin=AtModes(count=2))
-    learned, again = emulated(model, method, _LEARNED, wanted)
-    return [first, learned._replace(goes_on=True), again, *others]
+    return [first, emulated(model, method, _LEARNED, wanted)._replace(goes_on=True), *others]
 
 
 def of_noise(model: GPModel, wanted: int) -> list[Candidate]:
