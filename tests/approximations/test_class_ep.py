@@ -66,6 +66,11 @@ def test_the_algebra_of_sites_is_that_of_dense_matrices(classes):
         torch.testing.assert_close(marginals[row], basis @ own @ basis.T)
 
 
+def test_a_matrix_that_cannot_be_inverted_is_a_value():
+    covariance = torch.stack([torch.eye(3), -torch.eye(3)]).double()  # I + D^1/2 K D^1/2 of the second is zero
+    assert under_class_sites(covariance, torch.ones(2, 3, 3).double()).ok.tolist() == [True, False]
+
+
 @pytest.mark.parametrize("classes", [2, 3, 6])
 def test_weights_have_the_diagonal_they_are_made_from(classes):
     weight = normals(4, classes, 7).exp()

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.numerics.linalg import cholesky_in_place, solve_lower, times_blocks, triangular_log_determinant
+from torchgpmc.numerics.linalg import cholesky_in_place, identity_matrix, solve_lower, times_blocks, triangular_log_determinant
 
 _ROUNDS = 25  # of a fixed point for d, to two hundredths; any positive d will do
 _MOST = 0.999  # of a datum's d in one function
@@ -52,6 +52,8 @@ def under_class_sites(covariance: Tensor, weight: Tensor) -> UnderSites:
     b = outer * covariance.unsqueeze(1)
     b.diagonal(dim1=-2, dim2=-1).add_(1.0)
     own, own_ok = cholesky_in_place(b)
+    if not bool(own_ok.all()):  # a zero on the diagonal would raise
+        own = torch.where(own_ok[..., None, None], own, identity_matrix(own.shape[-1], own))
     response = torch.cholesky_inverse(own).mul_(outer)
     factor, ok = cholesky_in_place(response.sum(1))
     log_determinant = 2 * (triangular_log_determinant(own).sum(-1) + triangular_log_determinant(factor))
