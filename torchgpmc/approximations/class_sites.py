@@ -52,8 +52,7 @@ def under_class_sites(covariance: Tensor, weight: Tensor) -> UnderSites:
     b = outer * covariance.unsqueeze(1)
     b.diagonal(dim1=-2, dim2=-1).add_(1.0)
     own, own_ok = cholesky_in_place(b)
-    if not bool(own_ok.all()):  # a zero on the diagonal would raise
-        own = torch.where(own_ok[..., None, None], own, identity_matrix(own.shape[-1], own))
+    own = torch.where(own_ok[..., None, None], own, identity_matrix(own.shape[-1], own))  # a zero on the diagonal would raise
     response = torch.cholesky_inverse(own).mul_(outer)
     factor, ok = cholesky_in_place(response.sum(1))
     log_determinant = 2 * (triangular_log_determinant(own).sum(-1) + triangular_log_determinant(factor))
