@@ -16,7 +16,8 @@ _COLUMNS += ["theta off", "test off", "beside"]
 _HEAD = """# The default call
 
 `python benchmarks/default_call.py --data ../shared/data --runs FOLDER`: `tg.sample(model, seed=0)` without options, one seed a
-case, {size} rows at most (`+all`: 7000, with 100 inducing points above 500). This page is written by that script.
+case, {size} rows at most (`+all`: 7000, with 100 inducing points above 500). That script writes this page, in the words of
+`benchmarks/default_call_page.py`.
 
 - **CPU s** is of all threads, on two cores of an AMD EPYC that other jobs shared.
 - **ESS** is that of the worst hyperparameter, `lp` or latent, by which a call decides that it is done.

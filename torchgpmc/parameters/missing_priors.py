@@ -47,7 +47,7 @@ def suggested_prior(missing: Missing) -> str:
 def suggested_ways(missing: Missing) -> str:
     r"""How to give that prior, where the parameter's module takes one, and how to fix the parameter, as Python text.
 
-    gpytorch's constructors ignore options that they do not know, and :class:`SpectralMixtureKernel`'s some that it lists: an option
+    gpytorch's constructors ignore options that they do not know, and ``SpectralMixtureKernel``'s some that it lists: an option
     is named only where some constructor lists it and registers a prior by its name.
 
     Example:
