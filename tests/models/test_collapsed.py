@@ -205,8 +205,9 @@ def joint_run():
 
 
 def test_the_default_call_takes_weights_on_theta_then_chains_on_theta():
-    first, second = candidates(model_of())
-    assert isinstance(first.method, tg.AMIS) and isinstance(second.method, tg.NUTS) and second.method.marginal is not None
+    *weighted, chains = candidates(model_of())
+    assert all(isinstance(engine.method, tg.AMIS) for engine in weighted)
+    assert isinstance(chains.method, tg.NUTS) and chains.method.marginal is not None
 
 
 @pytest.mark.parametrize("change", ["likelihood", "subclass"])

@@ -48,7 +48,7 @@ def suggested_ways(missing: Missing) -> str:
     r"""How to give that prior, where the parameter's module takes one, and how to fix the parameter, as Python text.
 
     gpytorch's constructors ignore options that they do not know, and ``SpectralMixtureKernel``'s some that it lists: an option
-    is named only where some constructor lists it and registers a prior by its name.
+    is named only where some constructor lists it and registers priors.
 
     Example:
         >>> from gpytorch.kernels import RQKernel
@@ -72,9 +72,9 @@ def suggested_ways(missing: Missing) -> str:
 
 
 def _registers(constructor: Any, option: str) -> bool:
-    """Whether a constructor has an option, and its name among the words of its code."""
+    """Whether a constructor has an option, and registers priors at all."""
     code = getattr(constructor, "__code__", None)
-    return option in inspect.signature(constructor).parameters and (code is None or option in code.co_consts)
+    return option in inspect.signature(constructor).parameters and (code is None or "register_prior" in code.co_names)
 
 
 def missing_priors_message(missing: Sequence[Missing]) -> str:
