@@ -27,7 +27,7 @@ from real_data import OUTPUT
 import torchgpmc as tg
 from torchgpmc.evidence import Orthant, SmoothProbit, is_probit
 
-_MOST_FOR_PROPOSALS = 16  # hyperparameters: of more, chains on an emulator come first
+_FOR_PROPOSALS, _MOST_FOR_PROPOSALS = 8, 16  # hyperparameters: of more than the first, calls begin with chains on an emulator
 
 
 def means(posterior):
@@ -44,10 +44,14 @@ def reference(model, name, draws):
         # Where the evidence is exact a draw takes no longer than a cell.
         return lattice.reference(model, (4 if model.is_conjugate else 1) * draws)
     options = {"num_samples": draws, "num_chains": 4, "progress": False, "seed": 9}
+    if is_probit(model) and model.layout.size <= _MOST_FOR_PROPOSALS:
+        steps = max(100, 10 * model.layout.size)
+        if model.layout.size <= _FOR_PROPOSALS:
+            return tg.sample(model, tg.EmulatedHMC(evidence=Orthant(64)), warmup_steps=steps, **options)
+        begin = tg.AtModes(search_tails=True, approximation=tg.EP(tolerance=0.02))
+        fixed = tg.AMIS(evidence=SmoothProbit(tg.EP(), 64), degrees_of_freedom=30.0, begin=begin)
+        return tg.sample(model, fixed, num_samples=20 * draws, progress=False, seed=9)
     if is_probit(model):
-        if model.layout.size <= _MOST_FOR_PROPOSALS:
-            emulated = tg.EmulatedHMC(evidence=Orthant(64))
-            return tg.sample(model, emulated, warmup_steps=max(100, 10 * model.layout.size), **options)
         # On the evidence by EP itself, weights by estimates of another kind than the call's.
         of_draws = {"marginal": tg.EP(), "importance_weights": SmoothProbit(tg.EP(), 64)}
         moves = {"num_steps": 7, "least_steps": 4, "normal_scale": True, "mass_matrix": tg.MassMatrix.IDENTITY}

@@ -19,7 +19,7 @@ _HEAD = """# The default call
 case, {size} rows at most (`+all`: 7000, with 100 inducing points above 500). That script writes this page, in the words of
 `benchmarks/default_call_page.py`.
 
-- **CPU s** is of all threads, on two cores of an AMD EPYC that other jobs shared.
+- **CPU s** is of one thread (`OMP_NUM_THREADS=1`), on two cores of an AMD EPYC that other jobs shared, predictions left out.
 - **ESS** is that of the worst hyperparameter, `lp` or latent, by which a call decides that it is done.
 - **theta off, test off** hold the answer against a run of another engine (**beside**, with its own ESS): the largest distance of a
   mean of theta, in posterior standard deviations, in brackets the standard error that both runs' ESS give to any one of them; and

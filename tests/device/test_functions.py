@@ -39,6 +39,7 @@ EVIDENCE = {
     "EP": lambda model: tg.evidence.importance(model, tg.EP(tolerance=1e-6), num_importance=4),
     "EP in single precision": lambda model: tg.evidence.importance(model, tg.EP(), num_importance=4),
     "annealed": lambda model: tg.evidence.annealed(model, num_importance=4, num_temperatures=2),
+    "data in turn": lambda model: tg.evidence.SequentialImportance(8, tg.EP(tolerance=1e-6)).estimator(model),
     "orthants": lambda model: tg.evidence.Orthant(8).estimator(model),
     "smooth probit": lambda model: tg.evidence.SmoothProbit().estimator(model),
 }
@@ -61,6 +62,16 @@ def test_estimates_with_several_latents_or_modes(likelihood):
         return estimated(tg.evidence.importance(model, num_importance=4), model, device)
 
     both(evaluate)
+
+
+def test_estimates_of_classes_in_turn():
+    """Candidates are in single precision, which another device rounds otherwise."""
+
+    def evaluate(device):
+        model = gp("softmax", device=device)
+        return estimated(tg.evidence.SequentialCandidates(8, 8).estimator(model), model, device)
+
+    both(evaluate, rtol=1e-4)
 
 
 def covariance(size, device):

@@ -10,7 +10,7 @@ and f given y is a normal regression on a truncated normal t.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -20,7 +20,8 @@ from torchgpmc.approximations import EP
 from torchgpmc.approximations.gaussian_form import check_model, without_it
 from torchgpmc.checks import check_count
 from torchgpmc.evidence.gaussian_draws import or_prior
-from torchgpmc.evidence.latent_estimates import LatentEstimate, spread_levels, stacked_latents
+from torchgpmc.evidence.latent_estimates import LatentEstimate, stacked_latents
+from torchgpmc.evidence.net_estimator import NetEstimator, weighed
 from torchgpmc.likelihoods import Bernoulli
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.latents import LatentPrior
@@ -29,7 +30,6 @@ from torchgpmc.models.validation import check_test_inputs
 from torchgpmc.numerics.linalg import cholesky, identity_matrix
 from torchgpmc.numerics.random import make_generator, normal_like, shifted_net, sobol_net
 from torchgpmc.numerics.special import ndtr
-from torchgpmc.numerics.threads import even_slices, side_by_side
 from torchgpmc.orthant import SeparationOfVariables, Sequential
 from torchgpmc.orthant.matching import sites_beside_noise
 from torchgpmc.orthant.problem import Problem
@@ -38,7 +38,6 @@ from torchgpmc.orthant.weighting import NARROWING, weighted_draws
 
 # Numbers in the largest array of a chunk of thetas.
 _CHUNK_ELEMENTS = 2**21
-_WORTH_A_THREAD = 4  # thetas
 
 
 def is_probit(model: GPModel) -> bool:
@@ -116,7 +115,8 @@ class Orthant:
         """See :class:`torchgpmc.evidence.Evidence`."""
         check_probit(model, "Orthant")
         check_count("num_points", self.num_points, 2, ", for instance 256")
-        return OrthantEstimator(model, sobol_net(self.num_points, model.latent_size, model.train_x), model.as_targets(targets))
+        net = sobol_net(self.num_points, model.latent_size, model.train_x)
+        return OrthantEstimator(model, EP(), net, model.as_targets(targets))
 
     def evidence(self, model: GPModel, prior: LatentPrior, targets: Targets | None = None) -> OrthantEvidence:
         """The estimate at fixed random numbers, smooth in theta: what :func:`torchgpmc.fit` maximises (paper B, section 6.5)."""
@@ -130,7 +130,7 @@ class Orthant:
 
 
 @dataclass(frozen=True, eq=False)
-class OrthantEstimator:
+class OrthantEstimator(NetEstimator):
     """Unbiased estimates of p(y | theta) from one randomly shifted net a theta, each with an exact latent draw.
 
     The draw is chosen by its weight among the points; with it (theta, f) is a joint posterior draw, as in
@@ -149,82 +149,38 @@ class OrthantEstimator:
         True
     """
 
-    model: GPModel
-    net: Tensor  # (N, P), the points before they are shifted; scrambling them anew would cost more than a small estimate
-    targets: Targets
-
-    @property
-    def num_points(self) -> int:
-        """P, points an estimate."""
-        return self.net.shape[-1]
-
     @property
     def auxiliary_size(self) -> int:
         """Standard normals an estimate: a shift of the net, a number to choose the draw, and f given t."""
         return 3 * self.model.latent_size + 1
 
-    def draw(self, theta: Tensor, generator: torch.Generator, start: Tensor | None = None, num_latents: int = 1) -> LatentEstimate:
-        """Estimates from fresh random numbers."""
-        theta = self.model.layout.checked(theta)
-        size = self.auxiliary_size + 2 * (num_latents - 1) * self.model.latent_size
-        return self.evaluate(theta, normal_like(theta.new_empty(len(theta), size), generator), start)
+    def _num_normals(self, num_latents: int) -> int:
+        return self.auxiliary_size + 2 * (num_latents - 1) * self.model.latent_size
 
-    def evaluate(self, theta: Tensor, auxiliary: Tensor, start: Tensor | None = None) -> LatentEstimate:
-        """Estimates as a function of standard normals ``(C, auxiliary_size)``, two vectors more for each further latent draw."""
-
-        def estimate(rows: slice) -> LatentEstimate:
-            return self.select(rows)._evaluate(theta[rows], auxiliary[rows], None if start is None else start[rows])
-
-        with torch.no_grad():
-            parts = side_by_side(estimate, self._slices(theta), theta.device)
-        return LatentEstimate(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
-
-    def start_at(self, theta: Tensor) -> Tensor:
-        """EP's sites at ``theta``, for those at nearby thetas to start from ``(C, 2 N)``."""
-
-        def start(rows: slice) -> Tensor:
-            return EP().importance_density(self.model, self.model.prior(theta[rows]), self.select(rows).targets).start
-
-        with torch.no_grad():
-            return torch.cat(side_by_side(start, self._slices(theta), theta.device))
-
-    def _slices(self, theta: Tensor) -> list[slice]:
+    @property
+    def _thetas_at_once(self) -> int:
         size = self.model.latent_size
-        at_once = max(1, _CHUNK_ELEMENTS // (size * max(size, self.num_points)))
-        return even_slices(len(theta), at_once, theta.device, _WORTH_A_THREAD)
+        return _CHUNK_ELEMENTS // (size * max(size, self.num_points))
 
-    def move(self, theta: Tensor, estimate: LatentEstimate, num_steps: int, generator: torch.Generator) -> LatentEstimate:
-        """Not to be had: points share one shift, so that a kept draw cannot move alone."""
-        raise ValueError("evidence=Orthant() cannot be combined with latent_steps. Expected latent_steps=0.")
-
-    def select(self, rows: Tensor | slice) -> OrthantEstimator:
-        """The same for some of the chains, each with targets of its own."""
-        return replace(self, targets=self.targets.select(rows)) if self.targets.one_a_chain else self
-
-    def _evaluate(self, theta: Tensor, auxiliary: Tensor, start: Tensor | None) -> LatentEstimate:
+    def _evaluate(self, theta: Tensor, auxiliary: Tensor, start: Tensor | None, num_latents: int) -> LatentEstimate:
         size = self.model.latent_size
         prior = self.model.prior(theta)
         found = probit_problem(self.model, prior, self.targets)
-        near = or_prior(self.model, EP().importance_density(self.model, prior, self.targets, start), prior)
+        near = or_prior(self.model, self.approximation.importance_density(self.model, prior, self.targets, start), prior)
         sites = sites_beside_noise(found.problem, found.sign * near.alpha, near.precision)
         log_weight, t = weighted_draws(found.problem, shifted_net(self.net, auxiliary[:, :size]), sites)
-        value = torch.logsumexp(log_weight, -1) - math.log(self.num_points)
-        relative = (log_weight - value.unsqueeze(-1)).exp()
-        # Had the points been independent; the net's are better.
-        variance = relative.var(-1) / self.num_points
+        weighed_points = weighed(log_weight, auxiliary[:, size], num_latents)
         normals = auxiliary[:, size + 1 :].view(len(theta), -1, 2, size)
-        cumulative = relative.cumsum(-1)
-        level = spread_levels(ndtr(auxiliary[:, size]), normals.shape[1]) * cumulative[:, -1:]
-        chosen = torch.searchsorted(cumulative, level).clamp_max(self.num_points - 1)
-        kept = t.gather(1, chosen.unsqueeze(-1).expand(-1, -1, size))
+        kept = t.gather(1, weighed_points.chosen.unsqueeze(-1).expand(-1, -1, size))
         whitened, *others = (
             _latents_given(prior, found, point, *noise.unbind(1))
             for point, noise in zip(kept.unbind(1), normals.unbind(1), strict=True)
         )
         log_likelihood = self.model.log_likelihood(self.model.at(prior), whitened, self.targets)
-        value = torch.where(found.ok, value, -torch.inf)
+        value = torch.where(found.ok, weighed_points.value, -torch.inf)
         more = stacked_latents(others, value, size)
-        return LatentEstimate(value, variance, whitened, more, log_likelihood, near.num_iterations.to(value) + 4, found.ok)
+        count = near.num_iterations.to(value) + 4
+        return LatentEstimate(value, weighed_points.variance, whitened, more, log_likelihood, count, found.ok)
 
 
 def _latents_given(prior: LatentPrior, found: ProbitProblem, t: Tensor, first: Tensor, second: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ Carlo). So a density of K - 1 dimensions needs neither a normaliser nor a fit. C
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -33,17 +33,15 @@ from torchgpmc.approximations.class_sites import differences
 from torchgpmc.approximations.gaussian_form import LatentProblem, check_model, problem_of, without_graph
 from torchgpmc.checks import check_count
 from torchgpmc.evidence.gaussian_draws import or_prior
-from torchgpmc.evidence.latent_estimates import LatentEstimate, spread_levels, stacked_latents
+from torchgpmc.evidence.latent_estimates import LatentEstimate, stacked_latents
+from torchgpmc.evidence.net_estimator import NetEstimator, weighed
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.latents import LatentPrior
 from torchgpmc.models.targets import Targets
 from torchgpmc.numerics.linalg import cholesky, identity_matrix, inverse_lower, times_blocks, triangular_log_determinant
-from torchgpmc.numerics.random import normal_like, shifted_net, sobol_net
-from torchgpmc.numerics.special import ndtr
-from torchgpmc.numerics.threads import even_slices, side_by_side
+from torchgpmc.numerics.random import shifted_net, sobol_net
 
 _CHUNK_ELEMENTS, _CHUNK_CANDIDATES = 2**21, 2**16  # of a chunk of thetas: in the largest matrix, and of a datum
-_WORTH_A_THREAD = 4  # thetas
 _PANEL = 16  # data whose h come from one matrix product; within a panel they come one by one
 _TAIL = 0.05  # c
 _OUTERMOST = 1e-7  # of the uniforms -1 to 1 behind candidates, in single precision
@@ -90,11 +88,11 @@ class SequentialCandidates:
         check_count("num_candidates", self.num_candidates, 2, ", for instance 32")
         net = sobol_net(self.num_points, model.latent_size, model.train_x)
         candidates = sobol_net(self.num_candidates, model.num_latents - 1, model.train_x)
-        return SequentialCandidatesEstimator(model, self.approximation, net, candidates, model.as_targets(targets))
+        return SequentialCandidatesEstimator(model, self.approximation, net, model.as_targets(targets), candidates)
 
 
 @dataclass(frozen=True, eq=False)
-class SequentialCandidatesEstimator:
+class SequentialCandidatesEstimator(NetEstimator):
     """Unbiased estimates of p(y | theta) of several classes, each with latent draws chosen by their weights.
 
     Made by :class:`SequentialCandidates`.
@@ -112,62 +110,18 @@ class SequentialCandidatesEstimator:
         True
     """
 
-    model: GPModel
-    approximation: ClassEP
-    net: Tensor  # (N K, P), K - 1 shifts of candidates a datum and where to choose, before the points are shifted
-    candidates: Tensor  # (K - 1, J)
-    targets: Targets
-
-    @property
-    def num_points(self) -> int:
-        """P, points an estimate."""
-        return self.net.shape[-1]
+    candidates: Tensor  # (K - 1, J); the net has K - 1 shifts of these a datum, and where to choose
 
     @property
     def auxiliary_size(self) -> int:
         """Standard normals an estimate: a shift of the net, what functions share at the data, and a number to choose the draw."""
         return len(self.net) + len(self.model.train_x) + 1
 
-    def draw(self, theta: Tensor, generator: torch.Generator, start: Tensor | None = None, num_latents: int = 1) -> LatentEstimate:
-        """Estimates from fresh random numbers; ``start``, of an approximation at a nearby theta, saves iterations."""
-        theta = self.model.layout.checked(theta)
-        auxiliary = normal_like(theta.new_empty(len(theta), self.auxiliary_size), generator)
-        return self.evaluate(theta, auxiliary, start, num_latents)
-
-    def evaluate(self, theta: Tensor, auxiliary: Tensor, start: Tensor | None = None, num_latents: int = 1) -> LatentEstimate:
-        """Estimates as a function of standard normals ``(C, auxiliary_size)``."""
-
-        def estimate(rows: slice) -> LatentEstimate:
-            begun = None if start is None else start[rows]
-            return self.select(rows)._evaluate(theta[rows], auxiliary[rows], begun, num_latents)
-
-        with torch.no_grad():
-            parts = side_by_side(estimate, self._slices(theta), theta.device)
-        return LatentEstimate(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
-
-    def start_at(self, theta: Tensor) -> Tensor:
-        """What the approximation at ``theta`` leaves for those at nearby thetas to start from ``(C, ...)``."""
-
-        def start(rows: slice) -> Tensor:
-            targets = self.select(rows).targets
-            return self.approximation.importance_density(self.model, self.model.prior(theta[rows]), targets).start
-
-        with torch.no_grad():
-            return torch.cat(side_by_side(start, self._slices(theta), theta.device))
-
-    def _slices(self, theta: Tensor) -> list[slice]:
+    @property
+    def _thetas_at_once(self) -> int:
         size = len(self.model.train_x) * len(self.candidates)
         by_candidates = _CHUNK_CANDIDATES // (self.num_points * self.candidates.shape[-1])
-        at_once = max(1, min(_CHUNK_ELEMENTS // size**2, by_candidates))
-        return even_slices(len(theta), at_once, theta.device, _WORTH_A_THREAD)
-
-    def move(self, theta: Tensor, estimate: LatentEstimate, num_steps: int, generator: torch.Generator) -> LatentEstimate:
-        """Not to be had: points share one shift, so that a kept draw cannot move alone."""
-        raise ValueError("evidence=SequentialCandidates() cannot be combined with latent_steps. Expected latent_steps=0.")
-
-    def select(self, rows: Tensor | slice) -> SequentialCandidatesEstimator:
-        """The same for some of the chains, each with targets of its own."""
-        return replace(self, targets=self.targets.select(rows)) if self.targets.one_a_chain else self
+        return min(_CHUNK_ELEMENTS // size**2, by_candidates)
 
     def _evaluate(self, theta: Tensor, auxiliary: Tensor, start: Tensor | None, num_latents: int) -> LatentEstimate:
         model = self.model
@@ -176,20 +130,14 @@ class SequentialCandidatesEstimator:
         near = or_prior(model, self.approximation.importance_density(model, prior, self.targets, start), prior)
         guide = _guide(prior, near, without_graph(problem_of(model, prior, self.targets)))
         log_weight, e = weighted_points(guide, shifted_net(self.net, shift), self.candidates)
-        value = torch.logsumexp(log_weight, -1) - math.log(self.num_points)
-        relative = (log_weight - value.unsqueeze(-1)).exp()
-        # Had the points been independent; the net's are better.
-        variance = relative.var(-1) / self.num_points
-        cumulative = relative.cumsum(-1)
-        level = spread_levels(ndtr(last.squeeze(-1)), num_latents) * cumulative[:, -1:]
-        chosen = torch.searchsorted(cumulative, level).clamp_max(self.num_points - 1)
-        kept = e.gather(2, chosen.unsqueeze(1).expand(-1, e.shape[1], -1))
+        found = weighed(log_weight, last.squeeze(-1), num_latents)
+        kept = e.gather(2, found.chosen.unsqueeze(1).expand(-1, e.shape[1], -1))
         whitened, *others = guide.whitened(kept, shared).unbind(1)
         log_likelihood = model.log_likelihood(model.at(prior), whitened, self.targets)
-        value = torch.where(prior.ok, value, -torch.inf)
+        value = torch.where(prior.ok, found.value, -torch.inf)
         more = stacked_latents(others, value, model.latent_size)
         count = near.num_iterations.to(value) + 1
-        return LatentEstimate(value, variance, whitened, more, log_likelihood, count, near.converged & prior.ok)
+        return LatentEstimate(value, found.variance, whitened, more, log_likelihood, count, near.converged & prior.ok)
 
 
 class _Guide(NamedTuple):

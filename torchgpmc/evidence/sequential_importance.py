@@ -25,8 +25,7 @@ whatever the sites and the maps are. Orthant integrals draw truncated normals in
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -37,7 +36,8 @@ from torchgpmc.approximations import EP, Approximation, GaussianApproximation
 from torchgpmc.approximations.gaussian_form import LatentProblem, check_model, problem_of, without_graph, without_it
 from torchgpmc.checks import check_count
 from torchgpmc.evidence.gaussian_draws import log_likelihoods, or_prior
-from torchgpmc.evidence.latent_estimates import LatentEstimate, spread_levels, stacked_latents
+from torchgpmc.evidence.latent_estimates import LatentEstimate, stacked_latents
+from torchgpmc.evidence.net_estimator import NetEstimator, weighed
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.latents import LatentPrior
 from torchgpmc.models.targets import Targets
@@ -49,13 +49,10 @@ from torchgpmc.numerics.linalg import (
     triangular_log_determinant,
 )
 from torchgpmc.numerics.monotone_maps import MonotoneMaps, at_place, fitted, places
-from torchgpmc.numerics.random import normal_like, shifted_net, sobol_net
-from torchgpmc.numerics.special import ndtr
-from torchgpmc.numerics.threads import even_slices, side_by_side
+from torchgpmc.numerics.random import shifted_net, sobol_net
 
 _CHUNK_ELEMENTS = 2**21  # numbers in the largest array of a chunk of thetas
 _FIT_ELEMENTS = 200  # a datum, of the maps' fit
-_WORTH_A_THREAD = 4  # thetas
 _PANEL = 32  # data whose h come from one matrix product; within a panel they come one by one
 _REACH = 3.0  # deviations of h under q; beyond them maps stay as they are there
 _TINY = 1e-6
@@ -116,7 +113,7 @@ def check_served(model: GPModel, method: str, approximation: Approximation) -> N
 
 
 @dataclass(frozen=True, eq=False)
-class SequentialImportanceEstimator:
+class SequentialImportanceEstimator(NetEstimator):
     """Unbiased estimates of p(y | theta) from one randomly shifted net a theta, each with latent draws chosen by their weights.
 
     Made by :class:`SequentialImportance`.
@@ -134,60 +131,15 @@ class SequentialImportanceEstimator:
         True
     """
 
-    model: GPModel
-    approximation: Approximation
-    net: Tensor  # (N, P), the points before they are shifted
-    targets: Targets
-
-    @property
-    def num_points(self) -> int:
-        """P, points an estimate."""
-        return self.net.shape[-1]
-
     @property
     def auxiliary_size(self) -> int:
         """Standard normals an estimate: a shift of the net, and a number to choose the draw."""
         return self.model.latent_size + 1
 
-    def draw(self, theta: Tensor, generator: torch.Generator, start: Tensor | None = None, num_latents: int = 1) -> LatentEstimate:
-        """Estimates from fresh random numbers; ``start``, of an approximation at a nearby theta, saves iterations."""
-        theta = self.model.layout.checked(theta)
-        auxiliary = normal_like(theta.new_empty(len(theta), self.auxiliary_size), generator)
-        return self.evaluate(theta, auxiliary, start, num_latents)
-
-    def evaluate(self, theta: Tensor, auxiliary: Tensor, start: Tensor | None = None, num_latents: int = 1) -> LatentEstimate:
-        """Estimates as a function of standard normals ``(C, auxiliary_size)``."""
-
-        def estimate(rows: slice) -> LatentEstimate:
-            begun = None if start is None else start[rows]
-            return self.select(rows)._evaluate(theta[rows], auxiliary[rows], begun, num_latents)
-
-        with torch.no_grad():
-            parts = side_by_side(estimate, self._slices(theta), theta.device)
-        return LatentEstimate(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
-
-    def start_at(self, theta: Tensor) -> Tensor:
-        """What the approximation at ``theta`` leaves for those at nearby thetas to start from ``(C, ...)``."""
-
-        def start(rows: slice) -> Tensor:
-            targets = self.select(rows).targets
-            return self.approximation.importance_density(self.model, self.model.prior(theta[rows]), targets).start
-
-        with torch.no_grad():
-            return torch.cat(side_by_side(start, self._slices(theta), theta.device))
-
-    def _slices(self, theta: Tensor) -> list[slice]:
+    @property
+    def _thetas_at_once(self) -> int:
         size = self.model.latent_size
-        at_once = max(1, _CHUNK_ELEMENTS // (size * max(size, 3 * self.num_points, _FIT_ELEMENTS)))
-        return even_slices(len(theta), at_once, theta.device, _WORTH_A_THREAD)
-
-    def move(self, theta: Tensor, estimate: LatentEstimate, num_steps: int, generator: torch.Generator) -> LatentEstimate:
-        """Not to be had: points share one shift, so that a kept draw cannot move alone."""
-        raise ValueError("evidence=SequentialImportance() cannot be combined with latent_steps. Expected latent_steps=0.")
-
-    def select(self, rows: Tensor | slice) -> SequentialImportanceEstimator:
-        """The same for some of the chains, each with targets of its own."""
-        return replace(self, targets=self.targets.select(rows)) if self.targets.one_a_chain else self
+        return _CHUNK_ELEMENTS // (size * max(size, 3 * self.num_points, _FIT_ELEMENTS))
 
     def _evaluate(self, theta: Tensor, auxiliary: Tensor, start: Tensor | None, num_latents: int) -> LatentEstimate:
         model, size = self.model, self.model.latent_size
@@ -195,22 +147,16 @@ class SequentialImportanceEstimator:
         near = or_prior(model, self.approximation.importance_density(model, prior, self.targets, start), prior)
         guide = _guide(prior, near, without_graph(problem_of(model, prior, self.targets)))
         log_weight, e = weighted_points(guide, shifted_net(self.net, auxiliary[:, :size]))
-        value = torch.logsumexp(log_weight, -1) - math.log(self.num_points)
-        relative = (log_weight - value.unsqueeze(-1)).exp()
-        # Had the points been independent; the net's are better.
-        variance = relative.var(-1) / self.num_points
-        cumulative = relative.cumsum(-1)
-        level = spread_levels(ndtr(auxiliary[:, size]), num_latents) * cumulative[:, -1:]
-        chosen = torch.searchsorted(cumulative, level).clamp_max(self.num_points - 1)
-        kept = e.gather(2, chosen.unsqueeze(1).expand(-1, size, -1))
+        found = weighed(log_weight, auxiliary[:, size], num_latents)
+        kept = e.gather(2, found.chosen.unsqueeze(1).expand(-1, size, -1))
         # v = L^-1 (f - m), by C = L G^-1.
         moved = torch.linalg.solve_triangular(guide.root, kept, upper=False)
         whitened, *others = (guide.whitened_mean.unsqueeze(-1) + moved).unbind(-1)
         log_likelihood = model.log_likelihood(model.at(prior), whitened, self.targets)
-        value = torch.where(prior.ok, value, -torch.inf)
+        value = torch.where(prior.ok, found.value, -torch.inf)
         more = stacked_latents(others, value, size)
         count = near.num_iterations.to(value) + 1
-        return LatentEstimate(value, variance, whitened, more, log_likelihood, count, near.converged & prior.ok)
+        return LatentEstimate(value, found.variance, whitened, more, log_likelihood, count, near.converged & prior.ok)
 
 
 class _Guide(NamedTuple):

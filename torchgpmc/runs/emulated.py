@@ -38,7 +38,7 @@ _FLATTENED = 3.0  # what log weights are divided by, where chains begin: wider t
 _FIRST_STEP, _ADAPTATION, _SETTLING = 0.2, 0.5, 5.0
 _TARGET_ACCEPTANCE = 0.8
 _LEAST_STEPS, _MOST_STEPS = 4, 8
-_TESTED = 0.25  # b
+_TESTED_POWER = 0.25  # b
 _LATEST = 64  # thetas that tell what weights will be
 
 
@@ -242,7 +242,7 @@ class EmulatedWarmUp(NamedTuple):
 
 def _done(tuning: EmulatedTuning) -> EmulatedTuning:
     """For the draws."""
-    return tuning._replace(exponent=torch.full_like(tuning.exponent, _TESTED), waits=tuning.waits[:0])
+    return tuning._replace(exponent=torch.full_like(tuning.exponent, _TESTED_POWER), waits=tuning.waits[:0])
 
 
 def _learned(tuning: EmulatedTuning) -> EmulatedTuning:
