@@ -6,7 +6,8 @@
 A case is a data set with a model; ``+noise`` after its name flips a tenth of its labels, ``+twice`` gives a fifth of its rows
 twice, ``+ard`` takes a lengthscale a column. Half as many rows again as are trained on are test data. A call is a process of its
 own under a limit of CPU seconds, and so is the run that stands beside it; both leave what they found in the folder of runs, where
-nothing is run twice. The page is written anew from all that is there.
+nothing is run twice. docs/results/default_call.json keeps what was found, a case until it is run again in another folder, and the
+page is written anew from all of it.
 """
 
 import argparse
@@ -111,6 +112,16 @@ def beside(options, name, saved):
 _PARTS = {"call": call, "beside": beside}
 
 
+def found_in(runs, kept):
+    """What is known of each case: what the folder ``runs`` has, else what the file ``kept`` had."""
+    known = json.loads(kept.read_text()) if kept.exists() else {}
+    for name in default_cases():
+        files = {part: runs / f"{name}.{part}.json" for part in _PARTS}
+        if files["call"].exists():
+            known[name] = {part: json.loads(file.read_text()) for part, file in files.items() if file.exists()}
+    return {name: known[name] for name in default_cases() if name in known}
+
+
 def keep(options, name, part):
     """Runs a part of a case in a process of its own, unless what it found is there."""
     found = options.runs / f"{name}.{part}.json"
@@ -138,6 +149,7 @@ def main():
     parser.add_argument("--limit", type=float, default=300.0, help="CPU seconds of a call, or of a reference")
     parser.add_argument("--one", nargs=2, metavar=("CASE", "PART"), help=argparse.SUPPRESS)
     parser.add_argument("--output", type=pathlib.Path, default=OUTPUT / "default_call.md")
+    parser.add_argument("--kept", type=pathlib.Path, default=OUTPUT / "default_call.json")
     options = parser.parse_args()
     if options.one:
         name, part = options.one
@@ -148,7 +160,10 @@ def main():
         keep(options, name, "call")
         if options.reference_draws:
             keep(options, name, "beside")
-        options.output.write_text(written(options.runs, default_cases(), options.size))
+        found = found_in(options.runs, options.kept)
+        lines = ",\n".join(f"{json.dumps(known)}: {json.dumps(parts)}" for known, parts in found.items())
+        options.kept.write_text(f"{{\n{lines}\n}}\n")
+        options.output.write_text(written(found, options.size))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """The page docs/results/default_call.md, from what benchmarks/default_call.py found."""
 
-import json
 import math
 import re
 import statistics
@@ -17,7 +16,7 @@ _HEAD = """# The default call
 
 `python benchmarks/default_call.py --data ../shared/data --runs FOLDER`: `tg.sample(model, seed=0)` without options, one seed a
 case, {size} rows at most (`+all`: 7000, with 100 inducing points above 500). That script writes this page, in the words of
-`benchmarks/default_call_page.py`.
+`benchmarks/default_call_page.py`, from what is in `default_call.json`.
 
 - **CPU s** is of one thread (`OMP_NUM_THREADS=1`), on two cores of an AMD EPYC that other jobs shared, predictions left out.
 - **ESS** is that of the worst hyperparameter, `lp` or latent, by which a call decides that it is done.
@@ -116,13 +115,9 @@ def _longest(seconds):
     return "the longest: " + ", ".join(f"{name} {seconds[name]:.0f}" for name in longest) if longest else "none was run"
 
 
-def written(runs, cases, size):
-    """The page."""
-    found = {}
-    for name in cases:
-        call, beside = runs / f"{name}.call.json", runs / f"{name}.beside.json"
-        if call.exists():
-            found[name] = (json.loads(call.read_text()), json.loads(beside.read_text()) if beside.exists() else None)
-    rows = "".join(_line(_row(name, *parts)) for name, parts in found.items())
+def written(found, size):
+    """The page, of what was found of each case."""
+    parts = {name: (known["call"], known.get("beside")) for name, known in found.items()}
+    rows = "".join(_line(_row(name, *known)) for name, known in parts.items())
     head = _HEAD.format(size=size)
-    return head + _findings(found) + _TABLE + _line(_COLUMNS) + "|---" * len(_COLUMNS) + "|\n" + rows
+    return head + _findings(parts) + _TABLE + _line(_COLUMNS) + "|---" * len(_COLUMNS) + "|\n" + rows
