@@ -1,6 +1,5 @@
 """Small models, and what else the tests share."""
 
-import gpytorch
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.priors import GammaPrior, HalfNormalPrior, LogNormalPrior
@@ -41,7 +40,7 @@ LIKELIHOODS = {
     "student_t": lambda: tg.likelihoods.StudentT(noise_prior=LogNormalPrior(-1.0, 0.5), deg_free_prior=GammaPrior(2.0, 0.3)),
     "poisson": lambda: tg.likelihoods.Poisson(),
     "softmax": lambda: tg.likelihoods.Softmax(num_classes=3, mixing_weights=False),
-    "laplace": lambda: gpytorch.likelihoods.LaplaceLikelihood(noise_prior=GammaPrior(2.0, 4.0)),
+    "laplace": lambda: tg.likelihoods.LaplaceNoise(noise_prior=GammaPrior(2.0, 4.0)),
     "negative_binomial": lambda: tg.likelihoods.NegativeBinomial(dispersion_prior=GammaPrior(2.0, 4.0)),
     "beta": lambda: tg.likelihoods.Beta(scale_prior=GammaPrior(2.0, 0.5)),
     "ordinal": lambda: tg.likelihoods.Ordinal(num_levels=4),

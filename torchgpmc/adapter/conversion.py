@@ -17,6 +17,7 @@ from torchgpmc.likelihoods.bernoulli import Bernoulli
 from torchgpmc.likelihoods.beta import Beta
 from torchgpmc.likelihoods.fixed_noise import FixedNoiseGaussian
 from torchgpmc.likelihoods.gaussian import Gaussian
+from torchgpmc.likelihoods.laplace_noise import LaplaceNoise
 from torchgpmc.likelihoods.likelihood import Factorised
 from torchgpmc.likelihoods.log_likelihood import LogLikelihood, require_targets
 from torchgpmc.likelihoods.rows import log_prob_by_rows
@@ -28,12 +29,14 @@ _WITH_CLOSED_FORMS = {
     gpytorch.likelihoods.BetaLikelihood: Beta,
     gpytorch.likelihoods.FixedNoiseGaussianLikelihood: FixedNoiseGaussian,
     gpytorch.likelihoods.GaussianLikelihood: Gaussian,
+    gpytorch.likelihoods.LaplaceLikelihood: LaplaceNoise,
     gpytorch.likelihoods.StudentTLikelihood: StudentT,
     gpytorch.likelihoods.SoftmaxLikelihood: Softmax,
 }
 _OF_ONE_NUMBER_EACH = (
     gpytorch.likelihoods.BetaLikelihood,
     gpytorch.likelihoods.GaussianLikelihood,
+    gpytorch.likelihoods.LaplaceLikelihood,
     gpytorch.likelihoods.StudentTLikelihood,
 )
 
@@ -44,7 +47,7 @@ class Foreign(Factorised):
     def __init__(self, likelihood: Any):
         self.likelihood = likelihood
         self.num_latents = count_latents(likelihood)
-        self.is_f_plus_noise = isinstance(likelihood, gpytorch.likelihoods.LaplaceLikelihood)
+        self.is_f_plus_noise = isinstance(likelihood, gpytorch.likelihoods.LaplaceLikelihood)  # a user's own kind of it
 
     def forward(self, function_samples: Tensor) -> Distribution:
         return self.likelihood.forward(function_samples)
@@ -58,7 +61,8 @@ def convert_likelihood(likelihood: Any) -> Any:
 
     gpytorch's ``BernoulliLikelihood`` floors the probit (log Phi(-40) comes out near -36 where -804.6 is right) and is replaced by
     :class:`Bernoulli`, with a note; ``GaussianLikelihood``, ``FixedNoiseGaussianLikelihood``, ``StudentTLikelihood``,
-    ``SoftmaxLikelihood`` and ``BetaLikelihood`` gain closed forms and keep their parameters, priors and names.
+    ``LaplaceLikelihood``, ``SoftmaxLikelihood`` and ``BetaLikelihood`` gain closed forms and keep their parameters, priors and
+    names.
 
     Raises:
         TypeError: not a gpytorch likelihood.

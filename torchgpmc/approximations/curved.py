@@ -12,8 +12,7 @@ _SETTINGS = 8
 def is_curved(model: GPModel) -> bool:
     """Whether log p(y_n | f_n) of one latent has a second derivative anywhere, at drawn parameters and f.
 
-    That of Laplace's noise is two straight lines: :class:`Laplace` has no precision to go by, and densities that are matched to the
-    corners miss too much of each for weights to bear.
+    That of Laplace's noise is two straight lines: :class:`Laplace` has no precision to go by.
 
     Example:
         >>> import torch, torchgpmc as tg

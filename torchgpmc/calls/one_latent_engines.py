@@ -51,7 +51,7 @@ def of_one_latent(model: GPModel, wanted: int) -> list[Candidate]:
         found = [emulated(model, EmulatedHMC(evidence=_in_turn(model), begin=_BY_TWO_MODES), NO_PROPOSAL, wanted)]
         if model.operations > CHAINS_MAY_TAKE_LONG:
             return found  # in white coordinates 34 of 300 labels spend all in warm-up
-    return [*found, _in_white_coordinates(model)]
+    return [*found, _in_white_coordinates(model) if is_curved(model) else around_fit(model)]
 
 
 def _of_several_modes(model: GPModel, wanted: int) -> list[Candidate]:

@@ -4,6 +4,7 @@ from torchgpmc.likelihoods.bernoulli import Bernoulli
 from torchgpmc.likelihoods.beta import Beta
 from torchgpmc.likelihoods.gaussian import Gaussian
 from torchgpmc.likelihoods.heteroskedastic import HeteroskedasticGaussian
+from torchgpmc.likelihoods.laplace_noise import LaplaceNoise
 from torchgpmc.likelihoods.likelihood import Factorised
 from torchgpmc.likelihoods.log_likelihood import LogLikelihood
 from torchgpmc.likelihoods.negative_binomial import NegativeBinomial
@@ -22,6 +23,7 @@ __all__ = [
     "Factorised",
     "Gaussian",
     "HeteroskedasticGaussian",
+    "LaplaceNoise",
     "Linear",
     "LogLikelihood",
     "NegativeBinomial",
