@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 from torchgpmc.calls.candidate import Candidate, Limits
-from torchgpmc.calls.weighted_engines import seconds_of_estimates
+from torchgpmc.calls.costs import seconds_an_estimate, seconds_of_search
 from torchgpmc.methods import EmulatedHMC
 from torchgpmc.models import GPModel
+from torchgpmc.runs.beginnings import AtModes
 
 NO_PROPOSAL = "no proposal follows so many hyperparameters, but some hundred estimates teach an emulator what chains can move on."
 # Thetas to learn from, at most: of 500 labels 19 lengthscales took 36 a hyperparameter until the latest were worth half of their
@@ -27,6 +29,12 @@ def emulated(model: GPModel, method: EmulatedHMC, why: str, wanted: int, num_cha
     """Chains on an emulator, which learn until their weights are even."""
     size = model.layout.size
     thetas = max(_LEAST_THETAS, round(_MOST_A_HYPERPARAMETER * size * max(1.0, size / _MANY)))
-    seconds = seconds_of_estimates(model, method, _USUAL_SHARE * thetas + _USUAL_DRAWS_AN_EFFECTIVE_ONE * wanted)
+    seconds = partial(seconds_of_emulated, model, method, _USUAL_SHARE * thetas + _USUAL_DRAWS_AN_EFFECTIVE_ONE * wanted)
     limits = Limits(_EVERY // num_chains, _MOST // num_chains, math.inf, patience=_PATIENCE)
     return Candidate(replace(method, enough=_ENOUGH), why, num_chains, math.ceil(thetas / num_chains), limits, seconds)
+
+
+def seconds_of_emulated(model: GPModel, method: EmulatedHMC, estimates: float) -> float:
+    """Of a search for modes, and of estimates."""
+    searched = seconds_of_search(model, method.begin) if isinstance(method.begin, AtModes) else 0.0
+    return searched + estimates * seconds_an_estimate(model, method)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from torchgpmc.calls.candidate import Candidate, described
 from torchgpmc.calls.chain_engines import CHAINS_MAY_TAKE_LONG
 from torchgpmc.calls.engines import candidates
@@ -11,13 +16,15 @@ from torchgpmc.models import GPModel
 
 _MAY_TAKE_LONG = 2e8  # operations an estimate: below, a run is soon done, and not timed before it begins
 _LONG = 1.0  # minutes
+_SHARE_OF_TIMING, _SHORT = 0.03, 40.0  # of a call, after which no engine is timed; seconds of a call that counts for as much
 
 
 def explain(model: GPModel) -> str:
     """Which engines ``sample(model)`` tries, in which order and why, and about how long each takes here.
 
-    Seconds are those of one evaluation, timed now, times as many as a run that goes well takes; of chains in white coordinates
-    those of their first transitions, for which this takes some seconds an engine.
+    Seconds are those of a few gradients and estimates, timed now, times as many as the searches, the warm-up and the draws of a run
+    that goes well take; of chains in white coordinates that come first those of their first transitions. Engines after the first
+    are timed while that takes no more than two seconds, or a twentieth of what the call may take.
 
     Example:
         >>> import torch, torchgpmc as tg
@@ -28,12 +35,52 @@ def explain(model: GPModel) -> str:
         >>> print(tg.explain(model))  # doctest: +ELLIPSIS
         1. AMIS(...): the latents integrate out well and the hyperparameters are few: weighted draws, no warm-up. About ... seconds.
         2. ...
-        sample(model) takes the first whose draws pass their own checks.
+        sample(model) takes the first whose draws pass their own checks: about ...
     """
-    lines = []
-    for number, candidate in enumerate(candidates(model), 1):
-        lines.append(f"{number}. {described(candidate)}: {candidate.why} {_about(candidate)}")
-    return "\n".join([*lines, "sample(model) takes the first whose draws pass their own checks."])
+    engines = candidates(model)
+    forecasts = foretold(engines)
+    told = (f"{described(engine)}: {engine.why} {forecast.words}" for engine, forecast in zip(engines, forecasts, strict=True))
+    lines = [f"{number}. {line}" for number, line in enumerate(told, 1)]
+    return "\n".join([*lines, f"sample(model) takes the first whose draws pass their own checks: {_of_call(engines, forecasts)}."])
+
+
+class Forecast(NamedTuple):
+    """About how long an engine takes, where that is known."""
+
+    seconds: float | None
+    words: str
+
+
+def foretold(engines: Sequence[Candidate]) -> list[Forecast]:
+    """Of each, those after the first while there is time."""
+    known: dict[str, Forecast] = {}
+    began, most = time.perf_counter(), math.inf
+    for engine in engines:
+        name = described(engine)
+        if name not in known:
+            is_late = time.perf_counter() - began > most
+            known[name] = Forecast(None, "Not timed.") if is_late else _forecast(engine, is_first=not known)
+        if math.isinf(most):
+            most = _SHARE_OF_TIMING * max(_SHORT, known[name].seconds or 0.0)
+    return [known[described(engine)] for engine in engines]
+
+
+def _forecast(engine: Candidate, *, is_first: bool) -> Forecast:
+    try:
+        seconds = engine.seconds() if is_first or engine.roughly is None else engine.roughly()
+    except ValueError as error:
+        return Forecast(None, f"It fails here: {error}")
+    return Forecast(seconds, f"About {_duration(seconds)}.")
+
+
+def _of_call(engines: Sequence[Candidate], forecasts: Sequence[Forecast]) -> str:
+    """From the engine that most likely serves to all of them."""
+    serves = next((number for number, engine in enumerate(engines, 1) if not engine.only_begins), len(engines))
+    least, most = (sum(forecast.seconds or 0.0 for forecast in forecasts[:number]) for number in (serves, len(engines)))
+    if serves == len(engines):
+        return f"about {_duration(least)}"
+    more = "" if all(forecast.seconds is not None for forecast in forecasts) else "and more "
+    return f"about {_duration(least)} if that is engine {serves}, up to {_duration(most)} {more}if all are needed"
 
 
 def warn_of_time(model: GPModel, candidate: Candidate) -> None:
@@ -50,13 +97,6 @@ def warn_of_time(model: GPModel, candidate: Candidate) -> None:
             f"{model.layout.size}, latent functions: {model.num_latents}, points: {len(model.latent_inputs)}). A SparseGP with "
             f"fewer inducing points, or fewer rows, takes less."
         )
-
-
-def _about(candidate: Candidate) -> str:
-    try:
-        return f"About {_duration(candidate.seconds())}."
-    except ValueError as error:
-        return f"It fails here: {error}"
 
 
 def _duration(seconds: float) -> str:
