@@ -1,9 +1,10 @@
 """What `explain` foretells of the engines that a default call tries, and what they took; writes docs/results/forecasts.md.
 
-    python benchmarks/forecasts.py --data ../shared/data --runs FILE [--cases thyroid mcycle+ard straight_noise ...]
+    python benchmarks/forecasts.py --data ../shared/data --runs FILE [--again] [--cases thyroid mcycle+ard straight_noise ...]
 
-Cases are those of default_call_cases.py, models those of unseen.py, and softmax_irises. A line a case is added to the file of runs,
-where nothing is run twice; the page is written anew from all of them. Seconds are of this process, however busy the machine.
+Cases are those of default_call_cases.py, models those of unseen.py, and softmax_irises. What was found is added to the file of
+runs, where no call is made twice, and with ``--again`` forecasts are; the page is written anew from all that is there. Seconds are
+of this process, however busy the machine.
 """
 
 import argparse
@@ -27,18 +28,18 @@ from torchgpmc.calls.engines import candidates
 from torchgpmc.calls.forecast import foretold
 
 _WITHIN = 2.5
-_FEW = "mcycle coal airline thyroid glass thyroid+ard crabs+ard banana+ard haberman+twice wine_quality ida_breast_cancer+ard pima+ard glass+ard "
-_FEW += "wbc+ard ionosphere+ard housing power wine_red yacht+ard machine_cpu+ard stocks+ard thyroid_type glass_type wine iris noise_type "
-_FEW += "kin8nm+all power+all wine_red+all kin8nm+ard+all splice+all wine_quality+all"
+_USUAL = """mcycle pyrimidines yacht auto_mpg wine_red housing machine_cpu+ard auto_mpg+ard yacht+ard energy+ard pyrimidines+ard
+    coal redwood airline thyroid glass crabs thyroid+ard ripley+ard ida_breast_cancer+ard glass+noise+ard pima+ard
+    thyroid_type glass_type wine iris noise_type kin8nm+all wine_red+all abalone_rings+all"""
 
 _HEAD = """# Forecasts
 
 `python benchmarks/forecasts.py --data ../shared/data --runs FILE`: what `explain` foretells of every engine that
-`sample(model, seed=0)` then tries, and what it took, in CPU seconds of one thread (`OMP_NUM_THREADS=1`) on one of two cores that other
-jobs shared. That script writes this page. Cases are those of [default_call.md](default_call.md).
+`sample(model, seed=0)` then tries, and what it took, in CPU seconds of one thread (`OMP_NUM_THREADS=1`) on a core that other jobs
+shared. That script writes this page. Cases are those of [default_call.md](default_call.md).
 
-Within a factor of {within}: {good} of {all} first engines that served. Time for `explain`, all engines, in the column after the
-case; the bound is two seconds or a twentieth of the call: {quick} of {cases}. An engine that `explain` had no time for has no forecast.
+Within a factor of {within}: {good} of {all} engines that came first and served. `explain` itself took two seconds at most, or a
+twentieth of the call, in {quick} of {cases} cases. What it had no time to time has no forecast.
 
 | case | `explain` took | engine | foretold | took | ratio |
 |---|---|---|---|---|---|
@@ -60,33 +61,38 @@ def model_of(folder, name):
     return models[name]() if name in models else case(folder, name, 500)[0]
 
 
-def found(model):
-    """Seconds that `explain` takes, and of every engine that was tried its name, its forecast and what it took."""
+def forecast(model):
+    """Of every engine, by its name, and the seconds that `explain` takes."""
     engines = candidates(model)
     began = time.process_time()
     seconds = [forecast.seconds for forecast in foretold(engines)]
     explained = time.process_time() - began
+    named = reversed(list(zip(map(described, engines), seconds, strict=True)))  # of two of one name the first is tried first
+    return {"explained": explained, "foretold": dict(named)}
+
+
+def call(model):
+    """Seconds of a call, and of every engine that was tried."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         began = time.process_time()
         posterior = tg.sample(model, seed=0, progress=False)
         took = time.process_time() - began
-    # Of two engines of one name both have the same forecast.
-    known = dict(zip(map(described, engines), seconds, strict=True))
-    tried = [(trial["engine"], known[trial["engine"]], trial["seconds"]) for trial in posterior.info["tried"]]
-    return {"explained": explained, "took": took, "tried": tried}
+    return {"took": took, "tried": [(trial["engine"], trial["seconds"]) for trial in posterior.info["tried"]]}
 
 
 def written(runs):
     """The page."""
-    first = [run["tried"][0] for run in runs.values() if len(run["tried"]) == 1]
+    rows = {name: [(engine, run["foretold"].get(engine), took) for engine, took in run["tried"]] for name, run in runs.items()}
+    first = [row[0] for row in rows.values() if len(row) == 1]
     good = sum(1 / _WITHIN <= forecast / took <= _WITHIN for _, forecast, took in first)
     quick = sum(run["explained"] <= max(2.0, 0.05 * run["took"]) for run in runs.values())
     page = _HEAD.format(within=_WITHIN, good=good, all=len(first), quick=quick, cases=len(runs))
-    for name, run in runs.items():
-        for engine, forecast, took in run["tried"]:
+    for name, row in rows.items():
+        for engine, forecast, took in row:
             numbers = "- | {1:.1f} | -" if forecast is None else "{0:.1f} | {1:.1f} | {2:.2f}"
-            page += f"| {name} | {run['explained']:.1f} | `{engine}` | {numbers.format(forecast, took, (forecast or 0) / took)} |\n"
+            numbers = numbers.format(forecast, took, (forecast or 0.0) / took)
+            page += f"| {name} | {runs[name]['explained']:.1f} | `{engine}` | {numbers} |\n"
     return page
 
 
@@ -94,21 +100,24 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=pathlib.Path, required=True, help="folder of the data sets")
     parser.add_argument("--runs", type=pathlib.Path, required=True, help="file of what was found")
-    parser.add_argument("--cases", nargs="*", default=_FEW.split())
+    parser.add_argument("--cases", nargs="*", default=_USUAL.split())
+    parser.add_argument("--again", action="store_true", help="forecasts are made once more")
     parser.add_argument("--output", type=pathlib.Path, default=OUTPUT / "forecasts.md")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    options.runs.touch()
-    runs = dict(json.loads(line) for line in options.runs.read_text().splitlines())
+    runs = json.loads(options.runs.read_text()) if options.runs.exists() else {}
     with mock.patch("time.perf_counter", time.process_time):
-        found(case(options.data, "ord_diabetes", 500)[0])  # the first of anything is slow
+        # The first of anything is slow.
+        first = model_of(options.data, "ord_diabetes")
+        forecast(first), call(first)
         for name in options.cases:
-            if name not in runs:
-                runs[name] = found(model_of(options.data, name))
-                with options.runs.open("a") as file:
-                    file.write(json.dumps([name, runs[name]]) + "\n")
+            model = model_of(options.data, name)
+            if options.again or name not in runs:
+                told = forecast(model)  # before a call has made anything ready
+                runs[name] = {**(runs[name] if name in runs else call(model)), **told}
+            options.runs.write_text(json.dumps(runs, indent=1))
             options.output.write_text(written(runs))
-            print(name, *(f"{number:.1f}" for number in (runs[name]["explained"], runs[name]["took"])), runs[name]["tried"], flush=True)
+            print(name, runs[name], flush=True)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from torchgpmc.runs.on_normal_scale import searched_marginal
 
 _FEW, _MOST = 4, 100  # thetas timed at once
 _NEAR = 0.3  # of one another, in deviations of the prior
-# Of the searches of 15 data sets: gradients each, candidates, tethers along each hyperparameter and gradients of one.
+# Of searches, as 16 data sets took them: gradients each, candidates, tethers along each hyperparameter and gradients of one.
 _GRADIENTS, _MORE_A_HYPERPARAMETER = 10, 6
 _CANDIDATES, _QUIET = 8, 2
 _TETHERS, _GRADIENTS_A_TETHER = 6, 5

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from torchgpmc.calls.candidate import Candidate, described
@@ -16,7 +15,7 @@ from torchgpmc.models import GPModel
 
 _MAY_TAKE_LONG = 2e8  # operations an estimate: below, a run is soon done, and not timed before it begins
 _LONG = 1.0  # minutes
-_SHARE_OF_TIMING, _SHORT = 0.03, 40.0  # of a call, after which no engine is timed; seconds of a call that counts for as much
+_SHARE_OF_TIMING, _SHORT = 0.025, 40.0  # of a call, after which no engine is timed; seconds of a call that counts for as much
 
 
 def explain(model: GPModel) -> str:
@@ -45,42 +44,50 @@ def explain(model: GPModel) -> str:
 
 
 class Forecast(NamedTuple):
-    """About how long an engine takes, where that is known."""
+    """About how long an engine takes, in numbers and words."""
 
-    seconds: float | None
+    seconds: float | None  # None where it was not timed
     words: str
 
 
 def foretold(engines: Sequence[Candidate]) -> list[Forecast]:
     """Of each, those after the first while there is time."""
-    known: dict[str, Forecast] = {}
-    began, most = time.perf_counter(), math.inf
-    for engine in engines:
-        name = described(engine)
-        if name not in known:
+    began = time.perf_counter()
+    first = _forecast(engines[0], is_first=True)
+    known = {_kind(engines[0]): first}
+    most = _SHARE_OF_TIMING * max(_SHORT, first.seconds or 0.0)
+    for engine in engines[1:]:
+        if _kind(engine) not in known:
             is_late = time.perf_counter() - began > most
-            known[name] = Forecast(None, "Not timed.") if is_late else _forecast(engine, is_first=not known)
-        if math.isinf(most):
-            most = _SHARE_OF_TIMING * max(_SHORT, known[name].seconds or 0.0)
-    return [known[described(engine)] for engine in engines]
+            known[_kind(engine)] = Forecast(None, "Not timed.") if is_late else _forecast(engine, is_first=False)
+    return [known[_kind(engine)] for engine in engines]
+
+
+def _kind(engine: Candidate) -> Hashable:
+    """The same for engines that differ in their random numbers, or in what may have come before."""
+    return described(engine), engine.warmup_steps, engine.start
 
 
 def _forecast(engine: Candidate, *, is_first: bool) -> Forecast:
     try:
         seconds = engine.seconds() if is_first or engine.roughly is None else engine.roughly()
     except ValueError as error:
-        return Forecast(None, f"It fails here: {error}")
+        return Forecast(0.0, f"It fails here: {error}")
     return Forecast(seconds, f"About {_duration(seconds)}.")
 
 
 def _of_call(engines: Sequence[Candidate], forecasts: Sequence[Forecast]) -> str:
     """From the engine that most likely serves to all of them."""
-    serves = next((number for number, engine in enumerate(engines, 1) if not engine.only_begins), len(engines))
+    told = enumerate(zip(engines, forecasts, strict=True), 1)
+    serves = next((number for number, (engine, forecast) in told if forecast.seconds and not engine.only_begins), None)
+    if serves is None:
+        return "how long that takes is not known"
     least, most = (sum(forecast.seconds or 0.0 for forecast in forecasts[:number]) for number in (serves, len(engines)))
     if serves == len(engines):
         return f"about {_duration(least)}"
-    more = "" if all(forecast.seconds is not None for forecast in forecasts) else "and more "
-    return f"about {_duration(least)} if that is engine {serves}, up to {_duration(most)} {more}if all are needed"
+    all_timed = all(forecast.seconds is not None for forecast in forecasts)
+    others = f"up to {_duration(most)} if all are needed" if all_timed else "longer if others are needed"
+    return f"about {_duration(least)} if that is engine {serves}, {others}"
 
 
 def warn_of_time(model: GPModel, candidate: Candidate) -> None:

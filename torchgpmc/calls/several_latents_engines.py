@@ -29,7 +29,7 @@ _FEW_FUNCTIONS = 3  # of which a search for modes costs little: iris and thyroid
 # Of so few functions estimates take longer than sweeps from here on (wine, 152 x 13: 20.7 s and 8.4; 250 x 18: 221 and 26). Of
 # fewer data they are quick, and serve labels that are noise, of which chains are slow.
 _FEW_CLASS_DATA = 150
-_USUAL_SWEEPS_AN_EFFECTIVE_DRAW = 1.25  # of each of four chains
+_SWEEPS_AN_EFFECTIVE_DRAW, _MORE_A_FUNCTION = 0.5, 0.25  # of each of four chains: three classes took 350 and 550, six 950
 _LEARNED = (
     "chains of hyperparameters alone, on an emulator of evidence that hardly varies, where those with rough latents do not go."
 )
@@ -79,7 +79,8 @@ def _in_turn(model: GPModel, wanted: int) -> Candidate:
     """
     why = "theta and the latents of many classes in turn, in coordinates in which they are nearly independent: no estimates."
 
-    seconds = partial(seconds_of_class_sweeps, model, NUM_CHAINS, SHORT_WARM_UP + _USUAL_SWEEPS_AN_EFFECTIVE_DRAW * wanted)
+    sweeps = SHORT_WARM_UP + (_SWEEPS_AN_EFFECTIVE_DRAW + _MORE_A_FUNCTION * model.num_latents) * wanted
+    seconds = partial(seconds_of_class_sweeps, model, NUM_CHAINS, sweeps)
     # Of few functions estimates come next, which labels that are noise are better served by.
     most = 800 if model.num_latents <= _FEW_FUNCTIONS else 1600
     return Candidate(ClassGibbs(), why, NUM_CHAINS, SHORT_WARM_UP, Limits(50, most, math.inf), seconds)

@@ -102,10 +102,10 @@ def _parted(old: str, new: str) -> tuple[str, str]:
 
 
 def _same(old: str, new: str) -> bool:
-    """Whether two of ``word=value`` are one, but that a number was in single precision: priors hold theirs in torch's default dtype.
+    """Whether two of ``word=value`` are one but for rounding to single precision: priors hold numbers in torch's default dtype.
 
     Example:
-        >>> _same("rate=0.3", "rate=0.30000001192092896"), _same("rate=0.3", "rate=0.3001"), _same("levels=16777216", "levels=16777217")
+        >>> _same("rate=0.3", "rate=0.30000001192092896"), _same("rate=0.3", "rate=0.300001"), _same("n=16777216", "n=16777217")
         (True, False, False)
     """
     before, after = (text.partition("=")[2].rstrip("),") for text in (old, new))
