@@ -15,7 +15,7 @@ from torchgpmc.models import GPModel
 
 _MAY_TAKE_LONG = 2e8  # operations an estimate: below, a run is soon done, and not timed before it begins
 _LONG = 1.0  # minutes
-_SHARE_OF_TIMING, _SHORT = 0.025, 40.0  # of a call, after which no engine is timed; seconds of a call that counts for as much
+_SHARE_OF_TIMING, _SHORT = 0.02, 40.0  # of a call, after which no engine is timed; seconds of a call that counts for as much
 
 
 def explain(model: GPModel) -> str:
