@@ -22,8 +22,8 @@ def explain(model: GPModel) -> str:
     """Which engines ``sample(model)`` tries, in which order and why, and about how long each takes here.
 
     Seconds are those of a few gradients and estimates, timed now, times as many as the searches, the warm-up and the draws of a run
-    that goes well take; of chains in white coordinates that come first those of their first transitions. Engines after the first
-    are timed while that takes no more than two seconds, or a twentieth of what the call may take.
+    that goes well take; of chains in white coordinates that come first those of their first transitions. Engines after the one that
+    is likely to serve are timed while all of it takes about two seconds, or a twentieth of the call.
 
     Example:
         >>> import torch, torchgpmc as tg
@@ -51,14 +51,14 @@ class Forecast(NamedTuple):
 
 
 def foretold(engines: Sequence[Candidate]) -> list[Forecast]:
-    """Of each, those after the first while there is time."""
+    """Of each, those after the one that is likely to serve while there is time."""
     began = time.perf_counter()
     first = _forecast(engines[0], is_first=True)
     known = {_kind(engines[0]): first}
     most = _SHARE_OF_TIMING * max(_SHORT, first.seconds or 0.0)
-    for engine in engines[1:]:
+    for number, engine in enumerate(engines):
         if _kind(engine) not in known:
-            is_late = time.perf_counter() - began > most
+            is_late = time.perf_counter() - began > most and not all(before.only_begins for before in engines[:number])
             known[_kind(engine)] = Forecast(None, "Not timed.") if is_late else _forecast(engine, is_first=False)
     return [known[_kind(engine)] for engine in engines]
 
