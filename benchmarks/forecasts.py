@@ -37,13 +37,14 @@ _HEAD = """# Forecasts
 `python benchmarks/forecasts.py --data ../shared/data`, and the same with `--again`: what `explain` foretells of every engine that
 `sample(model, seed=0)` tries, and what that took, in CPU seconds of one thread (`OMP_NUM_THREADS=1`) on a core that other jobs
 shared. Calls and forecasts were up to an hour apart, and calls took about twice what the page of their own has. That script writes
-this page. Cases are those of [default_call.md](default_call.md).
+this page. Cases are those of [default_call.md](default_call.md), and from friedman on models of
+[other_data.md](other_data.md).
 
 Within a factor of {within}: {good} of {all} engines that came first and served. `explain` itself took two seconds at most, or a
 twentieth of the call, in {quick} of {cases} cases. What it had no time to time has no forecast. How many gradients, draws and
-sweeps are usual was read off the others before auto_mpg, crabs, ripley+ard, ionosphere+ard, abalone+all and wine_quality were
-called. Before, by the same calls: AMIS() foretold 0.7 for mcycle, 3.1 for yacht+ard, 11.3 for energy+ard (searches and most
-batches left out); 47.4 for iris; 7 to 10 seconds went to `explain` of pima+ard, iris and thyroid_type.
+sweeps are usual was read off the others before auto_mpg, crabs, ripley+ard, ionosphere+ard, abalone+all, wine_quality and those
+models were called. Before, by the same calls: AMIS() foretold 0.7 for mcycle, 3.1 for yacht+ard, 11.3 for energy+ard (searches and
+most batches left out); 47.4 for iris; 7 to 10 seconds went to `explain` of pima+ard, iris and thyroid_type.
 
 | case | `explain` took | engine | foretold | took | ratio |
 |---|---|---|---|---|---|
