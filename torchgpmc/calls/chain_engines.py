@@ -75,8 +75,10 @@ def chains(
         return partial(density.value_and_grad, position)
 
     limits = Limits(50, 4000, budget_of_chains(model, num_chains))
-    roughly = partial(seconds_of_evaluations, rehearse, 15.0 * (warmup_steps + 150))
-    found = Candidate(method, why, num_chains, warmup_steps, limits, roughly, start)
+    seconds = partial(seconds_of_evaluations, rehearse, 15.0 * (warmup_steps + 150))
+    found = Candidate(method, why, num_chains, warmup_steps, limits, seconds, start)
     if not (isinstance(method, NUTS) and (method.whitening is not None or start is not no_start)):
         return found
+    # Six models' chains, watched, took twice what gradients at draws of the prior say, fifteen a transition.
+    roughly = partial(seconds_of_evaluations, rehearse, 30.0 * (warmup_steps + 200))
     return found._replace(seconds=partial(seconds_of_chains, model, method, num_chains, warmup_steps, start), roughly=roughly)
