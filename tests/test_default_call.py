@@ -387,4 +387,5 @@ def test_explain_forecasts_every_candidate_in_order(make):
     found = candidates(model)
     assert len(lines) == len(found) + 1 and isinstance(tg.recommend(model), type(found[0].method))
     for number, (line, candidate) in enumerate(zip(lines, found, strict=False), 1):
-        assert line.startswith(f"{number}. {as_typed(candidate.method)}") and line.endswith("seconds.")
+        assert line.startswith(f"{number}. {as_typed(candidate.method)}")
+        assert line.endswith("seconds.") or (number > 1 and line.endswith("Not timed."))  # as a busy machine leaves it

@@ -2,6 +2,9 @@
 
 import pytest
 import torch
+from gpytorch.kernels import RBFKernel
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.priors import GammaPrior, HalfNormalPrior
 
 import torchgpmc as tg
 from tests.problems import conditioned_gp, fitc, fixed_kernel, gp, inputs, projected_process, sparse_gp, targets
@@ -97,6 +100,22 @@ def test_every_model_under_the_other_default(name, dtype):
     prediction = posterior.predict(inputs(3, seed=5))
     found = [posterior.theta, posterior.whitened, posterior.stats["lp"], prediction.latent_mean, prediction.latent_variance]
     assert {value.dtype for value in found} == {dtype}
+
+
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+def test_a_file_serves_its_model_under_the_other_default(dtype, tmp_path):
+    # It was refused: a prior's 0.3 is 0.30000001192092896 in single precision, in which gpytorch keeps what was given as a float.
+    def model(rate):
+        kernel = RBFKernel(lengthscale_prior=GammaPrior(2.1, rate))
+        likelihood = GaussianLikelihood(noise_prior=HalfNormalPrior(0.3))
+        return tg.GPRegression(inputs(5), inputs(5).sum(-1), kernel, likelihood, dtype=dtype)
+
+    posterior = tg.sample(model(0.3), tg.HMC(num_steps=1), num_samples=2, seed=1, progress=False, **CHAINS)
+    posterior.save(tmp_path / "posterior.pt")
+    torch.set_default_dtype(dtype)
+    assert torch.equal(tg.Posterior.load(tmp_path / "posterior.pt", model(0.3)).theta, posterior.theta)
+    with pytest.raises(ValueError, match="set_default_dtype"):
+        tg.Posterior.load(tmp_path / "posterior.pt", model(0.300001))
 
 
 @pytest.mark.slow

@@ -76,6 +76,7 @@ class Candidate(NamedTuple):
         given: what must have come of the engine before, for this one to be tried.
         goes_on: whether its chains, or its first proposal, begin at the draws of the engine before, if these are of any use.
         only_begins: whether it seldom has draws enough to return, and is there for the next engine to begin at those.
+        roughly: works out about what ``seconds`` does in a tenth of the time, where that takes long.
     """
 
     method: MethodOptions
@@ -88,6 +89,7 @@ class Candidate(NamedTuple):
     given: Callable[[Trial | None], bool] = anything
     goes_on: bool = False
     only_begins: bool = False
+    roughly: Callable[[], float] | None = None
 
     def with_chains(self, num_chains: int | None, warmup_steps: int | None) -> Candidate:
         """The same with the user's numbers, where there are any."""

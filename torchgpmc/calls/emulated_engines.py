@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
-from torchgpmc.calls.candidate import Candidate, Limits
-from torchgpmc.calls.weighted_engines import seconds_of_estimates
+from torchgpmc.calls.candidate import WANTED, Candidate, Limits
+from torchgpmc.calls.costs import seconds_an_estimate, seconds_of_search
+from torchgpmc.calls.timing import seconds_of
+from torchgpmc.importance import empty_emulator
 from torchgpmc.methods import EmulatedHMC
 from torchgpmc.models import GPModel
+from torchgpmc.runs.beginnings import AtModes
 
 NO_PROPOSAL = "no proposal follows so many hyperparameters, but some hundred estimates teach an emulator what chains can move on."
 # Thetas to learn from, at most: of 500 labels 19 lengthscales took 36 a hyperparameter until the latest were worth half of their
@@ -20,13 +24,23 @@ _ENOUGH = 0.6
 NUM_CHAINS = 8
 _EVERY, _MOST = 160, 2400  # draws of all chains
 _PATIENCE = 0.1
-_USUAL_DRAWS_AN_EFFECTIVE_ONE = 1.8
+_USUAL_DRAWS_A_CHAIN = 90  # until R-hat is content, of 8 chains and of 16
+_GRADIENTS_A_TRAJECTORY = 14  # in time: seven, and as much beside them
 
 
 def emulated(model: GPModel, method: EmulatedHMC, why: str, wanted: int, num_chains: int = NUM_CHAINS) -> Candidate:
     """Chains on an emulator, which learn until their weights are even."""
     size = model.layout.size
     thetas = max(_LEAST_THETAS, round(_MOST_A_HYPERPARAMETER * size * max(1.0, size / _MANY)))
-    seconds = seconds_of_estimates(model, method, _USUAL_SHARE * thetas + _USUAL_DRAWS_AN_EFFECTIVE_ONE * wanted)
+    steps = _USUAL_SHARE * thetas / num_chains + _USUAL_DRAWS_A_CHAIN * max(1.0, wanted / WANTED)
+    seconds = partial(seconds_of_emulated, model, method, num_chains, steps)
     limits = Limits(_EVERY // num_chains, _MOST // num_chains, math.inf, patience=_PATIENCE)
     return Candidate(replace(method, enough=_ENOUGH), why, num_chains, math.ceil(thetas / num_chains), limits, seconds)
+
+
+def seconds_of_emulated(model: GPModel, method: EmulatedHMC, num_chains: int, steps: float) -> float:
+    """Of a search for modes, and of steps, each an estimate a chain and trajectories on an emulator, which are all overhead."""
+    searched = seconds_of_search(model, method.begin) if isinstance(method.begin, AtModes) else 0.0
+    z = model.train_x.new_zeros(num_chains, model.layout.size)
+    moved = _GRADIENTS_A_TRAJECTORY * method.num_trajectories * seconds_of(partial(empty_emulator(z[0]).value_and_grad, z))
+    return searched + steps * (num_chains * seconds_an_estimate(model, method) + moved)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
 from torchgpmc.calls.candidate import Candidate, described
 from torchgpmc.calls.chain_engines import CHAINS_MAY_TAKE_LONG
 from torchgpmc.calls.engines import candidates
@@ -11,13 +15,15 @@ from torchgpmc.models import GPModel
 
 _MAY_TAKE_LONG = 2e8  # operations an estimate: below, a run is soon done, and not timed before it begins
 _LONG = 1.0  # minutes
+_SHARE_OF_TIMING, _SHORT = 0.02, 40.0  # of a call, after which no engine is timed; seconds of a call that counts for as much
 
 
 def explain(model: GPModel) -> str:
     """Which engines ``sample(model)`` tries, in which order and why, and about how long each takes here.
 
-    Seconds are those of one evaluation, timed now, times as many as a run that goes well takes; of chains in white coordinates
-    those of their first transitions, for which this takes some seconds an engine.
+    Seconds are those of a few gradients and estimates, timed now, times as many as the searches, the warm-up and the draws of a run
+    that goes well take; of chains in white coordinates that come first those of their first transitions. Engines after the one that
+    is likely to serve are timed while all of it takes about two seconds, or a twentieth of the call.
 
     Example:
         >>> import torch, torchgpmc as tg
@@ -28,12 +34,60 @@ def explain(model: GPModel) -> str:
         >>> print(tg.explain(model))  # doctest: +ELLIPSIS
         1. AMIS(...): the latents integrate out well and the hyperparameters are few: weighted draws, no warm-up. About ... seconds.
         2. ...
-        sample(model) takes the first whose draws pass their own checks.
+        sample(model) takes the first whose draws pass their own checks: about ...
     """
-    lines = []
-    for number, candidate in enumerate(candidates(model), 1):
-        lines.append(f"{number}. {described(candidate)}: {candidate.why} {_about(candidate)}")
-    return "\n".join([*lines, "sample(model) takes the first whose draws pass their own checks."])
+    engines = candidates(model)
+    forecasts = foretold(engines)
+    told = (f"{described(engine)}: {engine.why} {forecast.words}" for engine, forecast in zip(engines, forecasts, strict=True))
+    lines = [f"{number}. {line}" for number, line in enumerate(told, 1)]
+    return "\n".join([*lines, f"sample(model) takes the first whose draws pass their own checks: {_of_call(engines, forecasts)}."])
+
+
+class Forecast(NamedTuple):
+    """About how long an engine takes, in numbers and words."""
+
+    seconds: float | None  # None where it was not timed
+    words: str
+
+
+def foretold(engines: Sequence[Candidate]) -> list[Forecast]:
+    """Of each, those after the one that is likely to serve while there is time."""
+    began = time.perf_counter()
+    first = _forecast(engines[0], is_first=True)
+    known = {_kind(engines[0]): first}
+    most = _SHARE_OF_TIMING * max(_SHORT, first.seconds or 0.0)
+    for number, engine in enumerate(engines):
+        if _kind(engine) not in known:
+            is_late = time.perf_counter() - began > most and not all(before.only_begins for before in engines[:number])
+            known[_kind(engine)] = Forecast(None, "Not timed.") if is_late else _forecast(engine, is_first=False)
+    return [known[_kind(engine)] for engine in engines]
+
+
+def _kind(engine: Candidate) -> Hashable:
+    """The same for engines that differ in their random numbers, or in what may have come before."""
+    return described(engine), engine.warmup_steps, engine.start
+
+
+def _forecast(engine: Candidate, *, is_first: bool) -> Forecast:
+    try:
+        seconds = engine.seconds() if is_first or engine.roughly is None else engine.roughly()
+    except ValueError as error:
+        return Forecast(0.0, f"It fails here: {error}")
+    return Forecast(seconds, f"About {_duration(seconds)}.")
+
+
+def _of_call(engines: Sequence[Candidate], forecasts: Sequence[Forecast]) -> str:
+    """From the engine that most likely serves to all of them."""
+    told = enumerate(zip(engines, forecasts, strict=True), 1)
+    serves = next((number for number, (engine, forecast) in told if forecast.seconds and not engine.only_begins), None)
+    if serves is None:
+        return "how long that takes is not known"
+    least, most = (sum(forecast.seconds or 0.0 for forecast in forecasts[:number]) for number in (serves, len(engines)))
+    if serves == len(engines):
+        return f"about {_duration(least)}"
+    all_timed = all(forecast.seconds is not None for forecast in forecasts)
+    others = f"up to {_duration(most)} if all are needed" if all_timed else "longer if others are needed"
+    return f"about {_duration(least)} if that is engine {serves}, {others}"
 
 
 def warn_of_time(model: GPModel, candidate: Candidate) -> None:
@@ -50,13 +104,6 @@ def warn_of_time(model: GPModel, candidate: Candidate) -> None:
             f"{model.layout.size}, latent functions: {model.num_latents}, points: {len(model.latent_inputs)}). A SparseGP with "
             f"fewer inducing points, or fewer rows, takes less."
         )
-
-
-def _about(candidate: Candidate) -> str:
-    try:
-        return f"About {_duration(candidate.seconds())}."
-    except ValueError as error:
-        return f"It fails here: {error}"
 
 
 def _duration(seconds: float) -> str:

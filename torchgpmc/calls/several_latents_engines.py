@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
-
-import torch
 
 from torchgpmc.approximations import ClassEP
 from torchgpmc.calls.candidate import Candidate, Limits
 from torchgpmc.calls.chain_engines import NUM_CHAINS, SHORT_WARM_UP, together
+from torchgpmc.calls.class_costs import seconds_of_class_sweeps
 from torchgpmc.calls.emulated_engines import emulated
-from torchgpmc.calls.timing import seconds_of_evaluations
 from torchgpmc.calls.weighted_engines import (
     HARDLY,
     INTEGRATES_OUT,
@@ -26,8 +22,6 @@ from torchgpmc.calls.weighted_engines import (
 from torchgpmc.evidence import NoiseAlone, SequentialCandidates
 from torchgpmc.methods import AMIS, ClassGibbs, EmulatedHMC
 from torchgpmc.models import GPModel
-from torchgpmc.models.class_coordinates import class_map
-from torchgpmc.numerics.random import make_generator
 from torchgpmc.runs.beginnings import AtModes, AtPrior
 
 _FEW_HYPERPARAMETERS, _FIRST_BATCH = 3, 100  # that draws from the prior find as well as a search for modes
@@ -35,6 +29,7 @@ _FEW_FUNCTIONS = 3  # of which a search for modes costs little: iris and thyroid
 # Of so few functions estimates take longer than sweeps from here on (wine, 152 x 13: 20.7 s and 8.4; 250 x 18: 221 and 26). Of
 # fewer data they are quick, and serve labels that are noise, of which chains are slow.
 _FEW_CLASS_DATA = 150
+_SWEEPS_AN_EFFECTIVE_DRAW, _MORE_A_FUNCTION = 0.5, 0.25  # of each of four chains: three classes took 350 and 550, six 950
 _LEARNED = (
     "chains of hyperparameters alone, on an emulator of evidence that hardly varies, where those with rough latents do not go."
 )
@@ -84,14 +79,8 @@ def _in_turn(model: GPModel, wanted: int) -> Candidate:
     """
     why = "theta and the latents of many classes in turn, in coordinates in which they are nearly independent: no estimates."
 
-    def rehearse() -> Callable[[], Any]:
-        theta = model.layout.starting_points(NUM_CHAINS, make_generator(0, model.train_x.device))
-        shift = model.train_x.new_zeros(NUM_CHAINS, *model.latent_shape)
-        precision = torch.full_like(shift[:, 0], 1 / model.num_latents)
-        return lambda: class_map(model.prior(theta).factor, precision, shift)
-
-    # A sweep takes as long as three to five, the search for where to begin as long as all warm-up.
-    seconds = partial(seconds_of_evaluations, rehearse, 4 * (2 * SHORT_WARM_UP + 1.25 * wanted))
+    sweeps = SHORT_WARM_UP + (_SWEEPS_AN_EFFECTIVE_DRAW + _MORE_A_FUNCTION * model.num_latents) * wanted
+    seconds = partial(seconds_of_class_sweeps, model, NUM_CHAINS, sweeps)
     # Of few functions estimates come next, which labels that are noise are better served by.
     most = 800 if model.num_latents <= _FEW_FUNCTIONS else 1600
     return Candidate(ClassGibbs(), why, NUM_CHAINS, SHORT_WARM_UP, Limits(50, most, math.inf), seconds)

@@ -15,7 +15,7 @@ from torchgpmc.numerics.threads import one_torch_thread
 from torchgpmc.runs.run import Settings
 from torchgpmc.variational import Start
 
-_TIMING, _MAX_TIMED = 0.1, 20  # seconds, evaluations
+TIMING, _MAX_TIMED = 0.1, 20  # seconds, evaluations
 _ROUNDS = 1  # of a search for a fit, after which theta is near enough to see what gradients take there
 _WATCHED = 3.0  # seconds, of chains
 _LEAST, _MOST = 5, 25  # of their first transitions: with fewer in that time, they are not watched
@@ -25,7 +25,7 @@ _DRAWS_A_CHAIN = 200  # of four chains that go well
 
 def seconds_of_evaluations(rehearse: Callable[[], Callable[[], Any]], number: float) -> float:
     """Of as many as ``rehearse()``, which is not timed, gives one of."""
-    return number * _seconds(rehearse())
+    return number * seconds_of(rehearse())
 
 
 def seconds_of_chains(
@@ -43,7 +43,7 @@ def seconds_of_chains(
         generator = make_generator(0, model.train_x.device)
         run = method.prepare(model, Settings(1, warmup_steps, num_chains, None, fit))
         state = run.init(generator)
-        transition = _GRADIENTS_A_TRANSITION * _seconds(partial(run.target.density.value_and_grad, state.chain.position))
+        transition = _GRADIENTS_A_TRANSITION * seconds_of(partial(run.target.density.value_and_grad, state.chain.position))
         if _LEAST * transition < _WATCHED:
             spent: list[float] = []
             while len(spent) < _MOST and sum(spent) < _WATCHED:
@@ -55,13 +55,17 @@ def seconds_of_chains(
     return transition * (warmup_steps + _DRAWS_A_CHAIN)
 
 
-def _seconds(evaluate: Callable[[], Any]) -> float:
-    """Of one call, the quickest of a few."""
-    best, spent, count = float("inf"), 0.0, 0
+def seconds_of(evaluate: Callable[[], Any]) -> float:
+    """Of one call, on average after the first, which is slow; of that alone where it takes long."""
     with one_torch_thread():
-        while spent < _TIMING and count < _MAX_TIMED:
+        began = time.perf_counter()
+        evaluate()
+        first = time.perf_counter() - began
+        if first > 2 * TIMING:
+            return first
+        spent, count = 0.0, 0
+        while spent < TIMING and count < _MAX_TIMED:
             began = time.perf_counter()
             evaluate()
-            seconds = time.perf_counter() - began
-            best, spent, count = min(best, seconds), spent + seconds, count + 1
-    return best
+            spent, count = spent + time.perf_counter() - began, count + 1
+    return spent / count

@@ -6,16 +6,13 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from torchgpmc.calls.candidate import WANTED, Candidate, Limits, some_use
-from torchgpmc.calls.timing import seconds_of_evaluations
+from torchgpmc.calls.costs import seconds_an_estimate, seconds_of_search
 from torchgpmc.evidence import Evidence
-from torchgpmc.methods import AMIS, EmulatedHMC
+from torchgpmc.methods import AMIS
 from torchgpmc.models import GPModel
-from torchgpmc.numerics.random import make_generator
-from torchgpmc.runs.beginnings import AtPrior
-from torchgpmc.runs.chain_targets import estimator_for, suited_approximation
+from torchgpmc.runs.beginnings import AtModes, AtPrior
 
 # Importance weights collapse as hyperparameters multiply; `docs/results/theta_engines.md` has the table behind this limit.
 # Laplace's estimates make it worse: with EP's, the nearest normal density's, or exact evidence, weights bear more of them.
@@ -31,9 +28,9 @@ LEARNING = 0.5
 INTEGRATES_OUT = "the latents integrate out well and the hyperparameters are few: weighted draws, no warm-up."
 HARDLY = "latents drawn one datum after another hardly vary where importance samples of all at once do: weighted draws, no warm-up."
 AGAIN = "the same from other random numbers: runs that agree are worth their draws together."
-_USUAL_DRAWS_AN_EFFECTIVE_ONE = 3
+# Of proposals that go well.
+_USUAL_DRAWS_AN_EFFECTIVE_ONE, _MORE_A_HYPERPARAMETER = 2.0, 0.5
 _DRAWS_AN_EFFECTIVE_ONE = 10  # weights worth less than a tenth of their number are not to be trusted
-_TIMED_OPERATIONS, _MOST_TIMED_THETAS = 3e8, 100  # of a batch of estimates; small ones are all overhead
 
 
 def weighted(model: GPModel, method: AMIS, why: str, wanted: int) -> Candidate:
@@ -42,8 +39,7 @@ def weighted(model: GPModel, method: AMIS, why: str, wanted: int) -> Candidate:
         # Few are found sooner. They are no reason to give up sooner: engines that come later are dearer.
         method = replace(method, batch_size=max(wanted, 10 * model.layout.size))
     limits = Limits(1, _DRAWS_AN_EFFECTIVE_ONE * max(wanted, WANTED), math.inf)
-    seconds = seconds_of_estimates(model, method, _USUAL_DRAWS_AN_EFFECTIVE_ONE * wanted)
-    return Candidate(method, why, None, None, limits, seconds)
+    return Candidate(method, why, None, None, limits, partial(seconds_of_weighted, model, method, wanted))
 
 
 def from_the_prior(model: GPModel, evidence: Callable[[int], Evidence], few: str, more: str, wanted: int) -> list[Candidate]:
@@ -53,17 +49,11 @@ def from_the_prior(model: GPModel, evidence: Callable[[int], Evidence], few: str
     return [first, second._replace(given=some_use)]
 
 
-def seconds_of_estimates(model: GPModel, method: AMIS | EmulatedHMC, count: float) -> Callable[[], float]:
-    """Works out about how long so many of a method's estimates take here."""
-    thetas = max(2, min(_MOST_TIMED_THETAS, int(_TIMED_OPERATIONS / operations_of_estimate(model))))
-
-    def rehearse() -> Callable[[], Any]:
-        generator = make_generator(0, model.train_x.device)
-        approximation = suited_approximation(model, method.approximation)
-        estimator = estimator_for(model, approximation, method.num_importance, None, method.evidence)
-        return partial(estimator.draw, model.layout.starting_points(thetas, generator), generator)
-
-    return partial(seconds_of_evaluations, rehearse, count / thetas)
+def seconds_of_weighted(model: GPModel, method: AMIS, wanted: int) -> float:
+    """Of a search for modes, and of as many estimates as is usual."""
+    searched = seconds_of_search(model, method.begin) if isinstance(method.begin, AtModes) else 0.0
+    draws = min(_DRAWS_AN_EFFECTIVE_ONE, _USUAL_DRAWS_AN_EFFECTIVE_ONE + _MORE_A_HYPERPARAMETER * model.layout.size)
+    return searched + draws * wanted * seconds_an_estimate(model, method)
 
 
 def operations_of_estimate(model: GPModel) -> float:

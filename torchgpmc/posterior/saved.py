@@ -57,7 +57,10 @@ def read_draws(path: str | os.PathLike[str], model: GPModel) -> SavedDraws:
     model.refresh()
     different = differences(content["model"], model_fingerprint(model))
     if different:
-        raise ValueError(f"{path} was made with another model: {different}. Expected the model it was sampled from.")
+        raise ValueError(
+            f"{path} was made with another model: {different}. Expected the model it was sampled from, built under the same "
+            f"torch.set_default_dtype(), to which priors round their numbers."
+        )
     further = content.get("further_whitened")
     draw = Draw(content["theta"], content["whitened"], content["log_weights"], further)
     check_draws(path, draw, content["stats"], model.layout.size, model.latent_size)

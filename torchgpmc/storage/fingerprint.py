@@ -87,7 +87,7 @@ def _difference(key: str, old: str | Tensor | None, new: str | Tensor | None) ->
 
 
 def _parted(old: str, new: str) -> tuple[str, str]:
-    """Of descriptions with the same names ``word=value`` those that differ.
+    """Of descriptions with the same names ``word=value`` those that differ, by more than rounding to single precision.
 
     Example:
         >>> _parted("GP jitter=1e-06 train_x=a b train_y=c", "GP jitter=1e-06 train_x=a d train_y=c")
@@ -96,9 +96,25 @@ def _parted(old: str, new: str) -> tuple[str, str]:
     parts = [re.split(r" (?=\w+=)", text) for text in (old, new)]
     if [part.partition("=")[0] for part in parts[0]] != [part.partition("=")[0] for part in parts[1]]:
         return old, new
-    different = [pair for pair in zip(*parts, strict=True) if pair[0] != pair[1]]
+    different = [pair for pair in zip(*parts, strict=True) if not _same(*pair)]
     before, after = zip(*different, strict=True) if different else ((), ())
     return " ".join(before).rstrip(","), " ".join(after).rstrip(",")
+
+
+def _same(old: str, new: str) -> bool:
+    """Whether two of ``word=value`` are one but for rounding to single precision: priors hold numbers in torch's default dtype.
+
+    Example:
+        >>> _same("rate=0.3", "rate=0.30000001192092896"), _same("rate=0.3", "rate=0.300001"), _same("n=16777216", "n=16777217")
+        (True, False, False)
+    """
+    before, after = (text.partition("=")[2].rstrip("),") for text in (old, new))
+    if old == new or before.isdigit() or after.isdigit():
+        return old == new
+    try:
+        return bool(np.float32(before) == np.float32(after))
+    except ValueError:
+        return False
 
 
 # --- words ------------------------------------------------------------------------------------------------------------
