@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.approximations.class_variational import FittedSites, SharedSites, fitted_class_sites
-from torchgpmc.density import AutogradDensity, mask_failures
+from torchgpmc.density import AutogradDensity, mask_failures, mask_value
 from torchgpmc.models.class_coordinates import ClassMap, class_map
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
@@ -120,24 +120,46 @@ class _OfWhite(AutogradDensity):
 
     def _evaluate(self, white: Tensor) -> Tensor:
         coordinates = self.at.coordinates
-        differences = coordinates.differences(white)
+        differences = coordinates.differences(white, self.at.kept.at.prior.factor)
         likelihood = self.given.at_deviation(differences) if self.given.sees_f_alone else self.given(coordinates.latents(white))
-        return self.at.kept.log_prior + likelihood + coordinates.log_prior(white, differences)
+        return self.value_at(white, differences, likelihood)
 
-    def value_and_grad(self, white: Tensor) -> tuple[Tensor, Tensor]:
-        """By two products where the likelihood has its slope in f."""
-        with torch.no_grad():
-            coordinates = self.at.coordinates
-            differences = coordinates.differences(white)
-            found = self.given.value_and_slope_at_deviation(differences)
-            if found is None:
-                return super().value_and_grad(white)
-            value = self.at.kept.log_prior + found[0] + coordinates.log_prior(white, differences)
-            return mask_failures(value, coordinates.gradient(white, differences, found[1]))
+    def value_at(self, white: Tensor, differences: Tensor, likelihood: Tensor) -> Tensor:
+        """From differences of functions and the log likelihood ``(C,)``."""
+        return self.at.kept.log_prior + likelihood + self.at.coordinates.log_prior(white, differences)
 
     def select(self, rows: Tensor) -> _OfWhite:
         """Of some chains."""
         return _OfWhite(self.joint.select(rows), take(self.at, rows))
+
+
+class _NearlyOfWhite:
+    """The same but for rounding, in a third of the time, where the likelihood is one of f: products in single precision."""
+
+    def __init__(self, exact: _OfWhite):
+        self.exact = exact
+
+    def __call__(self, white: Tensor) -> Tensor:
+        if not self.exact.given.sees_f_alone:
+            return self.exact(white)
+        with torch.no_grad():
+            differences = self.exact.at.coordinates.near_differences(white)
+            return mask_value(self.exact.value_at(white, differences, self.exact.given.at_deviation(differences)))
+
+    def value_and_grad(self, white: Tensor) -> tuple[Tensor, Tensor]:
+        """By two products where the likelihood has its slope in f, else not nearly."""
+        coordinates = self.exact.at.coordinates
+        with torch.no_grad():
+            differences = coordinates.near_differences(white)
+            found = self.exact.given.value_and_slope_at_deviation(differences)
+            if found is None:
+                return self.exact.value_and_grad(white)
+            value = self.exact.value_at(white, differences, found[0])
+            return mask_failures(value, coordinates.gradient(white, differences, found[1]))
+
+    def select(self, rows: Tensor) -> _NearlyOfWhite:
+        """Of some chains."""
+        return _NearlyOfWhite(self.exact.select(rows))
 
 
 class ClassChains:
@@ -159,7 +181,8 @@ class ClassChains:
 
     def at(self, theta: Tensor, tuning: ClassTuning) -> AtTheta:
         """At ``theta`` ``(C, P)``."""
-        return concatenate([self._at(part, tuning) for part in theta.split(self.chain_chunk or len(theta))])
+        parts = [self._at(part, tuning) for part in theta.split(self.chain_chunk or len(theta))]
+        return parts[0] if len(parts) == 1 else concatenate(parts)
 
     def _at(self, theta: Tensor, tuning: ClassTuning) -> AtTheta:
         with torch.no_grad():
@@ -186,22 +209,26 @@ class ClassChains:
             position = torch.cat([theta, at.coordinates.latents(white.position)], -1)
             return ClassState(position, white.log_density - at.coordinates.log_volume, at, white, further)
 
+        def begun(at: AtTheta, white: Tensor) -> HMCState:
+            density = _OfWhite(self.joint, at)
+            return HMCState(white, density(white), _NearlyOfWhite(density).value_and_grad(white)[1])
+
         def init(position: Tensor, generator: torch.Generator) -> ClassState:
             theta, v = position.tensor_split([size], -1)
             at = self.at(theta, tuning)
-            white = at.coordinates.white(v)
             further = v.unsqueeze(1).repeat(1, _TRAJECTORIES - 1, 1)
-            return seen(theta, at, HMCState(white, *_OfWhite(self.joint, at).value_and_grad(white)), further)
+            return seen(theta, at, begun(at, at.coordinates.white(v)), further)
 
         def theta_moved(state: ClassState, generator: torch.Generator) -> tuple[Tensor, AtTheta, HMCState, Tensor]:
             theta, at, white = state.position[:, :size], state.at, state.white
-            values = [_OfWhite(self.joint, there)(white.position) for there in self.designed(tuning)]
+            values = [_NearlyOfWhite(_OfWhite(self.joint, there))(white.position) for there in self.designed(tuning)]
             proposal = fitted_proposal(self.points, torch.stack(values, -1))
-            here, there = tuning.standardised(theta), proposal.draw(generator)
+            here = tuning.standardised(theta)
+            there = proposal.opposite(here, generator)
             log_u = log_uniform(white.log_density.shape, white.log_density, generator)
             other_theta = tuning.theta(there)
             other_at = self.at(other_theta, tuning)
-            other = HMCState(white.position, *_OfWhite(self.joint, other_at).value_and_grad(white.position))
+            other = begun(other_at, white.position)
             log_ratio = other.log_density - white.log_density + proposal.log_density(here) - proposal.log_density(there)
             log_ratio = torch.nan_to_num(log_ratio, nan=-torch.inf)
             return *where(log_u < log_ratio, (other_theta, other_at, other), (theta, at, white)), log_ratio
@@ -209,7 +236,8 @@ class ClassChains:
         def latents_moved(at: AtTheta, white: HMCState, generator: torch.Generator) -> tuple[HMCState, HMCInfo]:
             length = _LENGTH * (1 + float(torch.rand((), generator=generator, device=generator.device)))
             steps = min(max(round(length / float(tuning.step_size)), 1), self.num_steps)
-            return transition(_OfWhite(self.joint, at), unit, tuning.step_size, steps, white, generator)[:2]
+            exact = _OfWhite(self.joint, at)
+            return transition(_NearlyOfWhite(exact), unit, tuning.step_size, steps, white, generator, exact)[:2]
 
         def step(state: ClassState, generator: torch.Generator) -> tuple[ClassState, ClassInfo]:
             theta, at, white, log_ratio = theta_moved(state, generator)
