@@ -25,7 +25,7 @@ class _Choices(NamedTuple):
     least_curvature: float = 0.7  # inverse variance of a proposal: no wider than the target, and defined where the fit bends up
     most_curvature: float = 25.0  # nor narrower than a fifth of it, since it would seldom propose what lies further out
     farthest: float = 3.0  # the proposal's mean: the fit knows nothing of what lies beyond
-    turned: float = 0.9  # correlation, but for its sign, of a proposal on the other side of the mean
+    turned: float = 0.7  # correlation, but for its sign, of a proposal on the other side of the mean
     degrees_of_freedom: int = 8  # of the proposals' Student t density, whose tails no density that is nearly normal exceeds
 
 
