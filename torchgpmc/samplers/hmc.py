@@ -126,8 +126,8 @@ def transition(
 ) -> tuple[HMCState, HMCInfo, HMCState, Tensor]:
     """Fresh momenta, ``num_steps`` leapfrog steps, a Metropolis test: the new state, its info, the proposal, its momenta.
 
-    Where ``density`` is only near the one to sample from, ``value`` is that one, which ``state`` has the value of: a trajectory along
-    whatever function of position for a gradient is reversible, and keeps volumes.
+    Where ``density`` is only near the one to sample from, ``value`` is that one, whose value ``state`` has: trajectories are
+    reversible, and keep volumes, whatever function of position is their gradient.
     """
     rho = normal_like(state.position, generator)
     log_u = log_uniform(state.log_density.shape, state.log_density, generator)
