@@ -142,23 +142,23 @@ class _NearlyOfWhite:
     def __init__(self, exact: _OfWhite):
         self.exact = exact
 
-    def __call__(self, white: Tensor) -> Tensor:
+    def __call__(self, position: Tensor) -> Tensor:
         if not self.exact.given.sees_f_alone:
-            return self.exact(white)
+            return self.exact(position)
         with torch.no_grad():
-            differences = self.exact.at.coordinates.near_differences(white)
-            return mask_value(self.exact.value_at(white, differences, self.exact.given.at_deviation(differences)))
+            differences = self.exact.at.coordinates.near_differences(position)
+            return mask_value(self.exact.value_at(position, differences, self.exact.given.at_deviation(differences)))
 
-    def value_and_grad(self, white: Tensor) -> tuple[Tensor, Tensor]:
+    def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """By two products where the likelihood has its slope in f, else not nearly."""
         coordinates = self.exact.at.coordinates
         with torch.no_grad():
-            differences = coordinates.near_differences(white)
+            differences = coordinates.near_differences(position)
             found = self.exact.given.value_and_slope_at_deviation(differences)
             if found is None:
-                return self.exact.value_and_grad(white)
-            value = self.exact.value_at(white, differences, found[0])
-            return mask_failures(value, coordinates.gradient(white, differences, found[1]))
+                return self.exact.value_and_grad(position)
+            value = self.exact.value_at(position, differences, found[0])
+            return mask_failures(value, coordinates.gradient(position, differences, found[1]))
 
     def select(self, rows: Tensor) -> _NearlyOfWhite:
         """Of some chains."""
