@@ -253,6 +253,13 @@ def test_softmax_of_two_normals_is_the_logistic_function_of_one_whatever_its_wid
     torch.testing.assert_close(found, torch.logsumexp(at_nodes + weights, -1), rtol=0, atol=2.5e-7)
 
 
+def test_softmax_of_a_class_that_is_all_but_impossible_is_right_beside_others():
+    """Products of distribution functions must not underflow where they matter."""
+    mean = torch.tensor([[0.0, -290.0, 0.0, 0.0], [0.0, -3.0, -270.0, -280.0]]).double()
+    found = log_probabilities_of_normals(mean, torch.full_like(mean, 1e-8))
+    torch.testing.assert_close(found, torch.log_softmax(mean, -1), rtol=0, atol=1e-6)
+
+
 def test_wide_normals_take_no_more_lattice_points_than_narrow_ones():
     """Predictions of separable classes took ten times as long as others, with lattices that grew with the normals."""
     points = [len(_LATTICE.sums(torch.zeros(1, 3), torch.full((1, 3), s**2))[1].mass) for s in (0.3, 12.0)]

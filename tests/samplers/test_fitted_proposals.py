@@ -52,13 +52,18 @@ def test_densities_are_student_ts():
 
 
 @pytest.mark.statistical
-def test_draws_have_the_density(generator):
-    found = FittedProposal(torch.ones(4000, 1).double(), torch.ones(4000, 1, 1).double(), torch.full((4000, 1), 4.0).double())
-    drawn = found.draw(generator)[:, 0]
+def test_draws_have_the_density_and_those_on_the_other_side_leave_it(generator):
+    count = 400_000
+    one = torch.ones(count, 1).double()
+    found = FittedProposal(one, one.unsqueeze(-1), 4 * one)
+    drawn = found.draw(generator)
+    opposite = found.opposite(drawn, generator)
     theirs = StudentT(8.0, 1.0, 0.5)
     levels = torch.linspace(-0.5, 2.5, 7)
     # The distribution function by sums of torch's density.
     grid = torch.linspace(-40, 40, 160_001).double()
     below = torch.cumsum(theirs.log_prob(grid).exp() * 0.0005, 0)[((levels + 40) / 0.0005).round().long()]
-    z = ((drawn[:, None] < levels).double().mean(0) - below) / (below * (1 - below) / 4000).sqrt()
-    assert float(z.abs().max()) < z_limit(len(z))
+    for ends in (drawn, opposite):
+        z = ((ends < levels).double().mean(0) - below) / (below * (1 - below) / count).sqrt()
+        assert float(z.abs().max()) < z_limit(2 * len(z))
+    assert float(torch.corrcoef(torch.cat([drawn, opposite], -1).mT)[0, 1]) < -0.6

@@ -238,8 +238,9 @@ def classes_in_turn(model, density, like):
     shift = 0.4 * torch.randn(size + 1, *model.latent_shape, generator=generator).to(like)
     shift = shift - shift.mean(1, keepdim=True)
     root = (0.7 * torch.eye(size) + 0.2 * torch.ones(size, size).tril(-1)).to(like)
-    moments = start_moments(size, size, like)
-    tuning = ClassTuning(torch.tensor(0.6).to(like), like.new_full((size,), -0.3), root, log_precision, shift, moments)
+    deviation = (0.6 + 0.8 * torch.rand(model.latent_size, generator=generator)).to(like)
+    moments = start_moments(size, size + len(deviation), like)
+    tuning = ClassTuning(torch.tensor(0.6).to(like), like.new_full((size,), -0.3), root, log_precision, shift, deviation, moments)
     return ClassChains(density, 3, None).kernel(tuning)
 
 

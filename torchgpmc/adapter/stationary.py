@@ -100,10 +100,7 @@ def _weighted(weights: Tensor, differences: Tensor) -> Tensor:
 
 def _pairwise_square(x1: Tensor, x2: Tensor) -> Tensor:
     """Sum of squared differences, without cancellation: ``(N1, N2)``."""
-    total = x1.new_zeros(len(x1), len(x2))
-    for left, right in zip(x1.unbind(-1), x2.unbind(-1), strict=True):
-        total = total + (left[:, None] - right[None, :]).square()
-    return total
+    return torch.cdist(x1, x2, compute_mode="donot_use_mm_for_euclid_dist").square_()
 
 
 class _ScaledRBF(torch.autograd.Function):

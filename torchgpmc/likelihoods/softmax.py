@@ -22,6 +22,7 @@ from torchgpmc.numerics.random import log_uniform
 # nothing matters to probabilities of 1e-12.
 _LATTICE = Lattice(step=0.5, reach=9.0, slopes=False)
 _OPERATIONS_A_FUNCTION = 6e3
+_PRODUCTS_HOLD = 1e-150  # probabilities beyond which products of distribution functions are far from underflow where they matter
 _MOST_QUICK = 3  # functions whose expectations are short rules, but where f is wide
 _EDGES = RuleEdges((0.06, 0.22, 0.63, 1.5, 4.0, 12.0), _LATTICE.step, (0.8, 1.2, 2.0, 4.0, 8.0, 16.0))
 
@@ -202,14 +203,17 @@ def _log_probabilities(mean: Tensor, variance: Tensor) -> tuple[Tensor]:
         return (mean,)
     known = (torch.nan_to_num(part.double()).reshape(-1, mean.shape[-1]) for part in (mean, variance))
     _, weights, sums = _LATTICE.sums(*known)
-    log_weights = weights.mass.log()
-    found = torch.cat([_log_masses(part, log_weights) for _, part in sums]).view(mean.shape)
+    found = torch.cat([_log_masses(part, weights.mass) for _, part in sums]).view(mean.shape)
     unknown = torch.isnan(mean + variance).any(-1, keepdim=True)
     return (found.to(mean.dtype).masked_fill(unknown, torch.nan),)
 
 
-def _log_masses(functions: Tensor, log_weights: Tensor) -> Tensor:
+def _log_masses(functions: Tensor, weights: Tensor) -> Tensor:
     """Of ``(R, K, 2, n)``: logs of the sums over u of the densities with which each is the greatest, ``(R, K)``."""
-    logs = functions.clamp_min(torch.finfo(functions.dtype).tiny).log()
-    log_cdf = logs[:, :, 0]
-    return torch.logsumexp(logs[:, :, 1] + (log_cdf.sum(1, keepdim=True) + log_weights) - log_cdf, -1)
+    cdf, density = functions.clamp_min(torch.finfo(functions.dtype).tiny).unbind(2)
+    if not functions.requires_grad:
+        masses = (density / cdf * cdf.prod(1, keepdim=True)) @ weights
+        if bool((masses > _PRODUCTS_HOLD).all()):
+            return masses.log()
+    log_cdf = cdf.log()
+    return torch.logsumexp(density.log() + (log_cdf.sum(1, keepdim=True) + weights.log()) - log_cdf, -1)

@@ -27,10 +27,12 @@ class ClassGibbs(MethodOptions):
     The latents move by Hamiltonian trajectories in coordinates that are white under Gaussian sites at every theta, the sites
     following theta too (:mod:`torchgpmc.models.class_coordinates`, :mod:`torchgpmc.runs.class_chains`). Theta, given these, is
     proposed from a quadratic fitted to the density at 1 + 2 P^2 thetas that stay, whose matrices are kept: of N data and any number
-    of functions 32 (1 + 2 P^2) N^2 bytes. A sweep takes two factorisations of N x N matrices, and two trajectories: both latent
-    vectors are draws given its theta, and predictions average over them. The posterior is the exact one.
+    of functions 28 (1 + 2 P^2) N^2 bytes; on the other side of it from the present theta, so that theta and the latents wander
+    less. A sweep takes two factorisations of N x N matrices, and two trajectories: both latent vectors are draws given its theta,
+    and predictions average over them. Gradients and the fit are in single precision, what draws are accepted by in double: the
+    posterior is the exact one.
 
-    Sites after Opper & Archambeau (2009), proposals that do not depend on the present theta after Tierney (1994).
+    Sites after Opper & Archambeau (2009), overrelaxed proposals after Adler (1981).
 
     For :class:`Softmax` without mixing weights, and other log-concave likelihoods of differences between functions.
 

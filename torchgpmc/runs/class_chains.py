@@ -1,8 +1,10 @@
 """Chains of [theta, v] for several classes: theta and the latents in turn, in coordinates that are white at every theta.
 
 Given theta the latents move by Hamiltonian trajectories in w, which factorise nothing, and of which a theta gets several, for
-predictions to average over their ends. Given w theta is proposed from a quadratic fitted to the density at some thetas that stay,
-whose factors are worked out once: so each theta that is tried takes two factorisations, and four of five are accepted. Sites are a
+predictions to average over their ends. Gradients are rough, values at the ends are not. Given w theta is proposed from a quadratic
+fitted to the density at some thetas that stay, whose factors are worked out once, on the other side of it from where theta is: so
+each theta that is tried takes two factorisations, four of five are accepted, and data that know of theta through w let go of it in
+half the sweeps. Where w is wide, sites being too sure of some data, steps are longer. Sites are a
 linear function of theta (of their precision, in logarithms), fitted to those of :mod:`torchgpmc.approximations.class_variational`
 at some thetas, and frozen with all else before the first kept draw.
 """
@@ -17,7 +19,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.approximations.class_variational import FittedSites, SharedSites, fitted_class_sites
-from torchgpmc.density import AutogradDensity, mask_failures
+from torchgpmc.density import AutogradDensity, mask_failures, mask_value
 from torchgpmc.models.class_coordinates import ClassMap, class_map
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
@@ -29,7 +31,7 @@ from torchgpmc.runs.chain import combined
 from torchgpmc.samplers.adaptation import PositionMoments, start_moments, update_moments
 from torchgpmc.samplers.fitted_proposals import design, fitted_proposal
 from torchgpmc.samplers.hmc import HMCInfo, HMCState, transition
-from torchgpmc.samplers.preconditioner import identity_preconditioner
+from torchgpmc.samplers.preconditioner import Preconditioner
 from torchgpmc.trees import concatenate, take, where
 from torchgpmc.types import Sampler
 
@@ -42,7 +44,7 @@ _FIRST_DEVIATION = 0.3  # of theta, in the prior's
 _SITES_REACH, _FARTHEST = 0.8, 4.0  # of the thetas that sites are fitted at, in deviations; of the line, in those
 _SWEEPS, _MORE_SWEEPS = 25, 8
 _WINDOWS = 1, 2, 4, 7, 11, 16  # their ends, in twentieths of warm-up: the lower bound may have theta far from where it lies
-_KNOWN = 40.0  # positions that the covariance before a window counts for
+_KNOWN = 40.0  # positions that the covariance before a window counts for, and deviations
 _OVERDISPERSION = 2.0
 _LARGEST_STEP = 1.5  # times V^-1/4
 _ADAPTATION, _SETTLING = 0.3, 5.0
@@ -59,7 +61,8 @@ class ClassTuning(NamedTuple):
     root: Tensor  # (P, P), lower triangular, of theta's covariance
     log_precision: Tensor  # (P + 1, N), of sites: at the centre, and slopes
     shift: Tensor  # the same of their shifts, (P + 1, K, N)
-    moments: PositionMoments  # of theta since the last window
+    deviation: Tensor  # (V,), of w: of some data much wider than under their sites
+    moments: PositionMoments  # of [theta, w] since the last window
 
     @property
     def coordinates(self) -> tuple[Tensor, ...]:
@@ -120,24 +123,46 @@ class _OfWhite(AutogradDensity):
 
     def _evaluate(self, white: Tensor) -> Tensor:
         coordinates = self.at.coordinates
-        differences = coordinates.differences(white)
+        differences = coordinates.differences(white, self.at.kept.at.prior.factor)
         likelihood = self.given.at_deviation(differences) if self.given.sees_f_alone else self.given(coordinates.latents(white))
-        return self.at.kept.log_prior + likelihood + coordinates.log_prior(white, differences)
+        return self.value_at(white, differences, likelihood)
 
-    def value_and_grad(self, white: Tensor) -> tuple[Tensor, Tensor]:
-        """By two products where the likelihood has its slope in f."""
-        with torch.no_grad():
-            coordinates = self.at.coordinates
-            differences = coordinates.differences(white)
-            found = self.given.value_and_slope_at_deviation(differences)
-            if found is None:
-                return super().value_and_grad(white)
-            value = self.at.kept.log_prior + found[0] + coordinates.log_prior(white, differences)
-            return mask_failures(value, coordinates.gradient(white, differences, found[1]))
+    def value_at(self, white: Tensor, differences: Tensor, likelihood: Tensor) -> Tensor:
+        """From differences of functions and the log likelihood ``(C,)``."""
+        return self.at.kept.log_prior + likelihood + self.at.coordinates.log_prior(white, differences)
 
     def select(self, rows: Tensor) -> _OfWhite:
         """Of some chains."""
         return _OfWhite(self.joint.select(rows), take(self.at, rows))
+
+
+class _NearlyOfWhite:
+    """The same but for rounding, in a third of the time, where the likelihood is one of f: products in single precision."""
+
+    def __init__(self, exact: _OfWhite):
+        self.exact = exact
+
+    def __call__(self, position: Tensor) -> Tensor:
+        if not self.exact.given.sees_f_alone:
+            return self.exact(position)
+        with torch.no_grad():
+            differences = self.exact.at.coordinates.near_differences(position)
+            return mask_value(self.exact.value_at(position, differences, self.exact.given.at_deviation(differences)))
+
+    def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        """By two products where the likelihood has its slope in f, else not nearly."""
+        coordinates = self.exact.at.coordinates
+        with torch.no_grad():
+            differences = coordinates.near_differences(position)
+            found = self.exact.given.value_and_slope_at_deviation(differences)
+            if found is None:
+                return self.exact.value_and_grad(position)
+            value = self.exact.value_at(position, differences, found[0])
+            return mask_failures(value, coordinates.gradient(position, differences, found[1]))
+
+    def select(self, rows: Tensor) -> _NearlyOfWhite:
+        """Of some chains."""
+        return _NearlyOfWhite(self.exact.select(rows))
 
 
 class ClassChains:
@@ -159,7 +184,8 @@ class ClassChains:
 
     def at(self, theta: Tensor, tuning: ClassTuning) -> AtTheta:
         """At ``theta`` ``(C, P)``."""
-        return concatenate([self._at(part, tuning) for part in theta.split(self.chain_chunk or len(theta))])
+        parts = [self._at(part, tuning) for part in theta.split(self.chain_chunk or len(theta))]
+        return parts[0] if len(parts) == 1 else concatenate(parts)
 
     def _at(self, theta: Tensor, tuning: ClassTuning) -> AtTheta:
         with torch.no_grad():
@@ -180,28 +206,32 @@ class ClassChains:
     def kernel(self, tuning: ClassTuning) -> Sampler:
         """Sweeps: a theta, and some trajectories of the latents, whose ends are all draws given it."""
         size = self.model.layout.size
-        unit = identity_preconditioner(0, self.model.latent_size, self.model.train_x)
+        scale = Preconditioner(tuning.deviation.new_zeros(0, 0), tuning.deviation)
 
         def seen(theta: Tensor, at: AtTheta, white: HMCState, further: Tensor) -> ClassState:
             position = torch.cat([theta, at.coordinates.latents(white.position)], -1)
             return ClassState(position, white.log_density - at.coordinates.log_volume, at, white, further)
 
+        def begun(at: AtTheta, white: Tensor) -> HMCState:
+            density = _OfWhite(self.joint, at)
+            return HMCState(white, density(white), _NearlyOfWhite(density).value_and_grad(white)[1])
+
         def init(position: Tensor, generator: torch.Generator) -> ClassState:
             theta, v = position.tensor_split([size], -1)
             at = self.at(theta, tuning)
-            white = at.coordinates.white(v)
             further = v.unsqueeze(1).repeat(1, _TRAJECTORIES - 1, 1)
-            return seen(theta, at, HMCState(white, *_OfWhite(self.joint, at).value_and_grad(white)), further)
+            return seen(theta, at, begun(at, at.coordinates.white(v)), further)
 
         def theta_moved(state: ClassState, generator: torch.Generator) -> tuple[Tensor, AtTheta, HMCState, Tensor]:
             theta, at, white = state.position[:, :size], state.at, state.white
-            values = [_OfWhite(self.joint, there)(white.position) for there in self.designed(tuning)]
+            values = [_NearlyOfWhite(_OfWhite(self.joint, there))(white.position) for there in self.designed(tuning)]
             proposal = fitted_proposal(self.points, torch.stack(values, -1))
-            here, there = tuning.standardised(theta), proposal.draw(generator)
+            here = tuning.standardised(theta)
+            there = proposal.opposite(here, generator)
             log_u = log_uniform(white.log_density.shape, white.log_density, generator)
             other_theta = tuning.theta(there)
             other_at = self.at(other_theta, tuning)
-            other = HMCState(white.position, *_OfWhite(self.joint, other_at).value_and_grad(white.position))
+            other = begun(other_at, white.position)
             log_ratio = other.log_density - white.log_density + proposal.log_density(here) - proposal.log_density(there)
             log_ratio = torch.nan_to_num(log_ratio, nan=-torch.inf)
             return *where(log_u < log_ratio, (other_theta, other_at, other), (theta, at, white)), log_ratio
@@ -209,7 +239,8 @@ class ClassChains:
         def latents_moved(at: AtTheta, white: HMCState, generator: torch.Generator) -> tuple[HMCState, HMCInfo]:
             length = _LENGTH * (1 + float(torch.rand((), generator=generator, device=generator.device)))
             steps = min(max(round(length / float(tuning.step_size)), 1), self.num_steps)
-            return transition(_OfWhite(self.joint, at), unit, tuning.step_size, steps, white, generator)[:2]
+            exact = _OfWhite(self.joint, at)
+            return transition(_NearlyOfWhite(exact), scale, tuning.step_size, steps, white, generator, exact)[:2]
 
         def step(state: ClassState, generator: torch.Generator) -> tuple[ClassState, ClassInfo]:
             theta, at, white, log_ratio = theta_moved(state, generator)
@@ -242,9 +273,11 @@ class ClassChains:
         centre, deviation = _rough_theta(self.model)
         step_size = centre.new_tensor(_LARGEST_STEP / self.model.latent_size**0.25)
         root = cholesky(deviation @ deviation.mT).factor
-        return self.renewed(centre, root, step_size, None)
+        return self.renewed(centre, root, centre.new_ones(self.model.latent_size), step_size, None)
 
-    def renewed(self, centre: Tensor, root: Tensor, step_size: Tensor, before: ClassTuning | None) -> ClassTuning:
+    def renewed(
+        self, centre: Tensor, root: Tensor, deviation: Tensor, step_size: Tensor, before: ClassTuning | None
+    ) -> ClassTuning:
         """With sites fitted around ``centre``, beginning from those of ``before``."""
         unit = identity_matrix(len(centre), centre)
         along = torch.cat([torch.zeros_like(unit[:1]), unit, -unit])
@@ -253,8 +286,8 @@ class ClassChains:
         sites = fitted_class_sites(self.model, theta, _SWEEPS if before is None else _MORE_SWEEPS, start).sites
         terms = torch.linalg.pinv(torch.cat([torch.ones_like(along[:, :1]), along], -1))
         log_precision, shift = (torch.tensordot(terms, part, 1) for part in (sites.precision.log(), sites.shift))
-        moments = start_moments(len(centre), len(centre), centre)
-        return ClassTuning(step_size, centre, root, log_precision, shift, moments)
+        moments = start_moments(len(centre), len(centre) + len(deviation), centre)
+        return ClassTuning(step_size, centre, root, log_precision, shift, deviation, moments)
 
 
 class ClassWarmUp(NamedTuple):
@@ -281,13 +314,14 @@ class ClassWarmUp(NamedTuple):
         gain = _ADAPTATION / math.sqrt(1 + iteration / _SETTLING)
         step_size = tuning.step_size * (gain * (info.acceptance_rate.mean() - self.target_acceptance)).exp()
         size = len(tuning.centre)
-        tuning = tuning._replace(step_size=step_size, moments=update_moments(tuning.moments, state.position[:, :size]))
+        position = torch.cat([state.position[:, :size], state.white.position], -1)
+        tuning = tuning._replace(step_size=step_size, moments=update_moments(tuning.moments, position))
         if not self.restarts(iteration):
             return tuning
-        moments = tuning.moments
-        scatter = moments.dense + _KNOWN * tuning.root @ tuning.root.mT
-        root, ok = cholesky(scatter / (moments.num_seen + _KNOWN))
-        return self.chains.renewed(moments.mean, torch.where(ok, root, tuning.root), step_size, tuning)
+        moments, weight = tuning.moments, tuning.moments.num_seen + _KNOWN
+        root, ok = cholesky((moments.dense + _KNOWN * tuning.root @ tuning.root.mT) / weight)
+        deviation = ((moments.diagonal + _KNOWN * tuning.deviation.square()) / weight).sqrt()
+        return self.chains.renewed(moments.mean[:size], torch.where(ok, root, tuning.root), deviation, step_size, tuning)
 
     def restarts(self, iteration: int) -> bool:
         """At the ends of windows, since coordinates change."""

@@ -7,6 +7,7 @@ sampling", Tierney 1994). Values at points that stay cost little where what is d
 from __future__ import annotations
 
 import itertools
+import math
 from typing import NamedTuple
 
 import torch
@@ -24,6 +25,7 @@ class _Choices(NamedTuple):
     least_curvature: float = 0.7  # inverse variance of a proposal: no wider than the target, and defined where the fit bends up
     most_curvature: float = 25.0  # nor narrower than a fifth of it, since it would seldom propose what lies further out
     farthest: float = 3.0  # the proposal's mean: the fit knows nothing of what lies beyond
+    turned: float = 0.7  # correlation, but for its sign, of a proposal on the other side of the mean
     degrees_of_freedom: int = 8  # of the proposals' Student t density, whose tails no density that is nearly normal exceeds
 
 
@@ -57,12 +59,32 @@ class FittedProposal(NamedTuple):
         freedom = _CHOICES.degrees_of_freedom
         normal = normal_like(self.mean, generator)
         chi = normal_like(self.mean.new_empty(len(self.mean), freedom), generator).square().mean(-1, keepdim=True)
-        return self.mean + (self.axes @ (normal * (self.precision * chi).rsqrt()).unsqueeze(-1)).squeeze(-1)
+        return self._at(normal * chi.rsqrt())
+
+    def opposite(self, position: Tensor, generator: torch.Generator) -> Tensor:
+        """One on the other side of the mean from ``position`` ``(C, P)``, which leaves the density as it is, and is reversible.
+
+        Student's t is a normal density whose scale is random. Given a scale that goes with ``position`` it is overrelaxed (Adler
+        1981): the deviation turns round, and a share of it is drawn anew.
+        """
+        scaled = self._along(position) * self.precision.sqrt()
+        freedom = _CHOICES.degrees_of_freedom
+        squares = normal_like(self.mean.new_empty(len(self.mean), freedom + position.shape[-1]), generator).square()
+        chi = squares.sum(-1, keepdim=True) / (freedom + scaled.square().sum(-1, keepdim=True))
+        kept = _CHOICES.turned
+        return self._at(math.sqrt(1 - kept**2) * normal_like(scaled, generator) * chi.rsqrt() - kept * scaled)
+
+    def _along(self, position: Tensor) -> Tensor:
+        """Away from the mean, along the axes ``(C, P)``."""
+        return (self.axes.mT @ (position - self.mean).unsqueeze(-1)).squeeze(-1)
+
+    def _at(self, scaled: Tensor) -> Tensor:
+        """The position ``(C, P)`` so many deviations away along the axes."""
+        return self.mean + (self.axes @ (scaled * self.precision.rsqrt()).unsqueeze(-1)).squeeze(-1)
 
     def log_density(self, position: Tensor) -> Tensor:
         """Up to a constant that all chains share ``(C,)``."""
-        along = (self.axes.mT @ (position - self.mean).unsqueeze(-1)).squeeze(-1)
-        square = (self.precision * along.square()).sum(-1)
+        square = (self.precision * self._along(position).square()).sum(-1)
         freedom = _CHOICES.degrees_of_freedom
         return 0.5 * self.precision.log().sum(-1) - 0.5 * (freedom + position.shape[-1]) * torch.log1p(square / freedom)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -121,12 +122,19 @@ def transition(
     num_steps: int,
     state: HMCState,
     generator: torch.Generator,
+    value: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[HMCState, HMCInfo, HMCState, Tensor]:
-    """Fresh momenta, ``num_steps`` leapfrog steps, a Metropolis test: the new state, its info, the proposal, its momenta."""
+    """Fresh momenta, ``num_steps`` leapfrog steps, a Metropolis test: the new state, its info, the proposal, its momenta.
+
+    Where ``density`` is only near the one to sample from, ``value`` is that one, whose value ``state`` has: trajectories are
+    reversible, and keep volumes, whatever function of position is their gradient.
+    """
     rho = normal_like(state.position, generator)
     log_u = log_uniform(state.log_density.shape, state.log_density, generator)
     energy = kinetic_energy(rho) - state.log_density
     end, end_rho, n_failures = _trajectory(density, preconditioner, step_size, state, rho, num_steps)
+    if value is not None:
+        end = end._replace(log_density=value(end.position))
     end_energy = kinetic_energy(end_rho) - end.log_density
     log_ratio = torch.nan_to_num(energy - end_energy, nan=-torch.inf)
     accepted = log_u < log_ratio
