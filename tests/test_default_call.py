@@ -282,6 +282,13 @@ def test_proposals_that_begin_with_the_prior_are_given_longer_to_learn():
 
 
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+@pytest.mark.parametrize(("heading", "ends"), [(1 / 3, False), (1.5, True)])
+def test_weights_that_head_for_less_than_the_next_engine_costs_end_a_run(heading, ends):
+    rule = Rule(400, Limits(1, 200, math.inf, heading=heading))
+    assert rule(200, 0.0, lambda: weighted(0.0)) == ends
+
+
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
 def test_one_heavy_draw_does_not_end_a_run():
     # Of 5461 rows of kin8nm, ARD, a draw at the third batch brought the worst effective size from 305 to 16, and the fourth put it
     # at 638: what it taught the proposal was all that was missing. So it was with haberman, rows twice, whose estimates are noisy.

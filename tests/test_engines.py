@@ -191,6 +191,16 @@ def test_the_tails_of_more_than_eight_hyperparameters_are_searched(columns, sear
     assert isinstance(chains, tg.NUTS)
 
 
+def test_large_regressions_go_on_from_weighted_draws_with_an_emulator():
+    # 500 x 11, next to no noise: 4000 draws, three times, were worth 393 and disagreed, and then chains took as long again.
+    first, learned, last = candidates(gp_regression(num_data=250, num_columns=7))
+    assert isinstance(first.method, tg.AMIS) and first.limits.heading > 1
+    assert learned.method == tg.EmulatedHMC(scaled_to_draws=True, enough=learned.method.enough) and learned.goes_on
+    assert isinstance(last.method, tg.NUTS) and last.goes_on
+    small = [type(found.method) for found in candidates(gp_regression(num_data=200, num_columns=7))]
+    assert small == [tg.AMIS, tg.AMIS, tg.NUTS]  # there gradients cost no more than an emulator's
+
+
 def test_chains_of_many_hyperparameters_of_a_regression_begin_at_weighted_draws():
     # Of 500 x 30 warm-up from the prior was not done after 137 CPU seconds; of 300 x 60 chains at draws worth 20 took 100 in all.
     first, chains = candidates(gp_regression(num_columns=39))

@@ -1,6 +1,7 @@
 """Chains on an emulator of the evidence: whatever it is, weights make their draws exact."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,8 +14,9 @@ from tests.problems import gp, gp_regression, inputs, sparse_gp, targets
 from tests.runs.resume import dies_and_resumes
 from torchgpmc.diagnostics import chain_statistics
 from torchgpmc.methods import Settings
-from torchgpmc.parameters.normal_scale import normal_scale
+from torchgpmc.parameters.normal_scale import CentredScale, NormalScale
 from torchgpmc.runs import emulated as runs_emulated
+from torchgpmc.runs.drawn_start import DrawnStart
 
 OPTIONS = {"num_samples": 4, "warmup_steps": 12, "num_chains": 4, "seed": 1, "progress": False}
 METHOD = tg.EmulatedHMC(num_importance=4, num_trajectories=2)
@@ -118,11 +120,22 @@ def test_it_serves_what_estimates_serve(model):
     assert posterior.info["target"] == "an emulator of the posterior: weighted to the exact posterior"
 
 
-def test_the_weight_is_the_estimate_over_the_emulator():
-    run, state, generator = warmed_up(METHOD, gp("probit"), Settings(2, 12, 4, None))
+def some_draws(model, count=60):
+    """Of the prior's middle, narrow, as an earlier run might have them."""
+    theta = 0.2 * torch.randn(count, model.layout.size, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    return DrawnStart(theta, torch.linspace(-1, 0, count, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_the_weight_is_the_estimate_over_the_emulator(scaled):
+    model = gp("probit")
+    settings = Settings(2, 12, 4, None, draws=some_draws(model) if scaled else None)
+    run, state, generator = warmed_up(replace(METHOD, scaled_to_draws=scaled), model, settings)
     state, draw, stats = run.advance(state, generator)
     z, emulator = state.chain.position, state.tuning.emulator
-    theta, log_slope = normal_scale(run.warm_up.chains.model.layout).theta(z)
+    scale = run.warm_up.chains.scale
+    assert isinstance(scale, CentredScale if scaled else NormalScale)
+    theta, log_slope = scale.theta(z)
     log_prior = run.warm_up.chains.model.layout.log_prior(theta).detach()
     torch.testing.assert_close(draw.theta[:, 0], theta)
     share_left = 1 - state.tuning.exponent
@@ -190,6 +203,20 @@ def test_it_begins_at_draws_of_an_earlier_run():
     assert posterior.theta.shape == (4, 4, model.layout.size)
 
 
+def test_on_a_scale_of_draws_these_have_mean_zero_and_points_lie_around_them():
+    model = gp("probit")
+    draws = some_draws(model)
+    chains = tg.EmulatedHMC(scaled_to_draws=True).prepare(model, Settings(1, 12, 4, None, draws=draws)).warm_up.chains
+    weights = torch.softmax(draws.log_weights, 0)
+    w = chains.scale.z(draws.theta)
+    torch.testing.assert_close(weights @ w, torch.zeros_like(w[0]), rtol=0, atol=1e-9)
+    deviation = (weights @ w.square()).sqrt()
+    assert bool(((deviation > 0.6) & (deviation < 1)).all())  # a scale wider than the draws, whose tails are to be covered
+    torch.testing.assert_close(chains.scale.theta(w)[0], draws.theta)
+    spread = chains.start(400, torch.Generator().manual_seed(0)).std(0)
+    assert bool(((spread > 0.8) & (spread < 1.7)).all())
+
+
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
 @pytest.mark.parametrize("begin", [tg.AtPrior(), tg.AtPrior(arms=True), tg.AtModes(count=1)])
 def test_points_are_spread_over_what_it_begins_with(begin):
@@ -219,6 +246,7 @@ def test_evidence_of_zero_everywhere_is_an_error():
         (tg.EmulatedHMC(), {"warmup_steps": 1}, "warmup_steps is 1.*Expected at least 2"),
         (tg.EmulatedHMC(num_importance=0), {}, "num_importance"),
         (tg.EmulatedHMC(num_trajectories=0), {}, "num_trajectories"),
+        (tg.EmulatedHMC(scaled_to_draws=1), {}, "scaled_to_draws"),
         (tg.EmulatedHMC(enough=0.0), {}, "enough is 0.0. Expected a share above 0"),
     ],
 )

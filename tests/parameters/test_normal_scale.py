@@ -19,7 +19,7 @@ from torch import nn
 
 from torchgpmc.density import AutogradDensity
 from torchgpmc.parameters.layout import build_layout
-from torchgpmc.parameters.normal_scale import NormalScale, OnNormalScale, linear_scale, normal_scale
+from torchgpmc.parameters.normal_scale import CentredScale, NormalScale, OnNormalScale, linear_scale, normal_scale
 
 
 class Holder(gpytorch.Module):
@@ -112,7 +112,12 @@ def test_priors_are_standard_normal_there(name):
     assert (gap - gap[200]).abs().max() < 0.02
 
 
-@pytest.mark.parametrize("make", [normal_scale, linear_scale])
+def centred_scale(layout):
+    like = torch.ones(layout.size).double()
+    return CentredScale(normal_scale(layout), 0.5 * like, 0.2 * like)
+
+
+@pytest.mark.parametrize("make", [normal_scale, linear_scale, centred_scale])
 @pytest.mark.parametrize("prior", [*PRIORS.values(), *OTHERS.values()], ids=[*PRIORS, *OTHERS])
 def test_map_increases_and_its_jacobian_is_its_own(make, prior):
     """Far beyond the knots, too: weights stay exact whatever the map is, so long as the two agree."""

@@ -28,6 +28,7 @@ class Limits(NamedTuple):
         most: draws a chain, at most.
         budget: evaluations, at most.
         patience: share of ``most`` before uneven weights end it, :data:`SECOND_BATCH` or more.
+        heading: share of the draws wanted, more or less than one, that uneven weights must head for by ``most``, lest they end it.
         better_follow: whether the next engine has better estimates: it ends at less noise of them, which the first batch tells.
     """
 
@@ -35,6 +36,7 @@ class Limits(NamedTuple):
     most: int
     budget: float
     patience: float = SECOND_BATCH
+    heading: float = 1 / 3
     better_follow: bool = False
 
     @property

@@ -17,8 +17,6 @@ from torchgpmc.importance import truncated_log_weights
 from torchgpmc.posterior import Posterior
 from torchgpmc.storage.checkpoint import CheckpointError
 
-_HOPELESS = 3.0  # an engine whose weighted draws head for less than a third of what is wanted
-
 
 class Rule(NamedTuple):
     """Whether a run may end: its draws are good, its budget is spent, or its weights have collapsed.
@@ -60,7 +58,7 @@ class Rule(NamedTuple):
         if estimate_noise(posterior.stats, weights) > self.limits.most_noise:
             return True
         size = kish_effective_size(truncated_log_weights(weights))
-        return share >= self.limits.patience and _HOPELESS * size < share * self.wanted
+        return share >= self.limits.patience and size < self.limits.heading * share * self.wanted
 
 
 def is_good(posterior: Posterior, wanted: int) -> bool:

@@ -3,6 +3,7 @@
 from torchgpmc.evidence.annealing import AnnealedEstimator, annealed
 from torchgpmc.evidence.collapsed_estimator import CollapsedEstimator
 from torchgpmc.evidence.estimators import importance
+from torchgpmc.evidence.exact_estimator import ExactEstimator
 from torchgpmc.evidence.importance_sampling import ImportanceEstimate, ImportanceEstimator
 from torchgpmc.evidence.inducing_estimator import InducingEstimator
 from torchgpmc.evidence.inducing_mixture import InducingMixture, InducingMixtureEstimator, serves_inducing_mixture
@@ -18,6 +19,7 @@ __all__ = [
     "AnnealedEstimator",
     "CollapsedEstimator",
     "Evidence",
+    "ExactEstimator",
     "ImportanceEstimate",
     "ImportanceEstimator",
     "InducingEstimator",

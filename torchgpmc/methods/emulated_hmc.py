@@ -11,13 +11,14 @@ from torch import Tensor
 
 from torchgpmc.approximations import EP, Approximation
 from torchgpmc.approximations.gaussian_form import check_approximation, check_model
-from torchgpmc.checks import check_count, is_number
+from torchgpmc.checks import check_count, check_flag, is_number
 from torchgpmc.evidence import Evidence
 from torchgpmc.importance import Proposal, along_axes, from_modes, with_defence
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.numerics.linalg import identity_matrix
 from torchgpmc.numerics.random import make_generator
-from torchgpmc.parameters.normal_scale import NormalScale, normal_scale
+from torchgpmc.parameters.layout import Layout
+from torchgpmc.parameters.normal_scale import CentredScale, NormalScale, normal_scale
 from torchgpmc.runs.beginnings import ARM, AtModes, AtPrior
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.chain_targets import ChainTarget, check_has_hyperparameters, estimator_for, suited_approximation
@@ -30,6 +31,8 @@ from torchgpmc.runs.starts import posterior_modes
 _SEED = 0  # of the search for modes, which a run that is resumed makes again
 _POINTS_A_HYPERPARAMETER, _LEAST_POINTS = 5, 128  # that are spread before anything is learned
 _DRAWS_AROUND = 64
+_WIDER = 1.3  # of the scale than the draws it is taken from: what falls off as a normal density does is to outlast the posterior
+_SPREAD = 1.5  # of points around those, in deviations of the scale
 _LABEL = "an emulator of the posterior: weighted to the exact posterior"
 
 
@@ -60,6 +63,9 @@ class EmulatedHMC(MethodOptions):
         begin: around what half of the first points are spread, the others being draws from the prior: :class:`AtModes`, those of an
             approximate posterior, or :class:`AtPrior`, far out along each hyperparameter with ``arms``. Of no use to a run that
             starts from draws.
+        scaled_to_draws: move on a scale on which draws that the run begins at have mean zero and deviation one, nearly, and spread
+            the first points there, not over the prior. An evidence that rules out most of the prior, as a regression's of some
+            hundred data does, falls by thousands of nats over it, which no emulator follows; near draws it is all but normal.
         enough: share of their number, from 0 to 1, that the latest 64 thetas must be worth by their weights for learning to end
             before warm-up does; 1: never.
 
@@ -83,6 +89,7 @@ class EmulatedHMC(MethodOptions):
     evidence: Evidence | None = None
     num_trajectories: int = 12
     begin: AtModes | AtPrior = AtModes()  # noqa: RUF009  (frozen, so it may be shared)
+    scaled_to_draws: bool = False
     enough: float = 1.0
 
     def at_draws(self, model: GPModel) -> EmulatedHMC:
@@ -103,7 +110,7 @@ class EmulatedHMC(MethodOptions):
         estimator = estimator_for(
             model, suited_approximation(model, self.approximation), self.num_importance, self.antithetic, self.evidence
         )
-        scale = normal_scale(model.layout)
+        scale = _scale(model.layout, settings.draws if self.scaled_to_draws else None)
         spread = self._spread(model, scale, settings.draws)
         chains = EmulatedChains(model, estimator, scale, spread, self.num_trajectories, settings.chain_chunk)
         size = scale.size
@@ -119,6 +126,7 @@ class EmulatedHMC(MethodOptions):
     def _check_options(self) -> None:
         check_count("num_importance", self.num_importance)
         check_count("num_trajectories", self.num_trajectories)
+        check_flag("scaled_to_draws", self.scaled_to_draws)
         if not is_number(self.enough) or not 0 < self.enough <= 1:
             raise ValueError(f"enough is {self.enough!r}. Expected a share above 0 and at most 1, for instance 0.5.")
         check_approximation("approximation", self.approximation)
@@ -151,12 +159,14 @@ class EmulatedHMC(MethodOptions):
             )
         return min(math.ceil(max(_LEAST_POINTS, _POINTS_A_HYPERPARAMETER * size) / num_chains), warmup // 2)
 
-    def _spread(self, model: GPModel, scale: NormalScale, draws: DrawnStart | None) -> Proposal:
-        """Half the prior, half what is known of where the posterior lies."""
+    def _spread(self, model: GPModel, scale: NormalScale | CentredScale, draws: DrawnStart | None) -> Proposal:
+        """Half what is known of where the posterior lies, half the prior or, on a scale of draws, somewhat wider than these."""
         unit = identity_matrix(scale.size, model.train_x)
+        wide = unit if isinstance(scale, NormalScale) else _SPREAD * unit
         if draws is not None:
             known = _around(draws, scale)
         elif isinstance(self.begin, AtModes):
+            assert isinstance(scale, NormalScale)
             marginal = searched_marginal(model, suited_approximation(model, self.begin.approximation))
             modes = posterior_modes(marginal, self.begin.count, make_generator(_SEED, model.train_x.device), scale)
             known = [(mode.position, mode.covariance) for mode in modes]
@@ -165,10 +175,20 @@ class EmulatedHMC(MethodOptions):
         if not known:
             known = [(0 * unit[0], unit)]
         means, covariances = (torch.stack(part).detach() for part in zip(*known, strict=True))
-        return with_defence(from_modes(means, covariances, torch.zeros_like(means[:, 0]), math.inf), 0 * unit[0], unit, 0.5)
+        return with_defence(from_modes(means, covariances, torch.zeros_like(means[:, 0]), math.inf), 0 * unit[0], wide, 0.5)
 
 
-def _around(draws: DrawnStart, scale: NormalScale) -> list[tuple[Tensor, Tensor]]:
+def _scale(layout: Layout, draws: DrawnStart | None) -> NormalScale | CentredScale:
+    """The prior's, or that of draws."""
+    scale = normal_scale(layout)
+    if draws is None:
+        return scale
+    on_scale = draws._replace(theta=scale.z(draws.theta))
+    centre = torch.softmax(draws.log_weights, 0) @ on_scale.theta
+    return CentredScale(scale, centre, _WIDER * on_scale.covariance().diagonal().sqrt())
+
+
+def _around(draws: DrawnStart, scale: NormalScale | CentredScale) -> list[tuple[Tensor, Tensor]]:
     """Normal densities around some draws, chosen by weight, a third as wide as all of them."""
     on_scale = draws._replace(theta=scale.z(draws.theta))
     narrow = on_scale.covariance() / 9

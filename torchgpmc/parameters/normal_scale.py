@@ -79,6 +79,41 @@ class NormalScale(NamedTuple):
         return theta, slope, torch.where(beyond == 0, 6 * cubic * step + 2 * square, 0.0)
 
 
+class CentredScale(NamedTuple):
+    """A normal scale whose every coordinate is centred and scaled anew: z = centre + deviation w.
+
+    Example:
+        >>> import torch, torchgpmc as tg
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch.priors import LogNormalPrior
+        >>> kernel = RBFKernel(lengthscale_prior=LogNormalPrior(1.0, 0.5))
+        >>> model = tg.GP(torch.rand(5, 2), torch.tensor([0, 1, 1, 0, 1]), kernel, tg.likelihoods.Bernoulli())
+        >>> plain, like = normal_scale(model.layout), torch.ones(1).double()
+        >>> narrow = CentredScale(plain, 2 * like, 0.1 * like)
+        >>> w = torch.tensor([[1.0]]).double()
+        >>> bool((narrow.theta(w)[0] - plain.theta(2.1 + 0 * w)[0]).abs() < 1e-9), narrow.z(narrow.theta(w)[0]).round(decimals=6)
+        (True, tensor([[1.]], dtype=torch.float64))
+    """
+
+    scale: NormalScale
+    centre: Tensor  # (P,), of z
+    deviation: Tensor  # (P,)
+
+    @property
+    def size(self) -> int:
+        """P, the number of hyperparameters."""
+        return self.scale.size
+
+    def theta(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """theta ``(C, P)`` at w ``(C, P)``, and the log of its slope in w, summed over coordinates ``(C,)``."""
+        theta, log_slope = self.scale.theta(self.centre + self.deviation * z)
+        return theta, log_slope + self.deviation.log().sum()
+
+    def z(self, theta: Tensor) -> Tensor:
+        """The inverse of :meth:`theta`."""
+        return (self.scale.z(theta) - self.centre) / self.deviation
+
+
 class OnNormalScale(NamedTuple):
     """A log density of theta as one of z."""
 

@@ -12,7 +12,15 @@ from torchgpmc.approximations import ApproximateMarginal, Approximation, Collaps
 from torchgpmc.approximations.conjugate import has_normal_latents
 from torchgpmc.checks import check_count, check_object
 from torchgpmc.density import SharedDensity
-from torchgpmc.evidence import CollapsedEstimator, Evidence, LatentEstimate, LatentEstimator, importance, latents_kept
+from torchgpmc.evidence import (
+    CollapsedEstimator,
+    Evidence,
+    ExactEstimator,
+    LatentEstimate,
+    LatentEstimator,
+    importance,
+    latents_kept,
+)
 from torchgpmc.models.affine import AffineJointLogDensity, white_at_fixed_theta
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
@@ -274,6 +282,8 @@ def estimator_for(
     """The estimator of p(y | theta) that a method's options ask for."""
     if evidence is None and model.collapses:
         return CollapsedEstimator(CollapsedMarginal(model))
+    if evidence is None and isinstance(approximation, Conjugate):
+        return ExactEstimator(model, model.targets)
     if evidence is None:
         return importance(model, approximation, num_importance=num_importance, antithetic=antithetic)
     check_object("evidence", evidence, "estimator", "options such as torchgpmc.evidence.Orthant(), or None")

@@ -24,7 +24,7 @@ from torchgpmc.importance import Emulator, Proposal, draw_from, empty_emulator, 
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.numerics.random import uniform
 from torchgpmc.numerics.special import log_standard_normal
-from torchgpmc.parameters.normal_scale import NormalScale
+from torchgpmc.parameters.normal_scale import CentredScale, NormalScale
 from torchgpmc.samplers.hmc import hmc
 from torchgpmc.samplers.preconditioner import identity_preconditioner
 from torchgpmc.storage.draws import Draw
@@ -89,7 +89,7 @@ class EmulatedChains(NamedTuple):
 
     model: GPModel
     estimator: LatentEstimator
-    scale: NormalScale
+    scale: NormalScale | CentredScale
     spread: Proposal
     num_trajectories: int
     chain_chunk: int | None
