@@ -3,6 +3,7 @@
 import copy
 import math
 import re
+import statistics
 import subprocess
 import sys
 import warnings
@@ -17,7 +18,13 @@ import torchgpmc as tg
 from tests.problems import fixed_kernel, gp, inputs, kernel, sparse_gp, targets
 from torchgpmc.diagnostics import complaints, complaints_about_divergences, verdict
 from torchgpmc.diagnostics.summaries import summarise
-from torchgpmc.diagnostics.weights import is_heavy_tailed, kish_effective_size, pareto_khat, smoothed_log_weights
+from torchgpmc.diagnostics.weights import (
+    effective_size_of_chains,
+    is_heavy_tailed,
+    kish_effective_size,
+    pareto_khat,
+    smoothed_log_weights,
+)
 from torchgpmc.storage.draws import Draws
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")
@@ -320,6 +327,27 @@ def test_effective_sizes_are_those_of_ranks_weighted_or_not():
     assert sizes[0] == pytest.approx(2000) and sizes[:2] == pytest.approx(sizes[2:])
     # Draws high up weigh more, and are few: of normal ones, Kish's size over 1 + 0.7^2.
     assert sizes[1] < 0.8 * kish_effective_size(uneven)
+
+
+def test_sizes_of_weighted_chains_see_that_heavy_draws_come_together():
+    """Independent proposals, kept by a quarter of their log weights: a chain stays where the rest of these is large."""
+    generator = torch.Generator().manual_seed(0)
+    shape, kept = (150, 4, 300), 0.25
+    x, log_ratio = (scale * torch.randn(shape, generator=generator, dtype=torch.float64) for scale in (1.0, 1.5))
+    log_u = torch.rand(shape, generator=generator, dtype=torch.float64).log()
+    for i in range(1, shape[-1]):
+        stays = log_u[..., i] >= kept * (log_ratio[..., i] - log_ratio[..., i - 1])
+        for part in (x, log_ratio):
+            part[..., i] = torch.where(stays, part[..., i - 1], part[..., i])
+    log_weights = (1 - kept) * log_ratio
+    weights = torch.softmax(log_weights.flatten(1), -1).view(shape)
+    scatter = float((weights * x).sum((1, 2)).square().mean())  # of weighted means of N(0, 1)
+    runs = list(zip(x, log_weights, strict=True))
+    found = torch.tensor([effective_size_of_chains(*run) for run in runs])
+    assert 0.8 < float((1 / found).mean()) / scatter < 1.25
+    by_fraction = [summarise({"x": h})["x"].ess_bulk * kish_effective_size(w) / w.numel() for h, w in runs]
+    assert statistics.median(by_fraction) > 2 / scatter
+    assert statistics.median(summarise({"x": h}, w)["x"].ess_bulk for h, w in runs) < 1.6 / scatter
 
 
 def test_draws_of_no_weight_say_nothing_however_far_out_they_are():

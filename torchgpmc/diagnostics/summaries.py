@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchgpmc.diagnostics import chain_statistics
 from torchgpmc.diagnostics.weights import (
+    effective_size_of_chains,
     is_heavy_tailed,
     kish_effective_size,
     log_contributions,
@@ -172,7 +173,8 @@ def summarise(samples: Mapping[str, Tensor], log_weights: Tensor | None = None) 
         samples: ``{name: (C, S, *shape)}``.
         log_weights: ``(C, S)`` for weighted draws. One chain of them is taken as independent: ``ess_bulk`` is that of the mean of
             the quantity's normal scores, as it is of chains, at most Kish's size, ``ess_tail`` is Kish's size, and there is no
-            R-hat. The sizes of several chains are those of the draws times Kish's fraction, and R-hat is that of the draws.
+            R-hat. Of several chains R-hat is that of the draws, and sizes are at most those of the draws times Kish's fraction, and
+            those of the weighted means of normal scores and tails.
             ``khat`` is the larger of those of the weights and of :func:`log_contributions`, which is about the mean itself. Draws
             worth less than two have no spread to speak of: sd, quantiles and R-hat are then NaN, and ``khat`` is infinite.
 
@@ -205,8 +207,11 @@ def summarise(samples: Mapping[str, Tensor], log_weights: Tensor | None = None) 
             bulk, tail, rhat = min(weighted_effective_size(scores, log_weights), kish), kish, math.nan
         else:
             bulk, tail, rhat = effective_sizes(values)
-            kept = 1.0 if log_weights is None else kish / log_weights.numel()
-            bulk, tail = bulk * kept, tail * kept
+            if log_weights is not None:
+                kept = kish / log_weights.numel()
+                scores = _normal_scores(flat, weights).view_as(values)
+                tails = [effective_size_of_chains((values <= end).double(), log_weights) for end in (low, high)]
+                bulk, tail = min(bulk * kept, effective_size_of_chains(scores, log_weights)), min(tail * kept, *tails)
         khat, heavy = math.nan, False
         if log_weights is not None:
             contributions = log_contributions(values, log_weights)

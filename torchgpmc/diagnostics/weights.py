@@ -116,6 +116,32 @@ def weighted_effective_size(values: Tensor, log_weights: Tensor) -> float:
     return float((weights * gap.square()).sum() / error) if float(error) > 0 else float(len(gap))
 
 
+def effective_size_of_chains(values: Tensor, log_weights: Tensor) -> float:
+    r"""Effective size of chains of weighted draws for the mean of ``values``, each ``(C, S)``.
+
+    .. math:: \frac{E_w[(h - \bar h)^2]}{\mathrm{var}(r) / n_r}, \quad r_{cs} = w_{cs} (h_{cs} - \bar h)
+
+    of weights with mean one: the variance of h over that of the estimate, n_r being the effective size of the chains r. Draws of a
+    chain that weigh much come together, which the size of h times Kish's fraction does not see.
+
+    Example:
+        >>> import torch
+        >>> heavy = torch.zeros(4, 400)
+        >>> heavy[:, 100:110] = 3.0  # ten draws that come together
+        >>> h = torch.randn(4, 400, generator=torch.Generator().manual_seed(0)) + heavy
+        >>> effective_size_of_chains(h, heavy) < 0.5 * weighted_effective_size(h, heavy)
+        True
+    """
+    weights = torch.softmax(log_weights.double().flatten(), 0).view_as(log_weights)
+    gap = values.double() - (weights * values.double()).sum()
+    contributions = weights * gap
+    variance, spread = float((weights * gap.square()).sum()), float(contributions.var())
+    if not spread > 0:
+        return float(gap.numel())
+    size = chain_statistics.ess(contributions.cpu().numpy(), "mean")
+    return variance * size / (spread * gap.numel() ** 2)
+
+
 def error_by_runs(values: Tensor, log_weights: Tensor, runs: Tensor) -> float:
     r"""The error of a weighted mean that independent runs show by how they differ, in standard deviations within a run.
 
