@@ -12,7 +12,7 @@ from tests.attack.record import write_piece
 from tests.calibration import SHARE, without_jacobian
 from tests.speed import quick
 from torchgpmc.adapter.mean_function import MeanFunction
-from torchgpmc.evidence import ImportanceEstimator
+from torchgpmc.evidence import ExactEstimator, ImportanceEstimator
 from torchgpmc.likelihoods import gaussian
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.numerics.random import normal_like
@@ -126,7 +126,7 @@ def biased_evidence(monkeypatch):
 
 def tempered_weights(monkeypatch):
     honest = weighted.streamed_log_weights
-    monkeypatch.setattr(weighted, "streamed_log_weights", lambda streams: 0.3 * honest(streams))
+    monkeypatch.setattr(weighted, "streamed_log_weights", lambda streams: 0.1 * honest(streams))
 
 
 def slow_momenta(monkeypatch):
@@ -135,13 +135,15 @@ def slow_momenta(monkeypatch):
 
 
 def halved_evidence(monkeypatch):
-    honest = ImportanceEstimator.evaluate
+    def halved(honest):
+        def evaluate(self, *arguments):
+            found = honest(self, *arguments)
+            return found._replace(value=0.5 * found.value)
 
-    def halved(self, theta, auxiliary, start=None):
-        found = honest(self, theta, auxiliary, start)
-        return found._replace(value=0.5 * found.value)
+        return evaluate
 
-    monkeypatch.setattr(ImportanceEstimator, "evaluate", halved)
+    for kind in (ImportanceEstimator, ExactEstimator):
+        monkeypatch.setattr(kind, "evaluate", halved(kind.evaluate))
 
 
 ENGINE_ERRORS = {  # an engine, its error, and those of the forty models that show it
