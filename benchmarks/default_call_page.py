@@ -20,6 +20,8 @@ case, {size} rows at most (`+all`: 7000, with 100 inducing points above 500). Th
 
 - **CPU s** is of one thread (`OMP_NUM_THREADS=1`), on two cores of an AMD EPYC that other jobs shared, predictions left out.
 - **ESS** is that of the worst hyperparameter, `lp` or latent, by which a call decides that it is done.
+  Rows of `EmulatedHMC` have the draws' size times Kish's fraction, by which calls decided when they were run: up to three times too
+  many, or more ([what is counted since, and for which cases](default_call_tried.md), at the end).
 - **theta off, test off** hold the answer against a run of another engine (**beside**, with its own ESS): the largest distance of a
   mean of theta, in posterior standard deviations, in brackets the standard error that both runs' ESS give to any one of them; and
   of a test probability (of regressions and counts, of a test mean in predictive standard deviations).
@@ -42,7 +44,8 @@ twice), `+all`. Engines in turn; in brackets whose estimates of p(y | theta) the
 
 def short(engine):
     """A method's name, and that of its evidence or approximation."""
-    name, inside = re.match(r"\w+", engine).group(), re.search(r"(?:evidence|^\w+\(approximation)=(\w+)", engine)
+    name = re.match(r"\w+", engine).group()
+    inside = re.search(r"evidence=(?!None)(\w+)", engine) or re.search(r"^\w+\(approximation=(\w+)", engine)
     return f"{name}({inside.group(1)})" if inside else name
 
 
