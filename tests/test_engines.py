@@ -108,6 +108,13 @@ def test_expectations_by_quadrature_of_many_data_are_left_to_chains_around_a_fit
     assert isinstance(candidates(sparse_gp("heteroskedastic", num_data=500))[0].method, tg.AMIS)  # by formulas
 
 
+def test_a_data_set_a_chain_is_left_to_chains():
+    model = gp("probit").with_targets(torch.stack([targets("probit", 6, seed) for seed in range(3)]))
+    (engine,) = candidates(model)
+    assert engine.method == tg.NUTS() and engine.num_chains == 3
+    assert "a posterior, of its own" in tg.explain(model)
+
+
 def test_laplace_draws_no_latents_of_probits():
     # Of haberman with rows twice its evidence is 6 to 17 nats too low where most of the mass is: AMIS() missed that, trusted.
     weighted = [candidate.method.evidence for candidate in candidates(gp("probit")) if candidate.num_chains is None]

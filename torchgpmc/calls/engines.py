@@ -11,11 +11,12 @@ from torchgpmc.calls.regression_engines import of_regression
 from torchgpmc.calls.several_latents_engines import of_classes, of_many_hyperparameters, of_noise
 from torchgpmc.calls.weighted_engines import MANY_HYPERPARAMETERS
 from torchgpmc.evidence import is_heteroskedastic
-from torchgpmc.methods import AuxiliaryGradient, EllipticalSlice, Gibbs, Method, Slice
+from torchgpmc.methods import NUTS, AuxiliaryGradient, EllipticalSlice, Gibbs, Method, Slice
 from torchgpmc.models import GPModel, checked_model
 from torchgpmc.runs.parameterizations import Interwoven
 
 _MANY_CHAINS = 16  # of sweeps by slices, whose draws hang together: of ten labels 400 of each are worth 490
+_WARM_UP = 1000  # of chains that are not judged
 _BY_SLICES = Gibbs(hyper=Slice(), latent=EllipticalSlice(), parameterization=Interwoven(), latent_steps=10)
 
 
@@ -37,6 +38,9 @@ def recommend(model: GPModel) -> Method:
 def candidates(model: GPModel, wanted: int = WANTED) -> list[Candidate]:
     """The engines to try for ``wanted`` effective draws, best first, by what the model can do."""
     size = checked_model(model).layout.size
+    if model.targets.one_a_chain:
+        why = "every chain has a data set, and a posterior, of its own: there is nothing to judge draws by."
+        return [chains(model, NUTS(), why, _WARM_UP, model.targets.num_data_sets)]
     if size == 0:
         why = "every hyperparameter is fixed, and one factorisation serves all draws of the latents."
         return [chains(model, AuxiliaryGradient() if model.is_smooth else EllipticalSlice(), why, 200)]
