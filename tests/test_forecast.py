@@ -14,6 +14,7 @@ from torchgpmc.approximations import ApproximateMarginal
 from torchgpmc.approximations.held_sites import HeldSitesMarginal
 from torchgpmc.calls import class_costs, costs, forecast, timing
 from torchgpmc.calls.engines import candidates
+from torchgpmc.evidence.exact_estimator import ExactEstimator
 from torchgpmc.evidence.importance_sampling import ImportanceEstimator
 from torchgpmc.evidence.smooth_probit import SmoothProbitEstimator
 from torchgpmc.models.joint_density import JointLogDensity
@@ -128,7 +129,7 @@ class WorkClock:
         self.now = 0.0
         for owner, name in ((ApproximateMarginal, "value_and_grad"), (HeldSitesMarginal, "value_and_grad")):
             self.count(monkeypatch, owner, name)
-        for owner in (ImportanceEstimator, SmoothProbitEstimator):
+        for owner in (ExactEstimator, ImportanceEstimator, SmoothProbitEstimator):
             self.count(monkeypatch, owner, "draw")
 
     def count(self, monkeypatch, owner, name):
@@ -146,7 +147,7 @@ class WorkClock:
 
 @pytest.mark.filterwarnings("ignore::torchgpmc.checks.SamplingWarning")
 @pytest.mark.parametrize(
-    "model", [gp_regression(), gp_regression(num_data=20, num_columns=8), gp("probit")], ids=["few", "tails", "labels"]
+    "model", [gp_regression(), gp_regression(num_data=40, num_columns=8), gp("probit")], ids=["few", "tails", "labels"]
 )
 def test_weighted_draws_are_foretold_their_searches_and_batches(monkeypatch, model):
     # Searches and the batches after the first were left out: a sixth to a twentieth of what regressions took.
