@@ -65,7 +65,8 @@ class EmulatedHMC(MethodOptions):
             starts from draws.
         scaled_to_draws: move on a scale on which draws that the run begins at have mean zero and deviation one, nearly, and spread
             the first points there, not over the prior. An evidence that rules out most of the prior, as a regression's of some
-            hundred data does, falls by thousands of nats over it, which no emulator follows; near draws it is all but normal.
+            hundred data does, falls by thousands of nats over it, which no emulator follows; near draws it is all but normal. Of
+            no use to a run that begins at none.
         enough: share of their number, from 0 to 1, that the latest 64 thetas must be worth by their weights for learning to end
             before warm-up does; 1: never.
 
