@@ -167,7 +167,7 @@ class EmulatedHMC(MethodOptions):
         if draws is not None:
             known = _around(draws, scale)
         elif isinstance(self.begin, AtModes):
-            assert isinstance(scale, NormalScale)
+            assert isinstance(scale, NormalScale)  # draws alone make another
             marginal = searched_marginal(model, suited_approximation(model, self.begin.approximation))
             modes = posterior_modes(marginal, self.begin.count, make_generator(_SEED, model.train_x.device), scale)
             known = [(mode.position, mode.covariance) for mode in modes]
