@@ -138,27 +138,31 @@ def test_the_weight_is_the_estimate_over_the_emulator(scaled):
     theta, log_slope = scale.theta(z)
     log_prior = run.warm_up.chains.model.layout.log_prior(theta).detach()
     torch.testing.assert_close(draw.theta[:, 0], theta)
-    share_left = 1 - state.tuning.exponent
-    assert 0 < share_left < 1
-    expected = share_left * (stats["log_evidence"] + log_prior + log_slope - emulator(z))
-    torch.testing.assert_close(draw.log_weight[:, 0], expected)
+    least = float(state.tuning.least_weight.log())
+    expected = stats["log_evidence"] + log_prior + log_slope - emulator(z)
+    torch.testing.assert_close(draw.log_weight[:, 0], expected.clamp_min(least))
     assert len(emulator.points) == len(state.tuning.position) == 48
 
 
 @pytest.mark.parametrize("quantile", [0.2, 0.5, 0.8])
-def test_proposals_are_accepted_by_a_fourth_root_of_the_ratio_of_weights(quantile, monkeypatch):
+def test_proposals_are_refused_by_what_their_weight_falls_short_of_the_least(quantile, monkeypatch):
     run, state, _ = warmed_up(tg.EmulatedHMC(num_trajectories=2), regression(), Settings(3, 8, 40, None))
     emulator = state.tuning.emulator
+    emulator = emulator._replace(mean=emulator.mean + 2)  # about half of the weights are less than c
+    state = state._replace(tuning=state.tuning._replace(emulator=emulator))
 
     def after(number):
         monkeypatch.setattr(runs_emulated, "uniform", lambda shape, like, generator: like.new_full(shape, number))
         return run.advance(state, torch.Generator().manual_seed(2))[0].chain
 
+    def shortfall(chain):
+        return (chain.log_target - emulator(chain.position) + 2).clamp_max(0.0)  # c is e^-2
+
     proposed = after(0.0)
-    gain = (proposed.log_target - emulator(proposed.position)) - (state.chain.log_target - emulator(state.chain.position))
-    level = float((0.25 * gain).exp()[gain < 0].quantile(quantile))
-    accepted = 0.25 * gain > math.log(level)
-    assert 0 < int(accepted.sum()) < 40
+    gain = shortfall(proposed) - shortfall(state.chain)
+    assert bool((gain == 0).any()) and int((gain < 0).sum()) > 2
+    level = float(gain.exp()[gain < 0].quantile(quantile))
+    accepted = gain > math.log(level)
     found = after(level)
     torch.testing.assert_close(found.position, torch.where(accepted[:, None], proposed.position, state.chain.position))
 
@@ -190,9 +194,14 @@ def test_chains_leave_where_the_emulator_has_mass_that_is_not_there():
     lost = state.chain._replace(log_target=state.chain.log_target - 1e3)
     found = run.advance(state._replace(chain=lost), generator)[0].chain
     assert not bool((found.position == lost.position).all(-1).any())
+
+
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+def test_a_draw_of_great_weight_is_kept_no_longer_than_others(monkeypatch):
+    run, state, generator = warmed_up(tg.EmulatedHMC(num_importance=64, num_trajectories=2), gp("probit"), Settings(9, 40, 16, None))
     high = state.chain._replace(log_target=state.chain.log_target + 1e3)
-    stays = run.advance(state._replace(chain=high), generator)[0].chain
-    assert torch.equal(stays.position, high.position) and torch.equal(stays.log_target, high.log_target)
+    found = run.advance(state._replace(chain=high), generator)[0].chain
+    assert int((found.position != high.position).any(-1).sum()) > 12
 
 
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")

@@ -4,10 +4,11 @@ Between two draws a chain makes Hamiltonian trajectories on the emulator, which 
 evidence where they end: warm-up learns from it, and a draw is weighed by it. Warm-up may end its work early, once the latest
 thetas, weighed by what was found over what the emulator had said, are worth enough.
 
-After warm-up the emulator S stays. Chains keep :math:`S^{1 - b} \hat T^b`, b a quarter and T the target estimated, on theta and the
-numbers that the estimate is made from, by a Metropolis test of the ratio of estimates over emulators to the power b (Andrieu &
-Roberts 2009): so they leave places where S is far too high. Weights :math:`(\hat T / S)^{1 - b}` make the draws exact, however far
-off S is.
+After warm-up the emulator S stays. Chains keep :math:`\min(S, \hat T / c)`, T being the target estimated, on theta and the numbers
+that the estimate is made from (Andrieu & Roberts 2009): a Metropolis test refuses what has less than c times the emulator's say, so
+that chains leave places where S is far too high, and no other. Weights :math:`\max(\hat T / S, c)` make the draws exact, however
+far off S is (rejection control, Liu, Chen & Wong 1998, whose draws are independent). A draw of great weight is kept no longer than
+others are, as it would be by a test of a power of the weights, which makes means of the same draws half as precise.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _FLATTENED = 3.0  # what log weights are divided by, where chains begin: wider t
 _FIRST_STEP, _ADAPTATION, _SETTLING = 0.2, 0.5, 5.0
 _TARGET_ACCEPTANCE = 0.8
 _LEAST_STEPS, _MOST_STEPS = 4, 8
-_TESTED_POWER = 0.25  # b
+_LEAST_WEIGHT = math.exp(-2)  # c: of even weights next to none are less
 _LATEST = 64  # thetas that tell what weights will be
 
 
@@ -53,7 +54,7 @@ class EmulatedTuning(NamedTuple):
     starts: Tensor  # (C, P), where chains are put before their next step; (0, P) for where they are
     anchors: Tensor  # (A, P), of z
     sites: Tensor  # (A, ...), where estimates begin near these
-    exponent: Tensor  # (), of the weights that a Metropolis test meets: zero while there is anything to learn
+    least_weight: Tensor  # (), c: zero while there is anything to learn
     waits: Tensor  # (1,) where enough is known and the end of warm-up awaited, else (0,): a length, which no device is asked for
 
 
@@ -102,8 +103,8 @@ class EmulatedChains(NamedTuple):
         inner = hmc(emulator, step_size=tuning.step_size, preconditioner=unit, **lengths)
 
         def between(emulated: Tensor, log_target: Tensor) -> Tensor:
-            shifted = emulated + tuning.exponent * (log_target - emulated)
-            return torch.where(tuning.exponent > 0, shifted, emulated)  # not zero times infinity
+            kept = torch.minimum(emulated, log_target - tuning.least_weight.log())
+            return torch.where(tuning.least_weight > 0, kept, emulated)  # not infinity less infinity
 
         def init(position: Tensor, generator: torch.Generator) -> EmulatedState:
             log_target, estimate = self._estimated(position, tuning, generator)
@@ -242,7 +243,7 @@ class EmulatedWarmUp(NamedTuple):
 
 def _done(tuning: EmulatedTuning) -> EmulatedTuning:
     """For the draws."""
-    return tuning._replace(exponent=torch.full_like(tuning.exponent, _TESTED_POWER), waits=tuning.waits[:0])
+    return tuning._replace(least_weight=torch.full_like(tuning.least_weight, _LEAST_WEIGHT), waits=tuning.waits[:0])
 
 
 def _learned(tuning: EmulatedTuning) -> EmulatedTuning:
