@@ -14,7 +14,7 @@ from tests.problems import gp, inputs, kernel, make, sparse_gp, targets
 from tests.speed import quick
 from tests.test_conformance import quiet_sample
 from torchgpmc.adapter import stationary
-from torchgpmc.numerics import quadrature
+from torchgpmc.numerics import smooth_rules
 
 
 def both(function, **tolerances):
@@ -230,7 +230,7 @@ def test_rules_that_each_normal_chooses_agree_with_one_for_all(num_nodes):
         leaves = [
             leaf.to(device).clone().requires_grad_(True) for leaf in (mean.expand(-1, len(variance)), variance.expand(20, -1))
         ]
-        value = quadrature.expectation_about(torch.nn.functional.softplus, *leaves, 0.0, torch.pi, num_nodes)
+        value = smooth_rules.expectation_about(torch.nn.functional.softplus, *leaves, 0.0, torch.pi, num_nodes)
         return [value, *torch.autograd.grad(value.sum(), leaves)]
 
     variances = torch.logspace(-8, 4, 30, dtype=torch.float64)

@@ -31,8 +31,9 @@ def of_inducing_values(model: GPModel, wanted: int) -> list[Candidate]:
         return [emulated(model, method, NO_PROPOSAL, wanted), *together(model)]
     if has_inducing_normal(model):
         more = "many draws an estimate make up for what a normal density of inducing values misses."
-        turns = (_FEW_DRAWS, INTEGRATES_OUT), (_SOME_DRAWS, more)
-        return [*(weighted(model, AMIS(num_importance=draws), why, wanted) for draws, why in turns), *together(model)]
+        first = weighted(model, AMIS(num_importance=_FEW_DRAWS), INTEGRATES_OUT, wanted)
+        second = weighted(model, AMIS(num_importance=_SOME_DRAWS), more, wanted)._replace(goes_on=True)
+        return [first, second, *together(model)]
     if not has_inducing_normal(model) and size <= MANY_HYPERPARAMETERS and _suits_mixture(model):
         few = "the inducing values integrate out well and the hyperparameters are few: weighted draws, no warm-up."
         more = "many draws an estimate make up for what normal densities of inducing values miss."

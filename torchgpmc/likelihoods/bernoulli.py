@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from torch.nn.functional import logsigmoid
 from torchgpmc.likelihoods.likelihood import Derivatives, Factorised, Moments, TiltedMoments
 from torchgpmc.likelihoods.log_likelihood import require_targets
 from torchgpmc.likelihoods.slopes import ExpectedSlopes
-from torchgpmc.numerics import quadrature
+from torchgpmc.numerics import smooth_rules
 from torchgpmc.numerics.random import uniform
 from torchgpmc.numerics.special import (
     HAZARD_OF_RATIO,
@@ -87,28 +88,41 @@ def _expectation(link: _Link, mean: Tensor, variance: Tensor, sign: Tensor) -> t
 
     d/dmean E g(f) = E g'(f) and d/dvariance E g(mean + sd x) = E[g'(f) x] / (2 sd), under the quadrature rule itself.
     """
+    alike = partial(_expectation_alike, link)
+    value, mean_slope, variance_slope = smooth_rules.in_groups(alike, variance, link.singular, mean, sign.expand_as(mean))
+    return value, mean_slope, variance_slope
+
+
+def _expectation_alike(link: _Link, variance: Tensor, mean: Tensor, sign: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of normals that get one rule."""
     rule = _rule(link, mean, variance, sign)
     form, centre, spread = rule.form, rule.centre, rule.spread
 
     def sums(nodes: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         value, slope = form.function(torch.addcmul(centre, spread, nodes))
-        return quadrature.weighted_sum(weights[0], value), quadrature.weighted_sum(weights, slope)
+        return smooth_rules.weighted_sum(weights[0], value), smooth_rules.weighted_sum(weights, slope)
 
-    value, slopes = quadrature.add_up(sums, rule.nodes, centre, rule.weights)
+    value, slopes = smooth_rules.add_up(sums, rule.nodes, centre, rule.weights)
     mean_slope, variance_slope = slopes.mul_(form.factor).unbind()
     return value.add_(form.offset), mean_slope.mul_(sign), variance_slope.div_(rule.deviation.mul_(2))
 
 
 def _expected_value(link: _Link, mean: Tensor, variance: Tensor, sign: Tensor) -> Tensor:
     """The first part of :func:`_expectation`, to the last digits, where nobody asks for slopes."""
+    (value,) = smooth_rules.in_groups(partial(_value_alike, link), variance, link.singular, mean, sign.expand_as(mean))
+    return value
+
+
+def _value_alike(link: _Link, variance: Tensor, mean: Tensor, sign: Tensor) -> tuple[Tensor]:
+    """Of normals that get one rule."""
     rule = _rule(link, mean, variance, sign)
     form, centre, spread = rule.form, rule.centre, rule.spread
 
     def sums(nodes: Tensor, weights: Tensor) -> tuple[Tensor]:
-        return (quadrature.weighted_sum(weights[0], form.value(torch.addcmul(centre, spread, nodes))),)
+        return (smooth_rules.weighted_sum(weights[0], form.value(torch.addcmul(centre, spread, nodes))),)
 
-    (value,) = quadrature.add_up(sums, rule.nodes, centre, rule.weights)
-    return value.add_(form.offset)
+    (value,) = smooth_rules.add_up(sums, rule.nodes, centre, rule.weights)
+    return (value.add_(form.offset),)
 
 
 class _Rule(NamedTuple):
@@ -124,7 +138,7 @@ class _Rule(NamedTuple):
 
 def _rule(link: _Link, mean: Tensor, variance: Tensor, sign: Tensor) -> _Rule:
     centre, deviation = sign * mean, variance.sqrt()
-    nodes, weights = quadrature.rule_about(centre, variance, 0.0, link.singular)
+    nodes, weights = smooth_rules.rule_about(centre, variance, 0.0, link.singular)
     form = link.quick if _is_within(link.lowest(mean), centre, deviation) else link.form
     return _Rule(form, nodes, weights, centre.mul_(form.unit), form.unit * deviation, deviation)
 
@@ -133,7 +147,7 @@ def _is_within(lowest: float, centre: Tensor, deviation: Tensor) -> bool:
     """Whether no node lies below."""
     if not math.isfinite(lowest) or not centre.numel():
         return False
-    return float(torch.sub(centre, deviation, alpha=quadrature.REACH).amin()) >= lowest
+    return float(torch.sub(centre, deviation, alpha=smooth_rules.REACH).amin()) >= lowest
 
 
 class _ExpectedLogLink(torch.autograd.Function):
@@ -252,7 +266,7 @@ class Bernoulli(Factorised, Likelihood):
         if self.is_probit:
             return log_ndtr(sign * mean / torch.sqrt(1 + variance))
         # A rule of few nodes, right to 1e-11; of less likely labels that is not enough for the logarithm.
-        probability = quadrature.expectation_about(torch.sigmoid, sign * mean, variance, 0.0, math.pi)
+        probability = smooth_rules.expectation_about(torch.sigmoid, sign * mean, variance, 0.0, math.pi)
         rare = probability < _RARE
         result = probability.masked_fill(rare, 1.0).log()
         if bool(rare.any()):

@@ -11,7 +11,7 @@ from torch.distributions import Beta as BetaDistribution
 
 from torchgpmc.likelihoods.likelihood import Factorised
 from torchgpmc.likelihoods.log_likelihood import require_targets
-from torchgpmc.numerics import quadrature
+from torchgpmc.numerics import smooth_rules
 
 
 class Beta(Factorised, BetaLikelihood):
@@ -52,7 +52,7 @@ class Beta(Factorised, BetaLikelihood):
 
         Poles weigh more than the logarithms that rules are made for, as if they were nearer.
         """
-        return quadrature.expectation_about(lambda f: self.pointwise_log_prob(f, targets), mean, variance, 0.0, 0.9 * math.pi, 100)
+        return smooth_rules.expectation_about(lambda f: self.pointwise_log_prob(f, targets), mean, variance, 0.0, 0.9 * math.pi, 100)
 
     def _peak(self, targets: Tensor) -> tuple[Tensor, Tensor]:
         return torch.logit(targets), (self.scale * targets * (1 - targets)).rsqrt()

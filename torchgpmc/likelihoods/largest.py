@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from torchgpmc.numerics import quadrature
+from torchgpmc.numerics import quadrature, smooth_rules
 from torchgpmc.numerics.special import HAZARD_OF_RATIO, log_ndtr
 
 _MOST_NODES = 2000  # adaptive integrals cost as much as 15000, but these take memory
@@ -62,7 +62,7 @@ def probabilities_of_largest(mean: Tensor, variance: Tensor) -> Tensor:
         terms = _terms(mean, variance, nodes)
         return ((terms.hazard * terms.product).sum(1),)
 
-    (total,) = quadrature.add_up(sums, lattice.nodes, mean)
+    (total,) = smooth_rules.add_up(sums, lattice.nodes, mean)
     return _density_constant(mean, variance, lattice.step) * total.movedim(0, -1)
 
 
@@ -92,7 +92,7 @@ def probability_and_slopes(mean: Tensor, variance: Tensor, index: Tensor, accura
         return mass.sum(0), falling.sum(1), falling.mul_(offset).sum(1)
 
     with torch.no_grad():
-        mass, falling, bent = quadrature.add_up(sums, lattice.nodes, mean)
+        mass, falling, bent = smooth_rules.add_up(sums, lattice.nodes, mean)
         own_variance = variance if variance.shape[-1] == 1 else variance.gather(-1, own)
         constant = _density_constant(mean, own_variance, lattice.step)
         # Of the other classes, which have distribution functions where the labelled one has its density.

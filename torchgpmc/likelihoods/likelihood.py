@@ -19,7 +19,7 @@ from torch.distributions import Distribution
 from torchgpmc.likelihoods.log_likelihood import LogLikelihood
 from torchgpmc.likelihoods.rows import log_prob_by_rows
 from torchgpmc.likelihoods.slopes import ExpectedSlopes, slopes_by_autograd
-from torchgpmc.numerics import quadrature
+from torchgpmc.numerics import quadrature, smooth_rules
 from torchgpmc.numerics.bump import log_integral_of_bump
 from torchgpmc.numerics.random import draw
 
@@ -179,7 +179,7 @@ class Factorised(LogLikelihood):
         r""":math:`\int \log p(y_n | f) N(f | mean_n, variance_n) df`, elementwise; ``variance`` is a variance.
 
         To 1e-6 for one latent, kinks included, by :func:`quadrature.integrals`; where log p is smooth in f an override by
-        :func:`quadrature.expectation_about` is several times faster. Of several latents, mean and variance are ``(C, N, K)``, the
+        :func:`smooth_rules.expectation_about` is several times faster. Of several latents, mean and variance are ``(C, N, K)``, the
         latents independent, and the error that of :func:`quadrature.product_rule`: small only at variances below 1.
         """
         if self.num_latents > 1:

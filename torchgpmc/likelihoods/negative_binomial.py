@@ -13,7 +13,7 @@ from torch.nn.functional import softplus
 
 from torchgpmc.likelihoods.counts import Counts
 from torchgpmc.likelihoods.likelihood import Derivatives, Moments
-from torchgpmc.numerics import quadrature
+from torchgpmc.numerics import smooth_rules
 from torchgpmc.priors import register_prior_of
 
 
@@ -96,7 +96,7 @@ class NegativeBinomial(Counts):
     def expected_log_likelihood(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         """To 1e-6 of its size: the softplus of eta is all that has no closed form."""
         odds = self._log_odds(mean)
-        turns = quadrature.expectation_about(softplus, odds, variance, 0.0, math.pi)
+        turns = smooth_rules.expectation_about(softplus, odds, variance, 0.0, math.pi)
         return self._log_choices(targets) + targets * odds - (targets + 1 / self.dispersion) * turns
 
     def response_moments(self, mean: Tensor, variance: Tensor) -> Moments:

@@ -14,7 +14,7 @@ from torch.distributions import Categorical
 from torchgpmc.checks import check_count
 from torchgpmc.likelihoods.likelihood import Derivatives, Factorised, Moments, TiltedMoments
 from torchgpmc.likelihoods.log_likelihood import require_classes
-from torchgpmc.numerics import quadrature
+from torchgpmc.numerics import smooth_rules
 from torchgpmc.numerics.random import normal_like
 from torchgpmc.numerics.special import LOG_SQRT_2PI, log_ndtr_interval
 from torchgpmc.priors import register_prior_of
@@ -127,7 +127,7 @@ class Ordinal(Factorised, Likelihood):
     def expected_log_likelihood(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         lower, upper = self._interval(targets)
         centre = torch.where(lower.isinf(), upper, torch.where(upper.isinf(), lower, 0.5 * (lower + upper))).detach()
-        return quadrature.expectation_about(lambda f: self.pointwise_log_prob(f, targets), mean, variance, centre, 2.8, 100)
+        return smooth_rules.expectation_about(lambda f: self.pointwise_log_prob(f, targets), mean, variance, centre, 2.8, 100)
 
     def predictive_log_prob(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         """Closed form."""

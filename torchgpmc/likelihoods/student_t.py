@@ -11,7 +11,7 @@ from torch.distributions import StudentT as StudentTDistribution
 
 from torchgpmc.likelihoods.likelihood import Derivatives, Factorised, Moments
 from torchgpmc.likelihoods.slopes import ExpectedSlopes, through_parameters
-from torchgpmc.numerics import quadrature
+from torchgpmc.numerics import smooth_rules
 
 _NODES = 100  # where normals are wider than the likelihood
 
@@ -43,14 +43,14 @@ class StudentT(Factorised, StudentTLikelihood):
     def expected_log_likelihood(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         """To 1e-6: the logarithm has branch points at a distance of sqrt(deg_free * noise) from the datum."""
         scale = (self.deg_free * self.noise).sqrt().detach()
-        return quadrature.expectation_about(lambda f: self.pointwise_log_prob(f, targets), mean, variance, targets, scale, _NODES)
+        return smooth_rules.expectation_about(lambda f: self.pointwise_log_prob(f, targets), mean, variance, targets, scale, _NODES)
 
     def expected_and_slopes(
         self, mean: Tensor, variance: Tensor, targets: Tensor, parameters: Sequence[Tensor] = ()
     ) -> ExpectedSlopes:
         degrees, squared_scale = self.deg_free.detach(), self.noise.detach()
         half, spread = 0.5 * (degrees + 1), degrees * squared_scale
-        nodes, weights = quadrature.rule_about(mean, variance, targets, spread.sqrt(), _NODES)
+        nodes, weights = smooth_rules.rule_about(mean, variance, targets, spread.sqrt(), _NODES)
         deviation = variance.sqrt()
         centre = mean - targets
 
@@ -58,10 +58,10 @@ class StudentT(Factorised, StudentTLikelihood):
             residual = torch.addcmul(centre, deviation, nodes)
             square = residual.square().div_(spread)  # q; the slope of log(1 + q) in q is 1 / (1 + q)
             share = torch.reciprocal(1 + square)
-            logs, shares = (quadrature.weighted_sum(weights[0], part) for part in (square.log1p(), square * share))
-            return logs, quadrature.weighted_sum(weights, residual * share), shares
+            logs, shares = (smooth_rules.weighted_sum(weights[0], part) for part in (square.log1p(), square * share))
+            return logs, smooth_rules.weighted_sum(weights, residual * share), shares
 
-        logs, (slope, first_slope), share = quadrature.add_up(sums, nodes, mean, weights)
+        logs, (slope, first_slope), share = smooth_rules.add_up(sums, nodes, mean, weights)
         constant = torch.lgamma(half) - torch.lgamma(0.5 * degrees) - 0.5 * torch.log(torch.pi * spread)
         constant_slope = 0.5 * (torch.digamma(half) - torch.digamma(0.5 * degrees)) - 0.5 / degrees
         own = (constant_slope - 0.5 * logs + half * share / degrees, (half * share - 0.5) / squared_scale)

@@ -45,9 +45,9 @@ class EmulatedHMC(MethodOptions):
     each prior is standard normal, and the evidence is estimated once a draw, at the end of a dozen of them: during warm-up to learn
     from, then for the weight :math:`\hat p(y | \theta) / S(\theta)` that makes the draw exact (Rasmussen 2003, "Gaussian processes
     to speed up hybrid Monte Carlo for expensive Bayesian integrals", whose draws stay the emulator's or take a Metropolis test).
-    Here a fourth root of the weight has such a test, and the rest is left as a weight: few draws are refused, and chains do not
-    stay where the emulator, far from all that it knows, has mass that is not there. Every theta comes with a latent vector chosen
-    by its importance weight.
+    Here such a test is for weights of less than e^-2 alone, and what it leaves stays a weight: few draws are refused, no heavy one
+    is held, and chains do not stay where the emulator, far from all that it knows, has mass that is not there. Every theta comes
+    with a latent vector chosen by its importance weight.
 
     Some thousand estimates teach a posterior of thirty lengthscales well enough for weights worth half their number. No gradient is
     asked for. At most ``warmup_steps`` times ``num_chains`` thetas are learned from, the first of them spread over the modes and
