@@ -14,9 +14,9 @@ from tests.problems import gp, gp_regression, inputs, sparse_gp, targets
 from tests.runs.resume import dies_and_resumes
 from torchgpmc.diagnostics import chain_statistics
 from torchgpmc.methods import Settings
-from torchgpmc.parameters.normal_scale import CentredScale, NormalScale
+from torchgpmc.parameters.normal_scale import CentredScale, NormalScale, normal_scale
 from torchgpmc.runs import emulated as runs_emulated
-from torchgpmc.runs.drawn_start import DrawnStart
+from torchgpmc.runs.drawn_start import DrawnStart, drawn_start
 
 OPTIONS = {"num_samples": 4, "warmup_steps": 12, "num_chains": 4, "seed": 1, "progress": False}
 METHOD = tg.EmulatedHMC(num_importance=4, num_trajectories=2)
@@ -198,7 +198,9 @@ def test_chains_leave_where_the_emulator_has_mass_that_is_not_there():
 
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
 def test_a_draw_of_great_weight_is_kept_no_longer_than_others(monkeypatch):
-    run, state, generator = warmed_up(tg.EmulatedHMC(num_importance=64, num_trajectories=2), gp("probit"), Settings(9, 40, 16, None))
+    run, state, generator = warmed_up(
+        tg.EmulatedHMC(num_importance=64, num_trajectories=2), gp("probit"), Settings(9, 40, 16, None)
+    )
     high = state.chain._replace(log_target=state.chain.log_target + 1e3)
     found = run.advance(state._replace(chain=high), generator)[0].chain
     assert int((found.position != high.position).any(-1).sum()) > 12
@@ -210,6 +212,29 @@ def test_it_begins_at_draws_of_an_earlier_run():
     before = tg.sample(model, tg.AMIS(num_importance=4), num_samples=200, seed=0, progress=False)
     posterior = tg.sample(model, METHOD, start=before, **OPTIONS)
     assert posterior.theta.shape == (4, 4, model.layout.size)
+
+
+def test_draws_that_come_with_the_evidence_teach_it():
+    """But for one far below the others, whose evidence no emulator would follow besides theirs."""
+    model = gp("probit")
+    before = tg.sample(model, tg.AMIS(), num_samples=200, seed=0, progress=False)
+    draws = drawn_start(before, model)
+    assert draws.log_evidence is not None
+    draws.log_evidence[7] -= 100
+    run, state, _ = warmed_up(METHOD, model, Settings(2, 2, 4, None, draws=draws))
+    tuning = state.tuning
+    assert run.warm_up.spread_steps == 1 and len(tuning.position) == len(tuning.emulator.points) == 199 + 2 * 4
+    theta, log_slope = normal_scale(model.layout).theta(tuning.position[:199])
+    kept = torch.arange(200) != 7
+    torch.testing.assert_close(theta, draws.theta[kept])
+    expected = draws.log_evidence[kept] + model.layout.log_prior(theta).detach() + log_slope
+    torch.testing.assert_close(tuning.log_target[:199], expected)
+    assert float((tuning.emulator(tuning.position[:199]) - expected).abs().median()) < 0.2
+    without = METHOD.prepare(model, Settings(2, 12, 4, None, draws=draws._replace(log_evidence=None)))
+    assert without.warm_up.known is None and without.warm_up.spread_steps == 6
+    with torch.no_grad():
+        draws.log_evidence.fill_(-torch.inf)
+    assert METHOD.prepare(model, Settings(2, 12, 4, None, draws=draws)).warm_up.known is None
 
 
 def test_on_a_scale_of_draws_these_have_mean_zero_and_points_lie_around_them():

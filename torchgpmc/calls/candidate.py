@@ -29,6 +29,7 @@ class Limits(NamedTuple):
         budget: evaluations, at most.
         patience: share of ``most`` before uneven weights end it, :data:`SECOND_BATCH` or more.
         heading: share of the draws wanted, more or less than one, that uneven weights must head for by ``most``, lest they end it.
+        by_worst: whether that is by the worst quantity, of draws that no better ones will come after.
         better_follow: whether the next engine has better estimates: it ends at less noise of them, which the first batch tells.
     """
 
@@ -37,6 +38,7 @@ class Limits(NamedTuple):
     budget: float
     patience: float = SECOND_BATCH
     heading: float = 1 / 3
+    by_worst: bool = False
     better_follow: bool = False
 
     @property
@@ -58,6 +60,11 @@ def some_use(before: Trial | None) -> bool:
 def noise_or_some_use(before: Trial | None) -> bool:
     """Not after one whose estimates did well and whose draws came to nothing: of an engine that is the same with better ones."""
     return some_use(before) or (before is not None and before.was_too_noisy)
+
+
+def uneven(before: Trial | None) -> bool:
+    """After one whose draws are of some use and whose estimates did well: what failed is what they were drawn from."""
+    return some_use(before) and not (before is not None and before.was_too_noisy)
 
 
 def no_start(**limits: Any) -> None:

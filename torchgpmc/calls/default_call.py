@@ -57,7 +57,8 @@ class Rule(NamedTuple):
             return False
         if estimate_noise(posterior.stats, weights) > self.limits.most_noise:
             return True
-        size = kish_effective_size(truncated_log_weights(weights))
+        by_worst = self.limits.by_worst
+        size = posterior.effective_size() if by_worst else kish_effective_size(truncated_log_weights(weights))
         return share >= self.limits.patience and size < self.limits.heading * share * self.wanted
 
 

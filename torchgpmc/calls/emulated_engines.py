@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from functools import partial
 
-from torchgpmc.calls.candidate import WANTED, Candidate, Limits
+from torchgpmc.calls.candidate import WANTED, Candidate, Limits, uneven
 from torchgpmc.calls.costs import seconds_an_estimate, seconds_of_search
 from torchgpmc.calls.timing import seconds_of
 from torchgpmc.importance import empty_emulator
@@ -19,7 +19,7 @@ NO_PROPOSAL = "no proposal follows so many hyperparameters, but some hundred est
 # number, 20 others 26, and eleven of 200 labels 20. The more there are, the more of each.
 _MOST_A_HYPERPARAMETER, _LEAST_THETAS, _MANY = 48, 300, 40
 _USUAL_SHARE = 0.5  # of those
-_ENOUGH = 0.6
+_ENOUGH = 0.7
 # Of exact evidence no noise makes weights uneven: what does is alike at neighbouring draws. Of 500 x 11, draws worth 450 by R-hat's
 # and Kish's counts were worth 75 to 400 after learning to 0.6 (480 thetas), and 380 and more of 530 after 800 thetas.
 _ENOUGH_OF_EXACT, _MOST_OF_EXACT = 0.9, 64
@@ -27,6 +27,9 @@ _ENOUGH_OF_EXACT, _MOST_OF_EXACT = 0.9, 64
 NUM_CHAINS = 8
 _EVERY, _MOST = 160, 2400  # draws of all chains
 _PATIENCE = 0.1
+# Of the first of two runs: 800 draws whose worst quantity heads for less than is wanted teach another emulator instead.
+_WATCHED = {"patience": 1 / 3, "heading": 1.0, "by_worst": True}
+_TAUGHT = "the same once more, on an emulator that has learned from those draws, too."
 _USUAL_DRAWS_A_CHAIN = 90  # until R-hat is content, of 8 chains and of 16
 _GRADIENTS_A_TRAJECTORY = 14  # in time: seven, and as much beside them
 
@@ -40,6 +43,15 @@ def emulated(model: GPModel, method: EmulatedHMC, why: str, wanted: int, num_cha
     seconds = partial(seconds_of_emulated, model, method, num_chains, steps)
     limits = Limits(_EVERY // num_chains, _MOST // num_chains, math.inf, patience=_PATIENCE)
     return Candidate(replace(method, enough=enough), why, num_chains, math.ceil(thetas / num_chains), limits, seconds)
+
+
+def emulated_twice(first: Candidate) -> list[Candidate]:
+    """Chains on an emulator, and should their weights be uneven, chains on one that these draws have taught.
+
+    What makes them uneven is an arm that learning came upon too seldom: one draw of 2400 had a fiftieth of all weight.
+    """
+    again = first._replace(why=_TAUGHT, goes_on=True, given=uneven)
+    return [first.with_limits(**_WATCHED), again]
 
 
 def seconds_of_emulated(model: GPModel, method: EmulatedHMC, num_chains: int, steps: float) -> float:

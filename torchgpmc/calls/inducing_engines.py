@@ -5,7 +5,7 @@ from __future__ import annotations
 from torchgpmc.approximations.gaussian_form import has_inducing_normal
 from torchgpmc.calls.candidate import Candidate
 from torchgpmc.calls.chain_engines import together
-from torchgpmc.calls.emulated_engines import NO_PROPOSAL, emulated
+from torchgpmc.calls.emulated_engines import NO_PROPOSAL, emulated, emulated_twice
 from torchgpmc.calls.weighted_engines import INTEGRATES_OUT, MANY_HYPERPARAMETERS, MOST_HYPERPARAMETERS, from_the_prior, weighted
 from torchgpmc.evidence import InducingMixture, serves_inducing_mixture
 from torchgpmc.likelihoods import Softmax
@@ -15,11 +15,10 @@ from torchgpmc.runs.beginnings import AtModes
 
 # An estimate's; those of inducing values around their nearest normal density vary by some hundredths, and cost little else.
 _FEW_DRAWS = 4
-# Where those vary too much, at a hundred inducing points and more.
-_SOME_DRAWS = 32
 # Data whose expectations 64 draws an estimate take by quadrature (Student t, 1000 x 1: no answer in 116 seconds).
 _FEW_INTEGRALS = 400
 _MOST_INDUCING = 200  # numbers in v, of which estimates factorise a matrix
+_AFTER_NOISE = 2.0  # of what chains may cost: those of 1788 x 18 had 66 draws each when it was spent
 _AFTER_WEIGHTS = 0.5  # of what chains may cost, where weighted draws have spent some: chains that go well need a fifth
 
 
@@ -28,12 +27,12 @@ def of_inducing_values(model: GPModel, wanted: int) -> list[Candidate]:
     size = model.layout.size
     if has_inducing_normal(model) and size > MOST_HYPERPARAMETERS:
         method = EmulatedHMC(num_importance=_FEW_DRAWS, begin=AtModes(count=1))
-        return [emulated(model, method, NO_PROPOSAL, wanted), *together(model)]
+        return [*emulated_twice(emulated(model, method, NO_PROPOSAL, wanted)), *together(model)]
     if has_inducing_normal(model):
-        more = "many draws an estimate make up for what a normal density of inducing values misses."
+        # Estimates that vary too much have heavy tails, and with eight times as many draws, too: of 1788 x 18, M = 100, one of 2147
+        # had a tenth of all weight. Chains are as quick there.
         first = weighted(model, AMIS(num_importance=_FEW_DRAWS), INTEGRATES_OUT, wanted)
-        second = weighted(model, AMIS(num_importance=_SOME_DRAWS), more, wanted)._replace(goes_on=True)
-        return [first, second, *together(model)]
+        return [first, *(engine.with_limits(budget=_AFTER_NOISE * engine.limits.budget) for engine in together(model))]
     if not has_inducing_normal(model) and size <= MANY_HYPERPARAMETERS and _suits_mixture(model):
         few = "the inducing values integrate out well and the hyperparameters are few: weighted draws, no warm-up."
         more = "many draws an estimate make up for what normal densities of inducing values miss."

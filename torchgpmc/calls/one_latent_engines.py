@@ -9,7 +9,7 @@ from torchgpmc.approximations import EP, Laplace
 from torchgpmc.approximations.curved import is_curved
 from torchgpmc.calls.candidate import Candidate, noise_or_some_use
 from torchgpmc.calls.chain_engines import CHAINS_MAY_TAKE_LONG, around_fit, chains
-from torchgpmc.calls.emulated_engines import NO_PROPOSAL, NUM_CHAINS, emulated
+from torchgpmc.calls.emulated_engines import NO_PROPOSAL, NUM_CHAINS, emulated, emulated_twice
 from torchgpmc.calls.weighted_engines import (
     AGAIN,
     HARDLY,
@@ -48,7 +48,7 @@ def of_one_latent(model: GPModel, wanted: int) -> list[Candidate]:
     elif size <= MOST_HYPERPARAMETERS:
         found = _of_many(model, wanted)
     else:
-        found = [emulated(model, EmulatedHMC(evidence=_in_turn(model), begin=_BY_TWO_MODES), NO_PROPOSAL, wanted)]
+        found = emulated_twice(emulated(model, EmulatedHMC(evidence=_in_turn(model), begin=_BY_TWO_MODES), NO_PROPOSAL, wanted))
         if model.operations > CHAINS_MAY_TAKE_LONG:
             return found  # in white coordinates 34 of 300 labels spend all in warm-up
     return [*found, _in_white_coordinates(model) if is_curved(model) else around_fit(model)]
@@ -98,7 +98,7 @@ def _of_many(model: GPModel, wanted: int) -> list[Candidate]:
     # Of 270 x 13 logit labels runs from the prior were worth one to three draws each: what estimates miss, more runs do.
     runs = (apart, *[AGAIN] * _MORE_RUNS) if is_probit(model) else (apart,)
     return [
-        learned,
+        *emulated_twice(learned),
         better._replace(goes_on=True, given=noise_or_some_use),
         weighted(model, modes, INTEGRATES_OUT, wanted),
         *(weighted(model, from_prior, why, wanted) for why in runs),

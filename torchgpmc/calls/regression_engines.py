@@ -5,7 +5,7 @@ from __future__ import annotations
 from torchgpmc.approximations import Conjugate
 from torchgpmc.calls.candidate import Candidate, some_use
 from torchgpmc.calls.chain_engines import CHAINS_MAY_TAKE_LONG, budget_of_chains, chains
-from torchgpmc.calls.emulated_engines import emulated
+from torchgpmc.calls.emulated_engines import emulated, emulated_twice
 from torchgpmc.calls.weighted_engines import AGAIN, LEARNING, MANY_HYPERPARAMETERS, SHORT_TAILS, weighted
 from torchgpmc.methods import AMIS, NUTS, EmulatedHMC
 from torchgpmc.models import GPModel
@@ -43,7 +43,7 @@ def of_regression(model: GPModel, wanted: int) -> list[Candidate]:
     # took 205 CPU seconds by weights, twice, then chains, and take a third with it.
     near = "what weights found teaches an emulator of the evidence, which is exact, and chains on that need no gradients."
     learned = emulated(model, EmulatedHMC(scaled_to_draws=True), near, wanted)._replace(goes_on=True, given=some_use)
-    return [weighted(model, method, far, wanted).with_limits(heading=_HEADING), learned, at_draws]
+    return [weighted(model, method, far, wanted).with_limits(heading=_HEADING), *emulated_twice(learned), at_draws]
 
 
 def _of_theta(model: GPModel, method: NUTS, why: str, warmup_steps: int) -> Candidate:

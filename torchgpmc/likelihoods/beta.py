@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from gpytorch.likelihoods import BetaLikelihood
@@ -52,7 +53,9 @@ class Beta(Factorised, BetaLikelihood):
 
         Poles weigh more than the logarithms that rules are made for, as if they were nearer.
         """
-        return smooth_rules.expectation_about(lambda f: self.pointwise_log_prob(f, targets), mean, variance, 0.0, 0.9 * math.pi, 100)
+        return smooth_rules.expectation_about(
+            lambda f: self.pointwise_log_prob(f, targets), mean, variance, 0.0, 0.9 * math.pi, 100
+        )
 
     def _peak(self, targets: Tensor) -> tuple[Tensor, Tensor]:
         return torch.logit(targets), (self.scale * targets * (1 - targets)).rsqrt()

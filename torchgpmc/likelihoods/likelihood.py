@@ -19,7 +19,7 @@ from torch.distributions import Distribution
 from torchgpmc.likelihoods.log_likelihood import LogLikelihood
 from torchgpmc.likelihoods.rows import log_prob_by_rows
 from torchgpmc.likelihoods.slopes import ExpectedSlopes, slopes_by_autograd
-from torchgpmc.numerics import quadrature, smooth_rules
+from torchgpmc.numerics import quadrature
 from torchgpmc.numerics.bump import log_integral_of_bump
 from torchgpmc.numerics.random import draw
 

@@ -23,7 +23,7 @@ from torchgpmc.runs.beginnings import ARM, AtModes, AtPrior
 from torchgpmc.runs.chain import ChainRun
 from torchgpmc.runs.chain_targets import ChainTarget, check_has_hyperparameters, estimator_for, suited_approximation
 from torchgpmc.runs.drawn_start import DrawnStart
-from torchgpmc.runs.emulated import EmulatedChains, EmulatedWarmUp
+from torchgpmc.runs.emulated import EmulatedChains, EmulatedWarmUp, Known
 from torchgpmc.runs.on_normal_scale import searched_marginal
 from torchgpmc.runs.run import MethodOptions, Settings, chain_settings
 from torchgpmc.runs.starts import posterior_modes
@@ -32,6 +32,7 @@ _SEED = 0  # of the search for modes, which a run that is resumed makes again
 _POINTS_A_HYPERPARAMETER, _LEAST_POINTS = 5, 128  # that are spread before anything is learned
 _DRAWS_AROUND = 64
 _WIDER = 1.3  # of the scale than the draws it is taken from: what falls off as a normal density does is to outlast the posterior
+_NEAR = 30.0  # nats below the best, and as many more as hyperparameters, within which draws teach: the posterior is there
 _SPREAD = 1.5  # of points around those, in deviations of the scale
 _LABEL = "an emulator of the posterior: weighted to the exact posterior"
 
@@ -51,7 +52,7 @@ class EmulatedHMC(MethodOptions):
 
     Some thousand estimates teach a posterior of thirty lengthscales well enough for weights worth half their number. No gradient is
     asked for. At most ``warmup_steps`` times ``num_chains`` thetas are learned from, the first of them spread over the modes and
-    the prior.
+    the prior; besides them from the draws that a run begins at, if these come with p(y | theta).
 
     Args:
         approximation: :class:`Laplace`, :class:`EP` or ``approximations.ClassEP()``, from which latents are drawn. Of a
@@ -107,12 +108,13 @@ class EmulatedHMC(MethodOptions):
         self._check_options()
         self._check_model(model)
         warmup, num_chains = chain_settings(settings)
-        spread_steps = self._spread_steps(model.layout.size, warmup, num_chains)
         estimator = estimator_for(
             model, suited_approximation(model, self.approximation), self.num_importance, self.antithetic, self.evidence
         )
         scale = _scale(model.layout, settings.draws if self.scaled_to_draws else None)
         spread = self._spread(model, scale, settings.draws)
+        known = _known(model.layout, scale, settings.draws)
+        spread_steps = self._spread_steps(model.layout.size, warmup, num_chains, 0 if known is None else len(known.position))
         chains = EmulatedChains(model, estimator, scale, spread, self.num_trajectories, settings.chain_chunk)
         size = scale.size
 
@@ -120,9 +122,8 @@ class EmulatedHMC(MethodOptions):
             return chains.start(num_chains, generator), None
 
         target = ChainTarget(None, size, size, start, chains.read, _LABEL)
-        return ChainRun(
-            target, chains.kernel, EmulatedWarmUp(warmup, spread_steps, chains, self.enough), warmup, settings.num_samples, 1
-        )
+        warm_up = EmulatedWarmUp(warmup, spread_steps, chains, self.enough, known)
+        return ChainRun(target, chains.kernel, warm_up, warmup, settings.num_samples, 1)
 
     def _check_options(self) -> None:
         check_count("num_importance", self.num_importance)
@@ -147,8 +148,8 @@ class EmulatedHMC(MethodOptions):
         for approximation in needed:
             check_model(model, type(self).__name__, suited_approximation(model, approximation))
 
-    def _spread_steps(self, size: int, warmup: int, num_chains: int) -> int:
-        """Iterations of warm-up that spread points: half of a short one.
+    def _spread_steps(self, size: int, warmup: int, num_chains: int, num_known: int) -> int:
+        """Iterations of warm-up that spread points: half of a short one, and one where draws are known that teach as much.
 
         Raises:
             ValueError: there is none to learn in.
@@ -158,7 +159,8 @@ class EmulatedHMC(MethodOptions):
                 f"warmup_steps is {warmup}, and warm-up is when the evidence is learned. Expected at least 2; warmup_steps times "
                 f"num_chains thetas are learned from, of which some hundreds serve thirty hyperparameters."
             )
-        return min(math.ceil(max(_LEAST_POINTS, _POINTS_A_HYPERPARAMETER * size) / num_chains), warmup // 2)
+        wanted = max(_LEAST_POINTS, _POINTS_A_HYPERPARAMETER * size)
+        return 1 if num_known >= wanted else min(math.ceil(wanted / num_chains), warmup // 2)
 
     def _spread(self, model: GPModel, scale: NormalScale | CentredScale, draws: DrawnStart | None) -> Proposal:
         """Half what is known of where the posterior lies, half the prior or, on a scale of draws, somewhat wider than these."""
@@ -187,6 +189,19 @@ def _scale(layout: Layout, draws: DrawnStart | None) -> NormalScale | CentredSca
     on_scale = draws._replace(theta=scale.z(draws.theta))
     centre = torch.softmax(draws.log_weights, 0) @ on_scale.theta
     return CentredScale(scale, centre, _WIDER * on_scale.covariance().diagonal().sqrt())
+
+
+def _known(layout: Layout, scale: NormalScale | CentredScale, draws: DrawnStart | None) -> Known | None:
+    """What draws teach: those near the best of them."""
+    if draws is None or draws.log_evidence is None:
+        return None
+    z = scale.z(draws.theta)
+    log_target = layout.log_prior(draws.theta).detach() + scale.theta(z)[1] + draws.log_evidence
+    near = torch.isfinite(log_target) & torch.isfinite(z).all(-1)
+    if not bool(near.any()):
+        return None
+    near &= log_target >= log_target[near].max() - (_NEAR + scale.size)
+    return Known(z[near], log_target[near])
 
 
 def _around(draws: DrawnStart, scale: NormalScale | CentredScale) -> list[tuple[Tensor, Tensor]]:

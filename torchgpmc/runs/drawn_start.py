@@ -39,9 +39,10 @@ class DrawnStart(NamedTuple):
 
     theta: Tensor  # (S, P), those that weigh something
     log_weights: Tensor  # (S,), cut
+    log_evidence: Tensor | None = None  # (S,), of p(y | theta) as the run that drew them has it, where it has any
 
     def __repr__(self) -> str:
-        content = b"".join(part.detach().cpu().contiguous().numpy().tobytes() for part in self)
+        content = b"".join(part.detach().cpu().contiguous().numpy().tobytes() for part in self if part is not None)
         return f"{len(self.theta)} draws of theta ({hashlib.sha256(content).hexdigest()[:16]})"
 
     @property
@@ -97,7 +98,10 @@ def drawn_start(posterior: Posterior, model: GPModel) -> DrawnStart:
     log_weights = torch.zeros_like(theta[:, 0]) if posterior.log_weights is None else posterior.log_weights.flatten().to(theta)
     weighing = torch.isfinite(log_weights) & torch.isfinite(theta).all(-1)
     size = theta.shape[1]
-    found = DrawnStart(theta[weighing], truncated_log_weights(log_weights[weighing]))
+    log_evidence = posterior.stats.get("log_evidence")
+    if log_evidence is not None:
+        log_evidence = log_evidence.flatten().to(theta)[weighing]
+    found = DrawnStart(theta[weighing], truncated_log_weights(log_weights[weighing]), log_evidence)
     distinct = len(found.theta.unique(dim=0))
     if distinct <= size or found.effective_size < 2:
         worth = f", worth {found.effective_size:.1f} even ones" if distinct > size else ""

@@ -76,6 +76,13 @@ class EmulatedInfo(NamedTuple):
     n_factorizations: Tensor
 
 
+class Known(NamedTuple):
+    """What an earlier run's draws tell."""
+
+    position: Tensor  # (n, P), of z
+    log_target: Tensor  # (n,)
+
+
 class EmulatedChains(NamedTuple):
     """The kernel at a tuning, and how its states become draws.
 
@@ -178,21 +185,25 @@ class EmulatedWarmUp(NamedTuple):
         spread_steps: of those, at the beginning.
         chains: what is tuned.
         enough: share of their number that the latest thetas are worth when it is done, by their weights; 1: never before the end.
+        known: to be learned from besides.
     """
 
     steps: int
     spread_steps: int
     chains: EmulatedChains
     enough: float = 1.0
+    known: Known | None = None
 
     def start(self, position: Tensor, covariance: Tensor | None, generator: torch.Generator) -> EmulatedTuning:
         """Nothing learned."""
         none = position[:0]
+        known = Known(none, none[:, 0]) if self.known is None else self.known
         anchor = self.chains.spread.mean[:1]
         step_size = position.new_tensor(_FIRST_STEP)
         empty = empty_emulator(position[0])
         sites, no_number = self.chains.sites_at(anchor), none[:, 0]
-        return EmulatedTuning(step_size, none, no_number, no_number, empty, none, anchor, sites, 0 * step_size, no_number)
+        values = known.position, known.log_target, known.log_target
+        return EmulatedTuning(step_size, *values, empty, none, anchor, sites, 0 * step_size, no_number)
 
     def update(self, tuning: EmulatedTuning, iteration: int, state: Any, info: Any, generator: torch.Generator) -> EmulatedTuning:
         """From the estimates at the positions; the step size from acceptance rates ``(C,)``."""
