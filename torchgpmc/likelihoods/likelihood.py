@@ -179,8 +179,9 @@ class Factorised(LogLikelihood):
         r""":math:`\int \log p(y_n | f) N(f | mean_n, variance_n) df`, elementwise; ``variance`` is a variance.
 
         To 1e-6 for one latent, kinks included, by :func:`quadrature.integrals`; where log p is smooth in f an override by
-        :func:`smooth_rules.expectation_about` is several times faster. Of several latents, mean and variance are ``(C, N, K)``, the
-        latents independent, and the error that of :func:`quadrature.product_rule`: small only at variances below 1.
+        :func:`torchgpmc.numerics.smooth_rules.expectation_about` is several times faster. Of several latents, mean and variance are
+        ``(C, N, K)``, the latents independent, and the error that of :func:`quadrature.product_rule`: small only at variances
+        below 1.
         """
         if self.num_latents > 1:
             return quadrature.expectation_of_several(lambda f: self.pointwise_log_prob(f, targets), mean, variance)
