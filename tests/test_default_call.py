@@ -357,6 +357,22 @@ def test_an_engine_that_goes_on_begins_at_the_draws_before(goes_on):
 
 
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+def test_after_an_engine_that_came_to_nothing_one_begins_at_the_draws_before_that():
+    # Begun at none, chains of 500 x 11 found a lobe 51 nats lower and agreed: test densities of -1.19 in place of -0.87, trusted.
+    known, given = even(), []
+
+    def run(number, engine, rule, begin):
+        given.append(begin)
+        weights = torch.zeros_like(known.stats["lp"])
+        weights[:, 0] = 100.0 if number == 1 else 0.0
+        return Posterior(known.model, Draws(known.theta, known.whitened, weights), known.stats, known.info)
+
+    in_turn = [engine(tg.AMIS(), 200), engine(tg.AMIS(), 100), engine(tg.NUTS(), 100)._replace(goes_on=True)]
+    sample_by_default(in_turn, 1000, run)
+    assert given[:2] == [None, None] and given[2].effective_size() > 100
+
+
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
 def test_chains_of_a_regression_begin_at_weighted_draws_that_did_not_do(monkeypatch):
     begun = []
     monkeypatch.setattr(regression_engines, "MANY_HYPERPARAMETERS", 0)

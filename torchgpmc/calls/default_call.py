@@ -99,7 +99,7 @@ def sample_by_default(
         if not engine.given(previous):
             continue
         rule = Rule(wanted, engine.limits, before)
-        begin = previous.posterior if engine.goes_on and previous is not None and not previous.came_to_nothing else None
+        begin = _latest_of_use(trials) if engine.goes_on else None
         try:
             trials.append(_tried(engine, rule, partial(run, number, engine, rule, begin)))
         except KeyboardInterrupt:
@@ -119,6 +119,14 @@ def sample_by_default(
     best = _best(trials)
     warn(_what_was_tried(trials, best, wanted))
     return _result(trials, best)
+
+
+def _latest_of_use(trials: Sequence[Trial]) -> Posterior | None:
+    """Draws for an engine to begin at: not those of the one before if that came to nothing.
+
+    Begun at none, chains of 500 x 11 found a lobe 51 nats lower, agreed, and would have been trusted.
+    """
+    return next((trial.posterior for trial in reversed(trials) if not trial.came_to_nothing), None)
 
 
 def _tried(engine: Candidate, rule: Rule, run: Callable[[], Posterior]) -> Trial:

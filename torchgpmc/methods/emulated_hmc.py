@@ -52,7 +52,7 @@ class EmulatedHMC(MethodOptions):
 
     Some thousand estimates teach a posterior of thirty lengthscales well enough for weights worth half their number. No gradient is
     asked for. At most ``warmup_steps`` times ``num_chains`` thetas are learned from, the first of them spread over the modes and
-    the prior; besides them from the draws that a run begins at, if these come with p(y | theta).
+    the prior; besides them from the draws that a run begins at, if these come with p(y | theta) and do not set the scale.
 
     Args:
         approximation: :class:`Laplace`, :class:`EP` or ``approximations.ClassEP()``, from which latents are drawn. Of a
@@ -113,8 +113,8 @@ class EmulatedHMC(MethodOptions):
         )
         scale = _scale(model.layout, settings.draws if self.scaled_to_draws else None)
         spread = self._spread(model, scale, settings.draws)
-        known = _known(model.layout, scale, settings.draws)
-        spread_steps = self._spread_steps(model.layout.size, warmup, num_chains, 0 if known is None else len(known.position))
+        known = None if self.scaled_to_draws else _known(model.layout, scale, settings.draws)
+        spread_steps = self._spread_steps(model.layout.size, warmup, num_chains)
         chains = EmulatedChains(model, estimator, scale, spread, self.num_trajectories, settings.chain_chunk)
         size = scale.size
 
@@ -148,8 +148,8 @@ class EmulatedHMC(MethodOptions):
         for approximation in needed:
             check_model(model, type(self).__name__, suited_approximation(model, approximation))
 
-    def _spread_steps(self, size: int, warmup: int, num_chains: int, num_known: int) -> int:
-        """Iterations of warm-up that spread points: half of a short one, and one where draws are known that teach as much.
+    def _spread_steps(self, size: int, warmup: int, num_chains: int) -> int:
+        """Iterations of warm-up that spread points: half of a short one.
 
         Raises:
             ValueError: there is none to learn in.
@@ -159,8 +159,7 @@ class EmulatedHMC(MethodOptions):
                 f"warmup_steps is {warmup}, and warm-up is when the evidence is learned. Expected at least 2; warmup_steps times "
                 f"num_chains thetas are learned from, of which some hundreds serve thirty hyperparameters."
             )
-        wanted = max(_LEAST_POINTS, _POINTS_A_HYPERPARAMETER * size)
-        return 1 if num_known >= wanted else min(math.ceil(wanted / num_chains), warmup // 2)
+        return min(math.ceil(max(_LEAST_POINTS, _POINTS_A_HYPERPARAMETER * size) / num_chains), warmup // 2)
 
     def _spread(self, model: GPModel, scale: NormalScale | CentredScale, draws: DrawnStart | None) -> Proposal:
         """Half what is known of where the posterior lies, half the prior or, on a scale of draws, somewhat wider than these."""
