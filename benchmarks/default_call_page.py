@@ -19,9 +19,8 @@ case, {size} rows at most (`+all`: 7000, with 100 inducing points above 500). Th
 `benchmarks/default_call_page.py`, from what is in `default_call.json`.
 
 - **CPU s** is of one thread (`OMP_NUM_THREADS=1`), on two cores of an AMD EPYC that other jobs shared, predictions left out.
+  Those marked * were run later, on a machine on which the others take {slower} times as long (pima 26.5 in place of 11.5).
 - **ESS** is that of the worst hyperparameter, `lp` or latent, by which a call decides that it is done.
-  Rows of `EmulatedHMC` have the draws' size times Kish's fraction, by which calls decided when they were run: up to three times too
-  many, or more ([what is counted since, and for which cases](default_call_tried.md), at the end).
 - **theta off, test off** hold the answer against a run of another engine (**beside**, with its own ESS): the largest distance of a
   mean of theta, in posterior standard deviations, in brackets the standard error that both runs' ESS give to any one of them; and
   of a test probability (of regressions and counts, of a test mean in predictive standard deviations).
@@ -52,7 +51,7 @@ def short(engine):
 def _row(name, call, beside):
     if "failed" in call:
         return [name, *["-"] * 5, call["failed"], *["-"] * 4]
-    row = [name, call["size"], call["hyperparameters"], " -> ".join(map(short, call["engines"])), f"{call['cpu']:.1f}"]
+    row = [name, call["size"], call["hyperparameters"], " -> ".join(map(short, call["engines"])), f"{call['cpu']:.1f}{_mark(call)}"]
     row += [f"{call['ess']:.0f}", "trust" if not call["complaints"] else "do not trust", f"{call['score']:.3f}"]
     if beside is None or "failed" in beside:
         return [*row, "-", "-", "-" if beside is None else beside["failed"]]
@@ -64,6 +63,11 @@ def _row(name, call, beside):
         f"{beside['test']:.3f}",
         f"{short(beside['engine'])}, {beside['ess']:.0f}{marked}",
     ]
+
+
+def _mark(call):
+    """Of seconds that are not to be held against the others as they are."""
+    return "*" if "slower" in call else ""
 
 
 def _worst(beside):
@@ -81,8 +85,9 @@ def _findings(found):
     stand = {name: beside for name, (_, beside) in found.items() if beside and not beside.get("complaints", True)}
     wrong = [name for name, beside in stand.items() if _is_off(name, beside)]
     far = "".join(f"; {name} {_worst(stand[name]):.2f} sd, {stand[name]['test']:.3f}" for name in wrong)
-    few = {name: call["cpu"] for name, call in calls.items() if _rows(call) <= _FEW}
-    many = {name: call["cpu"] for name, call in calls.items() if _rows(call) > _FEW}
+    few = {name: call for name, call in calls.items() if _rows(call) <= _FEW}
+    many = {name: call for name, call in calls.items() if _rows(call) > _FEW}
+    median = statistics.median(call["cpu"] for call in few.values())
     return (
         _line(["asked", "found"])
         + "|---|---|\n"
@@ -95,7 +100,7 @@ def _findings(found):
                         f"means within {_WITHIN} sd, test probabilities within {_WITHIN_TEST} (test means within {_WITHIN} sd)",
                         f"{len(stand) - len(wrong)} of the {len(stand)} that stand beside a run that is itself trusted{far}",
                     ),
-                    ("a median under 20 s, n to 500", f"{statistics.median(few.values()):.1f} CPU s of {len(few)} cases"),
+                    ("a median under 20 s, n to 500", f"{median:.1f} CPU s of {len(few)} cases"),
                     ("no case over 120 s, n to 500", _longest(few)),
                     ("under five minutes, N to 7000", _longest(many)),
                 ],
@@ -112,15 +117,17 @@ def _rows(call):
     return int(call["size"].split(" x ")[0])
 
 
-def _longest(seconds):
+def _longest(calls):
     """The five longest calls, in words."""
-    longest = sorted(seconds, key=seconds.get, reverse=True)[:5]
-    return "the longest: " + ", ".join(f"{name} {seconds[name]:.0f}" for name in longest) if longest else "none was run"
+    longest = sorted(calls, key=lambda name: calls[name]["cpu"], reverse=True)[:5]
+    words = ", ".join(f"{name} {calls[name]['cpu']:.0f}{_mark(calls[name])}" for name in longest)
+    return f"the longest: {words}" if longest else "none was run"
 
 
 def written(found, size):
     """The page, of what was found of each case."""
     parts = {name: (known["call"], known.get("beside")) for name, known in found.items()}
     rows = "".join(_line(_row(name, *known)) for name, known in parts.items())
-    head = _HEAD.format(size=size)
+    slower = max((call.get("slower", 1.0) for call, _ in parts.values()), default=1.0)
+    head = _HEAD.format(size=size, slower=slower)
     return head + _findings(parts) + _TABLE + _line(_COLUMNS) + "|---" * len(_COLUMNS) + "|\n" + rows
