@@ -373,6 +373,26 @@ def test_after_an_engine_that_came_to_nothing_one_begins_at_the_draws_before_tha
 
 
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+@pytest.mark.parametrize(("gap", "is_missed"), [(51.0, True), (5.0, False), (None, False)])
+def test_draws_far_below_what_an_engine_before_came_upon_are_not_to_be_trusted(gap, is_missed):
+    known = even()
+
+    def run(number, engine, rule, begin):
+        weights = torch.zeros_like(known.stats["lp"])
+        stats = {name: value for name, value in known.stats.items() if name != "log_evidence" or gap is not None or number}
+        if number == 0:
+            weights[:, 0] = 100.0  # worth one draw
+        else:
+            stats["log_evidence"] = stats["log_evidence"] - (gap or 0.0)
+        return Posterior(known.model, Draws(known.theta, known.whitened, weights), stats, dict(known.info))
+
+    posterior = sample_by_default([engine(tg.AMIS(), 200), engine(tg.NUTS(), 100)], 100, run)
+    assert len(posterior.info["tried"]) == 2 and posterior.effective_size() > 100
+    assert any("51 nats above the highest of these draws" in complaint for complaint in posterior.complaints()) == is_missed
+    assert posterior.verdict().startswith("Do not trust") == is_missed
+
+
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
 def test_chains_of_a_regression_begin_at_weighted_draws_that_did_not_do(monkeypatch):
     begun = []
     monkeypatch.setattr(regression_engines, "MANY_HYPERPARAMETERS", 0)

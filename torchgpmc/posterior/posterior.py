@@ -313,7 +313,8 @@ class Posterior:
     def _complaints(self, rows: Summary) -> list[str]:
         if self._source is not None:
             return complaints_about_choice(rows, self._source)
-        found = complaints(rows, self.stats, self.num_chains, self.log_weights, self.info.get("begun"))
+        found = [self.info["missed"]] if "missed" in self.info else []
+        found += complaints(rows, self.stats, self.num_chains, self.log_weights, self.info.get("begun"))
         named = {**self.samples, "lp": self.stats["lp"]}
         if self.log_weights is not None:
             return found + complaints_about_runs(named, self.stats, self.log_weights)
