@@ -20,7 +20,8 @@ case, {size} rows at most (`+all`: 7000, with 100 inducing points above 500). Th
 
 - **CPU s** is of one thread (`OMP_NUM_THREADS=1`), on two cores of an AMD EPYC that other jobs shared, predictions left out.
   Those marked * were run later, on a machine on which the others take {slower} times as long (pima 26.5 in place of 11.5).
-- **ESS** is that of the worst hyperparameter, `lp` or latent, by which a call decides that it is done.
+- **ESS** is that of the worst hyperparameter, `lp` or latent, by which a call decides that it is done. Only splice+ard's is of
+  another count, up to three times too many ("Effective sizes of weighted chains" in [what was tried](default_call_tried.md)).
 - **theta off, test off** hold the answer against a run of another engine (**beside**, with its own ESS): the largest distance of a
   mean of theta, in posterior standard deviations, in brackets the standard error that both runs' ESS give to any one of them; and
   of a test probability (of regressions and counts, of a test mean in predictive standard deviations).
