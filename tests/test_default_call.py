@@ -388,7 +388,13 @@ def test_draws_far_below_what_an_engine_before_came_upon_are_not_to_be_trusted(g
 
     posterior = sample_by_default([engine(tg.AMIS(), 200), engine(tg.NUTS(), 100)], 100, run)
     assert len(posterior.info["tried"]) == 2 and posterior.effective_size() > 100
-    assert any("51 nats above the highest of these draws" in complaint for complaint in posterior.complaints()) == is_missed
+    assert (
+        any(
+            "51 nats above the highest of these draws" in complaint and "start=sample(model, AMIS())" in complaint
+            for complaint in posterior.complaints()
+        )
+        == is_missed
+    )
     assert posterior.verdict().startswith("Do not trust") == is_missed
 
 

@@ -139,15 +139,17 @@ def _latest_of_use(trials: Sequence[Trial]) -> Posterior | None:
 def _note_what_was_missed(trials: Sequence[Trial]) -> None:
     """A complaint about draws none of which is nearly as high as one of an engine before, in the density of theta: none sees it."""
     posterior = trials[-1].posterior
-    heights = [height for height in (_height(trial.posterior) for trial in trials[:-1]) if height is not None]
     own = _height(posterior)
-    if posterior is None or own is None or not heights:
+    above = [(height, trial) for trial in trials[:-1] if (height := _height(trial.posterior)) is not None]
+    if posterior is None or own is None or not above:
         return
-    gap = max(heights) - own
-    if gap > _MISSED + posterior.theta.shape[-1]:
+    highest, trial = max(above, key=lambda pair: pair[0])
+    if highest - own > _MISSED + posterior.theta.shape[-1]:
+        engine = as_typed(trial.candidate.method)
         posterior.info["missed"] = (
-            f"an engine tried before came upon hyperparameters {gap:.0f} nats above the highest of these draws: most of the mass "
-            f"may be there, and none of these is. Begin there: sample(model, method, start=...) with a posterior of that engine."
+            f"{engine}, tried before, came upon hyperparameters {highest - own:.0f} nats above the highest of these draws: most of "
+            f"the mass may be there, and none of these is. Expected draws there, too; begin at that engine's, as "
+            f"sample(model, method, start=sample(model, {engine}))."
         )
 
 
