@@ -70,3 +70,30 @@ def test_in_place_factors_are_the_same(threads):
     assert torch.equal(ok, fine) and not fine[3]
     torch.testing.assert_close(same[ok], factor[ok])
     assert (same[ok].triu(1) == 0).all()
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 10, 41])
+def test_products_between_triangular_factors_leave_nothing_out(size):
+    random = torch.Generator().manual_seed(0)
+    factor = torch.randn(2, size, size, generator=random, dtype=torch.float64).tril()
+    weight = torch.rand(2, size, generator=random, dtype=torch.float64)
+    torch.testing.assert_close(linalg.weighed_square(factor, weight), factor.mT @ torch.diag_embed(weight) @ factor)
+    root, ok = linalg.root_under_sites(factor, weight)
+    assert bool(ok.all()) and (root.triu(1) == 0).all()
+    torch.testing.assert_close(root.mT @ root, torch.eye(size) + factor.mT @ torch.diag_embed(weight) @ factor)
+    by_autograd = linalg.root_under_sites(factor.clone().requires_grad_(), weight)
+    torch.testing.assert_close(by_autograd.factor.detach(), root)
+
+
+def test_in_single_precision_factors_have_no_denormal_numbers():
+    """Of a kernel that falls off to 1e-38 and less between neighbours of neighbours."""
+    x = torch.linspace(0, 40, 60, dtype=torch.float64)
+    matrix = 5 * torch.exp(-0.5 * (x[:, None] - x).square()) + torch.eye(60)
+
+    def denormal(single):
+        factor = linalg.cholesky(single).factor
+        return int(((factor != 0) & (factor.abs() < torch.finfo(torch.float32).tiny)).sum())
+
+    single = linalg.in_single_precision(matrix)
+    assert denormal(matrix.float()) > 0 and denormal(single) == 0
+    torch.testing.assert_close(single.double(), matrix, rtol=1e-7, atol=1e-7)

@@ -9,6 +9,7 @@ from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.approximations.gaussian_form import LatentProblem
 from torchgpmc.likelihoods import Bernoulli
 from torchgpmc.models.gp_model import GPModel
+from torchgpmc.numerics import linalg
 
 _SINGLE = torch.float32
 _SEEN = 0.01  # by how much the largest eigenvalue of B may be off, which values then are at most
@@ -27,9 +28,8 @@ def are_labels(model: GPModel) -> bool:
 
 def in_single_precision(problem: LatentProblem) -> LatentProblem:
     """All of it where data are labels, else the covariance and so the algebra alone."""
-    if are_labels(problem.model):
-        return problem.to(_SINGLE)
-    return problem._replace(covariance=problem.covariance.to(_SINGLE))
+    quick = problem._replace(covariance=linalg.in_single_precision(problem.covariance))
+    return quick.to(_SINGLE) if are_labels(problem.model) else quick
 
 
 def rounding_shows(problem: LatentProblem, precision: Tensor) -> Tensor:

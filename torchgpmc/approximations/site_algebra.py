@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.numerics.linalg import cholesky_in_place, solve_lower, times_vector
+from torchgpmc.numerics.linalg import cholesky_in_place, in_single_precision, solve_lower, times_vector
 
 
 class Made(NamedTuple):
@@ -32,10 +32,11 @@ def made_by(covariance: Tensor, precision: Tensor, shift: Tensor) -> Made:
 def factor_of_b(covariance: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
     """Lower factor of B = I + W^1/2 K W^1/2, no graph, and whether each factorisation succeeded; ``root`` is W^1/2 ``(C, N)``.
 
-    B and its factor have the precision of ``root``.
+    B and its factor have the precision of ``root``, the covariance's or single.
     """
+    same = covariance.dtype == root.dtype
     column = root.unsqueeze(-1)
-    b = (covariance * column if covariance.dtype == root.dtype else covariance.to(root.dtype).mul_(column)).mul_(root.unsqueeze(-2))
+    b = (covariance * column if same else in_single_precision(covariance).mul_(column)).mul_(root.unsqueeze(-2))
     b.diagonal(dim1=-2, dim2=-1).add_(1.0)
     return cholesky_in_place(b)
 

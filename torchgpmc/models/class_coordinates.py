@@ -23,11 +23,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.numerics.linalg import cholesky_in_place, solve_lower, times_blocks, triangular_log_determinant
+from torchgpmc.numerics.linalg import cholesky_in_place, solve_lower, times_blocks, triangular_log_determinant, weighed_square
 from torchgpmc.numerics.special import log_standard_normal
-from torchgpmc.numerics.threads import slices
-
-_BLOCKS = 4
 
 
 class ClassMap(NamedTuple):
@@ -105,22 +102,10 @@ def class_map(factor: Tensor, precision: Tensor, shift: Tensor) -> ClassMap:
         precision: alpha ``(C, N)``, positive.
         shift: b ``(C, K, N)``, whose sum over functions is zero.
     """
-    matrix = _weighed(factor, precision)
+    matrix = weighed_square(factor, precision)
     matrix.diagonal(dim1=-2, dim2=-1).add_(1.0)
     root, ok = cholesky_in_place(matrix)
     spread = solve_lower(root.float(), factor.mT.float())
     explained = solve_lower(root, torch.bmm(shift, factor).mT).mT.flatten(1)
     log_volume = (1 - shift.shape[1]) * triangular_log_determinant(root)
     return ClassMap(root, spread, precision, explained, torch.where(ok, log_volume, torch.nan))
-
-
-def _weighed(factor: Tensor, precision: Tensor) -> Tensor:
-    """L' A L, a block of columns at a time, above whose rows L is zero: a third of a product's operations."""
-    scaled = factor * precision.sqrt().unsqueeze(-1)
-    found = torch.empty_like(factor)
-    for columns in slices(factor.shape[-1], -(-factor.shape[-1] // _BLOCKS)):
-        rows = scaled[:, columns.start :]
-        block = rows[:, :, columns].mT @ rows[:, :, : columns.stop]
-        found[:, columns, : columns.stop] = block
-        found[:, : columns.stop, columns] = block.mT
-    return found
