@@ -77,8 +77,9 @@ def probit_problem(model: GPModel, prior: LatentPrior, targets: Targets | None =
     y = model.targets if targets is None else targets
     sign = (2 * y.values - 1).expand(prior.mean.shape)
     eye = identity_matrix(sign.shape[-1], sign)
-    covariance = (prior.covariance + eye) * (sign.unsqueeze(-1) * sign.unsqueeze(-2))
-    covariance = torch.where(prior.ok.view(-1, 1, 1), covariance, eye)
+    covariance = torch.addcmul(eye, prior.covariance * sign.unsqueeze(-1), sign.unsqueeze(-2))
+    if not bool(prior.ok.all()):
+        covariance = torch.where(prior.ok.view(-1, 1, 1), covariance, eye)
     factor, ok = cholesky(covariance)
     lower = -sign * prior.mean
     return ProbitProblem(Problem(covariance, factor, lower, torch.full_like(lower, torch.inf)), sign, ok & prior.ok)

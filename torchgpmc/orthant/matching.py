@@ -164,13 +164,18 @@ def hardest_first(problem: Problem, sites: Sites) -> tuple[Problem, Sites, Tenso
     price of a sort.
     """
     with torch.no_grad():
-        hardness = sites.precision * problem.covariance.diagonal(dim1=-2, dim2=-1)
         centre = (problem.factor @ sites.whitened_mean.unsqueeze(-1)).squeeze(-1)
-        order = (-hardness).argsort(dim=-1, stable=True)
-    moved, order = in_order(problem, order)
+    moved, order = in_order(problem, order_of(problem, sites))
     with torch.no_grad():
         whitened = torch.linalg.solve_triangular(moved.factor, centre.gather(1, order).unsqueeze(-1), upper=False).squeeze(-1)
         return moved, Sites(whitened, sites.precision.gather(1, order)), order
+
+
+def order_of(problem: Problem, sites: Sites) -> Tensor:
+    """Of the variables, those first whose limits say most beside what the normal says ``(B, N)``."""
+    with torch.no_grad():
+        hardness = sites.precision * problem.covariance.diagonal(dim1=-2, dim2=-1)
+        return (-hardness).argsort(dim=-1, stable=True)
 
 
 def shared(sites: Sites, share: float) -> Sites:

@@ -11,9 +11,9 @@ from torchgpmc.numerics.special import SQRT_HALF, interval_quantile, log_ndtr_in
 from torchgpmc.orthant.problem import Problem
 
 # Rows whose conditional means come from one matrix product; within a panel they come row by row.
-_PANEL = 32
+PANEL = 32
 # Below this a probability is near underflow, and the slower code that keeps logarithms takes over.
-_SMALLEST = 1e-290
+SMALLEST = 1e-290
 
 
 class Separated(NamedTuple):
@@ -133,8 +133,8 @@ def _draw_in_logarithms(proposal: SeparatedProposal, uniforms: Tensor) -> tuple[
     size, (drawn, count) = p.rows.shape[-1], uniforms.shape[-2:]
     panels: list[Tensor] = []
     log_weight = p.constant.unsqueeze(-1).expand(-1, count)
-    for begin in range(0, size, _PANEL):
-        end = min(begin + _PANEL, size)
+    for begin in range(0, size, PANEL):
+        end = min(begin + PANEL, size)
         means = p.rows[:, begin:end, :begin] @ torch.cat(panels, 1) if panels else None
         points: list[Tensor] = []
         for i in range(begin, end):
@@ -162,8 +162,8 @@ def _draw_above_lower_limits(proposal: SeparatedProposal, uniforms: Tensor) -> t
     # Scaled for erfc: torch.special.ndtr loses the lower tail to cancellation.
     offsets = p.lower * SQRT_HALF
     log_weight = p.constant.unsqueeze(-1).expand(-1, count).contiguous()
-    for begin in range(0, size, _PANEL):
-        end = min(begin + _PANEL, size)
+    for begin in range(0, size, PANEL):
+        end = min(begin + PANEL, size)
         h = p.rows[:, begin:end, :begin] @ points[:, :begin]
         tails = torch.empty_like(h)
         for i in range(begin, end):
@@ -175,7 +175,7 @@ def _draw_above_lower_limits(proposal: SeparatedProposal, uniforms: Tensor) -> t
                 point = torch.addcmul(tail, tail, uniforms[:, i], value=-1, out=points[:, i])
                 torch.special.ndtri(point, out=point)
                 point.mul_(-p.scale[:, i, None]).add_(p.shift[:, i, None]).addcmul_(row[:, 0], p.slope[:, i, None])
-        if not float(tails.amin()) >= _SMALLEST:  # NaN after a zero
+        if not float(tails.amin()) >= SMALLEST:  # NaN after a zero
             return None
         log_weight += tails.log_().sum(1)
         last = min(end, drawn)

@@ -15,10 +15,12 @@ from torchgpmc.checks import check_count, is_count
 from torchgpmc.diagnostics.weights import pareto_khat
 from torchgpmc.numerics.random import open_uniform, sobol_points
 from torchgpmc.numerics.threads import slices
-from torchgpmc.orthant.matching import PILOT_POINTS, Sites, guided, hardest_first, matched_sites, mildest, shared
+from torchgpmc.orthant.matching import PILOT_POINTS, Sites, guided, hardest_first, matched_sites, mildest, order_of, shared
 from torchgpmc.orthant.problem import OrthantEstimate, Problem, detached, select
+from torchgpmc.orthant.quick_draws import quick_draws, quick_guide
 from torchgpmc.orthant.separation import SeparatedProposal, draw, log_weights, separate, tilted
 from torchgpmc.orthant.tilting import minimax_tilt
+from torchgpmc.trees import put
 
 # Numbers in the largest array of a chunk: large enough to hide the cost of operations, small enough to stay near the cache.
 _CHUNK_ELEMENTS = 2**21
@@ -207,10 +209,24 @@ def weighted_draws(problem: Problem, uniforms: Tensor, sites: Sites | None = Non
         sites: that guide the draws, where some are known; matched otherwise.
     """
     with torch.no_grad():
-        ordered, sites, order = hardest_first(problem, matched_sites(problem, _NEAR) if sites is None else sites)
-        proposal = guided(ordered, shared(sites, NARROWING))
-        log_weight, points = draw(proposal, uniforms)
-        return log_weight, in_place(problem, order, proposal.variables(points).mT)
+        sites = matched_sites(problem, _NEAR) if sites is None else sites
+        if bool((problem.upper < torch.inf).any()):
+            return _with_sites(problem, sites, uniforms)
+        guide = quick_guide(problem, shared(sites, NARROWING), order_of(problem, sites))
+        log_weight, x, sound = quick_draws(problem, guide, uniforms)
+        again = (~sound).nonzero().squeeze(-1)
+        if not len(again):
+            return log_weight, x
+        of_them = Problem(*(part[again] for part in problem)), Sites(*(part[again] for part in sites))
+        return put((log_weight, x), again, _with_sites(*of_them, uniforms[again]))
+
+
+def _with_sites(problem: Problem, sites: Sites, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`weighted_draws` without rounding, for any limits."""
+    ordered, moved, order = hardest_first(problem, sites)
+    proposal = guided(ordered, shared(moved, NARROWING))
+    log_weight, points = draw(proposal, uniforms)
+    return log_weight, in_place(problem, order, proposal.variables(points).mT)
 
 
 def in_place(problem: Problem, order: Tensor, x: Tensor) -> Tensor:
