@@ -39,10 +39,16 @@ def test_the_mean_is_that_of_a_gaussian_process_in_bent_coordinates():
     covariance = gpytorch.kernels.RBFKernel(ard_num_dims=2).double()
     covariance.lengthscale = bends.log_lengthscale.exp()
     signal, noise = (2 * bends.log_signal).exp(), (2 * bends.log_noise).exp()
+    linear = gpytorch.kernels.LinearKernel(ard_num_dims=2).double()
+    linear.variance = (2 * bends.log_linear - 2 * bends.log_lengthscale).exp()
+
+    def between(one, other):
+        return signal * covariance(one, other).to_dense() + linear(one, other).to_dense()
+
     with torch.no_grad():
-        known = signal * covariance(bent(z)).to_dense() + (noise + 1e-6 * signal) * torch.eye(60, dtype=torch.float64)
+        known = between(bent(z), bent(z)) + (noise + 1e-6 * signal) * torch.eye(60, dtype=torch.float64)
         values = bumpy(z) + 0.5 * z.square().sum(-1)
-        across = signal * covariance(bent(at), bent(z)).to_dense()
+        across = between(bent(at), bent(z))
         expected = values.mean() + across @ torch.linalg.solve(known, values - values.mean()) - 0.5 * at.square().sum(-1)
     torch.testing.assert_close(emulator(at), expected, rtol=1e-6, atol=1e-6)
 
@@ -54,6 +60,24 @@ def test_more_points_tell_more():
         z = points(count, 4)
         errors.append(float((emulated(z, bumpy(z))(at) - bumpy(at)).square().mean().sqrt()))
     assert errors[0] > 2 * errors[1] and errors[1] > 2 * errors[2] and errors[2] < 0.5
+
+
+def test_a_sum_of_bends_is_learned_from_few_points_of_many_dimensions(monkeypatch):
+    """By the linear part: without it the error is several times as large."""
+    weight = torch.linspace(-2, 2, 30, dtype=torch.float64)
+
+    def steps(z):
+        return torch.tanh(0.5 * z) @ weight - 0.5 * z.square().sum(-1)
+
+    z, at = points(90, 30), points(200, 30, seed=1)
+
+    def error():
+        return float((emulated(z, steps(z))(at) - steps(at)).square().mean().sqrt())
+
+    with_it = error()
+    monkeypatch.setattr(emulator_module, "_LINEAR", -6.0)
+    monkeypatch.setattr(emulator_module, "_BOUNDS", (*emulator_module._BOUNDS[:-1], (-6.0, -6.0)))
+    assert error() > 2 * with_it
 
 
 def test_noise_is_averaged_and_not_followed():
@@ -96,7 +120,7 @@ def test_every_hyperparameter_has_bounds():
 def test_the_gradient_in_its_own_hyperparameters_is_that_of_differences():
     z = points(40, 3)
     values = bumpy(z) - bumpy(z).mean()
-    moved = 0.1 * points(1, 9, seed=2)[0]
+    moved = 0.1 * points(1, 10, seed=2)[0]
     like = empty_emulator(z[0]).bends
     sizes = [part.numel() for part in like]
     flat = torch.cat([part.flatten() for part in like]) + moved
