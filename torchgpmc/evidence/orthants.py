@@ -20,14 +20,14 @@ from torchgpmc.approximations import EP
 from torchgpmc.approximations.gaussian_form import check_model, without_it
 from torchgpmc.checks import check_count
 from torchgpmc.evidence.gaussian_draws import or_prior
-from torchgpmc.evidence.latent_estimates import LatentEstimate, stacked_latents
+from torchgpmc.evidence.latent_estimates import LatentEstimate
 from torchgpmc.evidence.net_estimator import NetEstimator, weighed
 from torchgpmc.likelihoods import Bernoulli
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.latents import LatentPrior
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.validation import check_test_inputs
-from torchgpmc.numerics.linalg import cholesky, identity_matrix
+from torchgpmc.numerics.linalg import cholesky, identity_matrix, times_blocks
 from torchgpmc.numerics.random import make_generator, normal_like, shifted_net, sobol_net
 from torchgpmc.numerics.special import ndtr
 from torchgpmc.orthant import SeparationOfVariables, Sequential
@@ -173,27 +173,24 @@ class OrthantEstimator(NetEstimator):
         weighed_points = weighed(log_weight, auxiliary[:, size], num_latents)
         normals = auxiliary[:, size + 1 :].view(len(theta), -1, 2, size)
         kept = t.gather(1, weighed_points.chosen.unsqueeze(-1).expand(-1, -1, size))
-        whitened, *others = (
-            _latents_given(prior, found, point, *noise.unbind(1))
-            for point, noise in zip(kept.unbind(1), normals.unbind(1), strict=True)
-        )
+        latents = _latents_given(prior, found, kept, *normals.unbind(2))
+        whitened, more = latents[:, 0], latents[:, 1:]
         log_likelihood = self.model.log_likelihood(self.model.at(prior), whitened, self.targets)
         value = torch.where(found.ok, weighed_points.value, -torch.inf)
-        more = stacked_latents(others, value, size)
         count = near.num_iterations.to(value) + 4
         return LatentEstimate(value, weighed_points.variance, whitened, more, log_likelihood, count, found.ok)
 
 
 def _latents_given(prior: LatentPrior, found: ProbitProblem, t: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """Whitened draws v of f given t ``(C, N)`` by Matheron's rule, from two sets of standard normals ``(C, N)``.
+    """Whitened draws v of f given t ``(C, J, N)`` by Matheron's rule, from two sets of standard normals ``(C, J, N)``.
 
     v = first + L' (K + I)^-1 (s t - L first - second).
     """
-    residual = found.sign * t - (prior.factor @ first.unsqueeze(-1)).squeeze(-1) - second
+    sign = found.sign.unsqueeze(1)
+    residual = sign * t - times_blocks(first, prior.factor.mT) - second
     # diag(s) (K + I)^-1 diag(s) is what the problem's factor gives.
-    solved = torch.cholesky_solve((found.sign * residual).unsqueeze(-1), found.problem.factor).squeeze(-1) * found.sign
-    v = first + (solved.unsqueeze(-2) @ prior.factor).squeeze(-2)
-    return torch.where(found.ok.unsqueeze(-1), v, first)
+    solved = torch.cholesky_solve((sign * residual).mT, found.problem.factor).mT * sign
+    return torch.where(found.ok.view(-1, 1, 1), first + times_blocks(solved, prior.factor), first)
 
 
 class LatentDraws(NamedTuple):
@@ -240,9 +237,8 @@ def exact_latents(model: GPModel, theta: Tensor, num_samples: int, generator: to
                 f"the covariance could not be factorised. Expected a positive definite one; raise jitter (now {model.jitter:g})."
             )
         draws = truncated_draws(found.problem, num_samples, generator)
-        t = draws.samples[0]
-        first, second = normal_like(t, generator), normal_like(t, generator)
-        whitened = _latents_given(prior, found, t, first, second)
+        first, second = normal_like(draws.samples, generator), normal_like(draws.samples, generator)
+        whitened = _latents_given(prior, found, draws.samples, first, second)[0]
         return LatentDraws(whitened, draws.log_weight[0], draws.acceptance_rate[0], draws.exact[0])
 
 
