@@ -64,7 +64,7 @@ def quick_guide(problem: Problem, sites: Sites, order: Tensor) -> QuickGuide:
     root, found = root_under_sites(plain, precision.to(plain))
     factor = divided_by_root(plain, root)
     plain_diagonal, root_diagonal, diagonal = (part.diagonal(dim1=-2, dim2=-1).to(centre) for part in (plain, root, factor))
-    # As of :func:`guided`; the mean of a variable is that of the normal and all sites, less what its own site has pushed.
+    # As of `guided`; the mean of a variable is that of the normal and all sites, less what its own site has pushed.
     sd = plain_diagonal * (root_diagonal.square() - precision * plain_diagonal.square()).clamp_min(1.0).rsqrt()
     ratio, push = diagonal / sd, sd * slope
     mean = centre - sd * push
