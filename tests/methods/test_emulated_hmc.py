@@ -141,7 +141,7 @@ def test_the_weight_is_the_estimate_over_the_emulator(scaled):
     least = float(state.tuning.least_weight.log())
     expected = stats["log_evidence"] + log_prior + log_slope - emulator(z)
     torch.testing.assert_close(draw.log_weight[:, 0], expected.clamp_min(least))
-    assert len(emulator.points) == len(state.tuning.position) == 48
+    assert len(emulator.points) == len(state.tuning.position) == 11 * 4  # the last step of 12 is where chains are put
 
 
 @pytest.mark.parametrize("quantile", [0.2, 0.5, 0.8])
@@ -183,9 +183,23 @@ def test_warm_up_learns_no_more_once_the_latest_weights_are_even():
     for _ in range(61):
         state, _, stats = run.advance(state, generator)
         learned.append(int(stats["n_steps"].sum()))
-    num_learned = sum(learned[:60])
+    num_learned = sum(learned[:60]) - 16  # where chains are put
     assert 64 + 16 * run.warm_up.spread_steps <= num_learned < 60 * 16 and learned[59] == 0 and learned[60] == 16
     assert len(state.tuning.emulator.points) == len(state.tuning.position) == num_learned and not len(state.tuning.waits)
+
+
+@pytest.mark.parametrize("enough", [1.0, 0.3])
+def test_draws_begin_at_points_that_are_not_astray(enough):
+    """At some of the latest that taught, none twice, and none where the emulator had been far too high."""
+    run, state, generator = warmed_up(tg.EmulatedHMC(num_importance=64, enough=enough), gp("probit"), Settings(2, 30, 16, None))
+    tuning, latest = state.tuning, state.tuning.position[-64:]
+    same = (state.chain.position[:, None] == latest).all(-1)
+    assert bool(same.any(-1).all()) and len(state.chain.position.unique(dim=0)) == 16
+    target = tuning.log_target.clone()
+    target[-64::2] -= 1e3
+    for _ in range(20):
+        begun = runs_emulated._not_astray(tuning._replace(log_target=target), 16, 64, generator)
+        assert not bool((begun[:, None] == latest[::2]).all(-1).any())
 
 
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")

@@ -22,7 +22,7 @@ _USUAL_SHARE = 0.5  # of those
 _ENOUGH = 0.7
 # Of exact evidence no noise makes weights uneven: what does is alike at neighbouring draws. Of 500 x 11, draws worth 450 by R-hat's
 # and Kish's counts were worth 75 to 400 after learning to 0.6 (480 thetas), and 380 and more of 530 after 800 thetas.
-_ENOUGH_OF_EXACT, _MOST_OF_EXACT = 0.9, 64
+_ENOUGH_OF_EXACT, _MOST_OF_EXACT = 0.9, 128
 # R-hat of many short chains is noisy, of few a step's overhead is shared by few.
 NUM_CHAINS = 8
 _EVERY, _MOST = 160, 2400  # draws of all chains

@@ -41,6 +41,7 @@ _TARGET_ACCEPTANCE = 0.8
 _LEAST_STEPS, _MOST_STEPS = 4, 8
 _LEAST_WEIGHT = math.exp(-2)  # c: of even weights next to none are less
 _LATEST = 64  # thetas that tell what weights will be
+_HARDLY = -50.0  # of a log weight that is as good as none, and more than nothing where all are so
 
 
 class EmulatedTuning(NamedTuple):
@@ -51,7 +52,7 @@ class EmulatedTuning(NamedTuple):
     log_target: Tensor  # (n,), of z, estimated
     log_density: Tensor  # (n,), of z, what the emulator had said
     emulator: Emulator  # of the first some of these; of none while points are spread
-    starts: Tensor  # (C, P), where chains are put before their next step; (0, P) for where they are
+    starts: Tensor  # (C, P), where chains are put before their next step, if it is one; (0, P) for where they are
     anchors: Tensor  # (A, P), of z
     sites: Tensor  # (A, ...), where estimates begin near these
     least_weight: Tensor  # (), c: zero while there is anything to learn
@@ -126,7 +127,10 @@ class EmulatedChains(NamedTuple):
             as_wanted = torch.full_like(state.log_density, _TARGET_ACCEPTANCE)
             if len(tuning.waits):
                 none = torch.zeros_like(as_wanted)
-                return state, EmulatedInfo(as_wanted, none, none, none)
+                if not len(tuning.starts):
+                    return state, EmulatedInfo(as_wanted, none, none, none)
+                put = init(tuning.starts, generator)
+                return put, told(put, as_wanted)
             if not len(emulator.points):
                 spread = init(draw_from(self.spread, len(state.position), generator), generator)
                 return spread, told(spread, as_wanted)
@@ -208,6 +212,7 @@ class EmulatedWarmUp(NamedTuple):
     def update(self, tuning: EmulatedTuning, iteration: int, state: Any, info: Any, generator: torch.Generator) -> EmulatedTuning:
         """From the estimates at the positions; the step size from acceptance rates ``(C,)``."""
         if len(tuning.waits):
+            tuning = tuning._replace(starts=tuning.starts[:0])
             return tuning if iteration < self.steps else _done(tuning)
         gain = _ADAPTATION / math.sqrt(1 + max(0, iteration - self.spread_steps) / _SETTLING)
         tuning = tuning._replace(
@@ -221,11 +226,12 @@ class EmulatedWarmUp(NamedTuple):
             return self._begun(_learned(tuning), len(state.position), generator)
         if iteration < self.spread_steps:
             return tuning
-        if self._is_enough(tuning, (iteration - self.spread_steps) * len(state.position)):
-            tuning = _learned(tuning)._replace(waits=tuning.step_size.new_ones(1))
-            return tuning if iteration < self.steps else _done(tuning)
         if iteration == self.steps:
             return _done(_learned(tuning))
+        num_followed = (iteration - self.spread_steps) * len(state.position)
+        if iteration == self.steps - 1 or self._is_enough(tuning, num_followed):
+            starts = _not_astray(tuning, len(state.position), min(num_followed, _LATEST), generator)
+            return _learned(tuning)._replace(starts=starts, waits=tuning.step_size.new_ones(1))
         return _learned(tuning) if len(tuning.position) >= _GROWTH * len(tuning.emulator.points) else tuning
 
     def _is_enough(self, tuning: EmulatedTuning, num_followed: int) -> bool:
@@ -250,6 +256,17 @@ class EmulatedWarmUp(NamedTuple):
     def statistics(self, tuning: EmulatedTuning) -> dict[str, Tensor]:
         """The step size."""
         return {"step_size": tuning.step_size}
+
+
+def _not_astray(tuning: EmulatedTuning, num_chains: int, count: int, generator: torch.Generator) -> Tensor:
+    """Of the latest points those that weights of at least one would keep ``(C, P)``: where chains begin to be draws.
+
+    A chain may be where the emulator, far from all points, was far too high, and need not come back from there.
+    """
+    latest = slice(-max(count, num_chains), None)
+    log_weight = torch.nan_to_num(tuning.log_target - tuning.log_density, nan=-torch.inf)[latest]
+    probability = torch.softmax(log_weight.clamp(_HARDLY, 0.0), 0)
+    return tuning.position[latest][torch.multinomial(probability, num_chains, generator=generator)]
 
 
 def _done(tuning: EmulatedTuning) -> EmulatedTuning:
