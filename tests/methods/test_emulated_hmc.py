@@ -191,7 +191,7 @@ def test_warm_up_learns_no_more_once_the_latest_weights_are_even():
 @pytest.mark.parametrize("enough", [1.0, 0.3])
 def test_draws_begin_at_points_that_are_not_astray(enough):
     """At some of the latest that taught, none twice, and none where the emulator had been far too high."""
-    run, state, generator = warmed_up(tg.EmulatedHMC(num_importance=64, enough=enough), gp("probit"), Settings(2, 30, 16, None))
+    _, state, generator = warmed_up(tg.EmulatedHMC(num_importance=64, enough=enough), gp("probit"), Settings(2, 30, 16, None))
     tuning, latest = state.tuning, state.tuning.position[-64:]
     same = (state.chain.position[:, None] == latest).all(-1)
     assert bool(same.any(-1).all()) and len(state.chain.position.unique(dim=0)) == 16

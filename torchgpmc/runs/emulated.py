@@ -2,7 +2,8 @@ r"""Chains of theta that move on an emulator of the evidence, and the warm-up in
 
 Between two draws a chain makes Hamiltonian trajectories on the emulator, which cost next to nothing, and then one estimate of the
 evidence where they end: warm-up learns from it, and a draw is weighed by it. Warm-up may end its work early, once the latest
-thetas, weighed by what was found over what the emulator had said, are worth enough.
+thetas, weighed by what was found over what the emulator had said, are worth enough. Chains are then put at some of these, not
+where one may be astray.
 
 After warm-up the emulator S stays. Chains keep :math:`\min(S, \hat T / c)`, T being the target estimated, on theta and the numbers
 that the estimate is made from (Andrieu & Roberts 2009): a Metropolis test refuses what has less than c times the emulator's say, so
