@@ -18,7 +18,7 @@ NO_PROPOSAL = "no proposal follows so many hyperparameters, but some hundred est
 # Thetas to learn from, at most: of 500 labels 19 lengthscales took 36 a hyperparameter until the latest were worth half of their
 # number, 20 others 26, and eleven of 200 labels 20. The more there are, the more of each.
 _MOST_A_HYPERPARAMETER, _LEAST_THETAS, _MANY = 48, 300, 40
-_USUAL_SHARE = 0.5  # of those
+_USUAL_SHARE = 0.5  # of those, were there no more of each
 _ENOUGH = 0.7
 # Of exact evidence no noise makes weights uneven: what does is alike at neighbouring draws. Of 500 x 11, draws worth 450 by R-hat's
 # and Kish's counts were worth 75 to 400 after learning to 0.6 (480 thetas), and 380 and more of 530 after 800 thetas.
@@ -31,7 +31,7 @@ _PATIENCE = 0.1
 # that is wanted: of 225 x 9 draws that did so came to it, in half of the time of two runs.
 _WATCHED = {"patience": 1 / 3, "heading": 0.6, "by_worst": True}
 _TAUGHT = "the same once more, on an emulator that has learned from those draws, too."
-_USUAL_DRAWS_A_CHAIN = 90  # until R-hat is content, of 8 chains and of 16
+_USUAL_DRAWS = 1200  # of all chains: 960 to 2080 for 400 effective ones
 _GRADIENTS_A_TRAJECTORY = 14  # in time: seven, and as much beside them
 
 
@@ -40,8 +40,8 @@ def emulated(model: GPModel, method: EmulatedHMC, why: str, wanted: int, num_cha
     size, is_exact = model.layout.size, model.is_conjugate or model.collapses
     enough, most = (_ENOUGH_OF_EXACT, _MOST_OF_EXACT) if is_exact else (_ENOUGH, _MOST_A_HYPERPARAMETER)
     thetas = max(_LEAST_THETAS, round(most * size * max(1.0, size / _MANY)))
-    steps = _USUAL_SHARE * thetas / num_chains + _USUAL_DRAWS_A_CHAIN * max(1.0, wanted / WANTED)
-    seconds = partial(seconds_of_emulated, model, method, num_chains, steps)
+    usual = max(_LEAST_THETAS, _USUAL_SHARE * most * size) + _USUAL_DRAWS * max(1.0, wanted / WANTED)
+    seconds = partial(seconds_of_emulated, model, method, num_chains, usual / num_chains)
     limits = Limits(_EVERY // num_chains, _MOST // num_chains, math.inf, patience=_PATIENCE)
     return Candidate(replace(method, enough=enough), why, num_chains, math.ceil(thetas / num_chains), limits, seconds)
 

@@ -6,7 +6,7 @@ Variables are drawn one after another, each given those before it and what sites
 
 with h_i linear in the variables before. Whatever mu, s and h are, rounded or not, that density is known, and so is the normal's:
 
-.. math:: \log w = \log N(x; 0, \Sigma) - \sum_i \log N(r_i; 0, 1) - \log s_i - \log P_i
+.. math:: \log w = \log N(x; 0, \Sigma) - \sum_i \left(\log N(r_i; 0, 1) - \log s_i - \log P_i\right)
 
 P_i being the probability that r_i was drawn within. :func:`torchgpmc.orthant.matching.guided` has them without rounding; there the
 weights are worked out from the h alone.
