@@ -82,7 +82,6 @@ def call(options, name, saved):
         "complaints": posterior.complaints(),
         "warnings": sum(issubclass(message.category, tg.SamplingWarning) for message in heard),
         "score": float(posterior.predict(test_x).log_prob(test_y).mean()),
-        **({"slower": options.slower} if options.slower != 1 else {}),
     }
 
 
@@ -136,7 +135,7 @@ def keep(options, name, part):
     if found.exists() or (part == "beside" and not (options.runs / f"{name}.pt").exists()):
         return
     command = [sys.executable, __file__, "--one", name, part, "--data", str(options.data), "--size", str(options.size)]
-    command += ["--reference-draws", str(options.reference_draws), "--runs", str(options.runs), "--slower", str(options.slower)]
+    command += ["--reference-draws", str(options.reference_draws), "--runs", str(options.runs)]
     limit = (int(options.limit), int(options.limit) + 5)
     ran = subprocess.run(
         command, capture_output=True, text=True, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, limit), check=False
@@ -155,7 +154,6 @@ def main():
     parser.add_argument("--size", type=int, default=500, help="rows to train on")
     parser.add_argument("--reference-draws", type=int, default=0, help="on a lattice, or a chain; 0: none")
     parser.add_argument("--limit", type=float, default=300.0, help="CPU seconds of a call, or of a reference")
-    parser.add_argument("--slower", type=float, default=1.0, help="times as long as the table's others take here, to be marked")
     parser.add_argument("--one", nargs=2, metavar=("CASE", "PART"), help=argparse.SUPPRESS)
     parser.add_argument("--output", type=pathlib.Path, default=OUTPUT / "default_call.md")
     parser.add_argument("--kept", type=pathlib.Path, default=OUTPUT / "default_call.json")

@@ -18,10 +18,10 @@ _HEAD = """# The default call
 case, {size} rows at most (`+all`: 7000, with 100 inducing points above 500). That script writes this page, in the words of
 `benchmarks/default_call_page.py`, from what is in `default_call.json`.
 
-- **CPU s** is of one thread (`OMP_NUM_THREADS=1`), on two cores of an AMD EPYC that other jobs shared, predictions left out.
-  Those marked * were run later, on a machine on which the others take {slower} times as long (pima 26.5 in place of 11.5).
-- **ESS** is that of the worst hyperparameter, `lp` or latent, by which a call decides that it is done. Only splice+ard's is of
-  another count, up to three times too many ("Effective sizes of weighted chains" in [what was tried](default_call_tried.md)).
+- **CPU s** is of one thread (`OMP_NUM_THREADS=1`), predictions left out, on two cores that other jobs shared: of an AMD EPYC
+  or, for rows run last, of an Intel Xeon, on which the same call took a seventh longer (pima 13.1 for 11.5) and, when its
+  neighbours were busy, up to half as long again.
+- **ESS** is that of the worst hyperparameter, `lp` or latent, by which a call decides that it is done.
 - **theta off, test off** hold the answer against a run of another engine (**beside**, with its own ESS): the largest distance of a
   mean of theta, in posterior standard deviations, in brackets the standard error that both runs' ESS give to any one of them; and
   of a test probability (of regressions and counts, of a test mean in predictive standard deviations).
@@ -52,7 +52,7 @@ def short(engine):
 def _row(name, call, beside):
     if "failed" in call:
         return [name, *["-"] * 5, call["failed"], *["-"] * 4]
-    row = [name, call["size"], call["hyperparameters"], " -> ".join(map(short, call["engines"])), f"{call['cpu']:.1f}{_mark(call)}"]
+    row = [name, call["size"], call["hyperparameters"], " -> ".join(map(short, call["engines"])), f"{call['cpu']:.1f}"]
     row += [f"{call['ess']:.0f}", "trust" if not call["complaints"] else "do not trust", f"{call['score']:.3f}"]
     if beside is None or "failed" in beside:
         return [*row, "-", "-", "-" if beside is None else beside["failed"]]
@@ -64,11 +64,6 @@ def _row(name, call, beside):
         f"{beside['test']:.3f}",
         f"{short(beside['engine'])}, {beside['ess']:.0f}{marked}",
     ]
-
-
-def _mark(call):
-    """Of seconds that are not to be held against the others as they are."""
-    return "*" if "slower" in call else ""
 
 
 def _worst(beside):
@@ -121,7 +116,7 @@ def _rows(call):
 def _longest(calls):
     """The five longest calls, in words."""
     longest = sorted(calls, key=lambda name: calls[name]["cpu"], reverse=True)[:5]
-    words = ", ".join(f"{name} {calls[name]['cpu']:.0f}{_mark(calls[name])}" for name in longest)
+    words = ", ".join(f"{name} {calls[name]['cpu']:.0f}" for name in longest)
     return f"the longest: {words}" if longest else "none was run"
 
 
@@ -129,6 +124,4 @@ def written(found, size):
     """The page, of what was found of each case."""
     parts = {name: (known["call"], known.get("beside")) for name, known in found.items()}
     rows = "".join(_line(_row(name, *known)) for name, known in parts.items())
-    slower = max((call.get("slower", 1.0) for call, _ in parts.values()), default=1.0)
-    head = _HEAD.format(size=size, slower=slower)
-    return head + _findings(parts) + _TABLE + _line(_COLUMNS) + "|---" * len(_COLUMNS) + "|\n" + rows
+    return _HEAD.format(size=size) + _findings(parts) + _TABLE + _line(_COLUMNS) + "|---" * len(_COLUMNS) + "|\n" + rows
