@@ -85,4 +85,6 @@ def test_densities_that_are_not_finite_leave_the_identity():
     maps = fitted(lambda e: (torch.full_like(e, torch.nan), torch.full_like(e, torch.nan)), torch.zeros(2, 3, dtype=F64))
     z = torch.randn(2, 3, 7, dtype=F64, generator=torch.Generator().manual_seed(0))
     value, slope = seen(maps, z, 0.3 * torch.ones_like(z))
-    assert bool((value == z).all()) and bool((slope == 1).all())
+    # But for rounding: products of three numbers, in an order that is the processor's.
+    torch.testing.assert_close(value, z, rtol=0, atol=1e-14)
+    torch.testing.assert_close(slope, torch.ones_like(slope), rtol=0, atol=1e-14)
