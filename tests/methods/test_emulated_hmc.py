@@ -202,6 +202,30 @@ def test_draws_begin_at_points_that_are_not_astray(enough):
         assert not bool((begun[:, None] == latest[::2]).all(-1).any())
 
 
+@pytest.mark.parametrize("iteration", [20, 29])
+def test_a_chain_astray_when_learning_ends_is_put_elsewhere(iteration):
+    """Enough is known, or all but the last step of warm-up is over; the one chain's latest point is where there is no mass."""
+    method = tg.EmulatedHMC(num_importance=64, enough=1.0 if iteration == 29 else 1e-3)
+    run = method.prepare(gp("probit"), Settings(2, 30, 16, None))
+    generator = torch.Generator().manual_seed(0)
+    state = run.init(generator)
+    for _ in range(iteration - 1):
+        state = run.advance(state, generator)[0]
+        if iteration == 20:  # not yet, whatever is known
+            state = state._replace(tuning=state.tuning._replace(waits=state.tuning.waits[:0], starts=state.tuning.starts[:0]))
+    lost = state.chain._replace(log_target=state.chain.log_target.clone())
+    lost.log_target[3] -= 1e3
+    info = run.kernel(state.tuning).step(state.chain, generator)[1]
+    ended = run.warm_up.update(state.tuning, iteration, lost, info, generator)
+    assert len(ended.waits) and len(ended.starts) == 16
+    put = run.kernel(ended).step(lost, generator)[0]
+    assert torch.equal(put.position, ended.starts) and bool(torch.isfinite(put.log_target).all())
+    same = (put.position == lost.position[3]).all(-1)
+    assert not bool(same.any())
+    after = run.warm_up.update(ended, iteration + 1, put, info, generator)
+    assert not len(after.starts)
+
+
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
 def test_chains_leave_where_the_emulator_has_mass_that_is_not_there():
     run, state, generator = warmed_up(METHOD, gp("probit"), Settings(9, 12, 4, None))

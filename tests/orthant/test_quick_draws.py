@@ -64,7 +64,7 @@ def test_they_are_nearly_those_of_the_guide_in_double_precision():
 
 @pytest.mark.parametrize("astray", [False, True])
 def test_the_mean_weight_is_the_probability_and_weighted_draws_are_of_the_truncated_normal(astray):
-    """All correlations 1/2: 1 / (N + 1), whatever the sites are; P(x_1 < x_2 < ... ) has x_1 the least in one draw of N."""
+    """All correlations 1/2: the probability is 1 / (N + 1), whatever the sites are, and by symmetry one draw of N has x_1 the least."""
     size, count, runs = 6, 2**9, 60
     covariance = 0.5 * torch.ones(size, size, dtype=torch.float64) + 0.5 * torch.eye(size)
     problem = orthant(covariance.expand(runs, -1, -1))
@@ -75,7 +75,7 @@ def test_the_mean_weight_is_the_probability_and_weighted_draws_are_of_the_trunca
     log_weight, x = weighted_draws(problem, uniforms(problem, count, seed=4), sites)
     weight = log_weight.exp().mean(-1) * (size + 1)
     least = (log_weight.exp() * (x.argmin(-1) == 0)).mean(-1) * (size + 1) * size
-    for found in (weight, least):  # false alarms: 4 tests of 5 standard errors, one in 400,000
+    for found in (weight, least):  # false alarms: 4 comparisons at 5 standard errors of 60 runs, one in 45,000
         assert abs(float(found.mean()) - 1) < 5 * float(found.std()) / runs**0.5
         assert float(found.std()) / runs**0.5 < 0.03
 

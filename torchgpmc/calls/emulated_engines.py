@@ -21,7 +21,8 @@ _MOST_A_HYPERPARAMETER, _LEAST_THETAS, _MANY = 48, 300, 40
 _USUAL_SHARE = 0.5  # of those, were there no more of each
 _ENOUGH = 0.7
 # Of exact evidence no noise makes weights uneven: what does is alike at neighbouring draws. Of 500 x 11, draws worth 450 by R-hat's
-# and Kish's counts were worth 75 to 400 after learning to 0.6 (480 thetas), and 380 and more of 530 after 800 thetas.
+# and Kish's counts were worth 75 to 400 after learning to 0.6 (480 thetas), and 380 and more of 530 after 800 thetas. One is cheap:
+# the latest 64 of 832 were worth 35 and 84 draws of 960 good, those of 1392 58, and 562 of 800.
 _ENOUGH_OF_EXACT, _MOST_OF_EXACT = 0.9, 128
 # R-hat of many short chains is noisy, of few a step's overhead is shared by few.
 NUM_CHAINS = 8
