@@ -64,7 +64,7 @@ def test_they_are_nearly_those_of_the_guide_in_double_precision():
 
 @pytest.mark.parametrize("astray", [False, True])
 def test_the_mean_weight_is_the_probability_and_weighted_draws_are_of_the_truncated_normal(astray):
-    """All correlations 1/2: the probability is 1 / (N + 1), whatever the sites are, and by symmetry one draw of N has x_1 the least."""
+    """All correlations 1/2: the probability is 1 / (N + 1), whatever the sites are; x_1 is the least of one draw in N."""
     size, count, runs = 6, 2**9, 60
     covariance = 0.5 * torch.ones(size, size, dtype=torch.float64) + 0.5 * torch.eye(size)
     problem = orthant(covariance.expand(runs, -1, -1))
