@@ -129,6 +129,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=pathlib.Path, required=True, help="folder of mnist.npz")
     parser.add_argument("--work", type=pathlib.Path, required=True, help="folder for the fit and the checkpoint")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--images", type=int, default=ALL)
     parser.add_argument("--tests", type=int, default=10_000)
     parser.add_argument("--points", type=int, default=500)
@@ -146,10 +147,10 @@ def main():
     arguments = parser.parse_args()
     quiet()
     arguments.work.mkdir(parents=True, exist_ok=True)
-    test_x, test_y = test_digits(arguments.data, arguments.tests)
+    test_x, test_y = (part.to(arguments.device) for part in test_digits(arguments.data, arguments.tests))
 
     def model():
-        return classifier(arguments.data, arguments.images, arguments.points)
+        return classifier(arguments.data, arguments.images, arguments.points).to(arguments.device)
 
     start, fitting, passes = fit(model, arguments.work / "fit.pt", arguments.passes, arguments.more_passes, arguments.batch_size)
     fitted = Scores.of(start.predict(test_x), test_y)

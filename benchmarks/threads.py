@@ -41,8 +41,8 @@ CASES = [  # model, N, D, M, chains
 ]
 
 
-def problem(kind: str, num_data: int, dimension: int, num_inducing: int | None, chains: int):
-    """The density that chains of the default priors sample, and positions."""
+def problem(kind: str, num_data: int, dimension: int, num_inducing: int | None, chains: int, device: torch.device | str = "cpu"):
+    """The model, the density that chains of the default priors sample, and positions."""
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(num_data, dimension, generator=generator, dtype=torch.float64)
     kernel = ScaleKernel(RBFKernel(lengthscale_prior=GammaPrior(2.0, 2.0)), outputscale_prior=GammaPrior(2.0, 1.0))
@@ -50,14 +50,17 @@ def problem(kind: str, num_data: int, dimension: int, num_inducing: int | None, 
     if kind == "GPRegression":
         noise = gpytorch.likelihoods.GaussianLikelihood(noise_prior=HalfNormalPrior(1.0))
         model = tg.GPRegression(x, x.sin().sum(-1), kernel, noise)
-        return model, ApproximateMarginal(model, Conjugate()), model.layout.starting_points(chains, generator)
+        position = model.layout.starting_points(chains, generator)
+        model.to(device)
+        return model, ApproximateMarginal(model, Conjugate()), position.to(device)
     likelihood = tg.likelihoods.Bernoulli()
     if kind == "GP":
         model = tg.GP(x, labels, kernel, likelihood)
     else:
         model = tg.SparseGP(x, labels, kernel, likelihood, inducing_points=x[:num_inducing])
-    size = model.layout.size + model.latent_size
-    return model, tg.joint_log_density(model), 0.3 * torch.randn(chains, size, generator=generator, dtype=torch.float64)
+    position = 0.3 * torch.randn(chains, model.layout.size + model.latent_size, generator=generator, dtype=torch.float64)
+    model.to(device)
+    return model, tg.joint_log_density(model), position.to(device)
 
 
 def milliseconds(function) -> float:

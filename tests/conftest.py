@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.calibration import MAX_STATISTICAL_TESTS
+from tests.device import other
 
 
 def pytest_addoption(parser):
@@ -25,13 +26,14 @@ def device(request):
 
 
 @pytest.fixture
-def generator(device):
-    return torch.Generator(device=device).manual_seed(20260)
+def generator():
+    return torch.Generator().manual_seed(20260)
 
 
 def pytest_configure(config):
     if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):  # workers share the cores
         torch.set_num_threads(max(1, torch.get_num_threads() // int(workers)))
+    other.use(config.getoption("--device"))
     config.addinivalue_line("markers", "statistical: may fail by chance; counted against the suite's false-alarm rate")
 
 

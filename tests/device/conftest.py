@@ -1,10 +1,10 @@
 import pytest
 
-from tests.device.pretended import pretended_device
+from tests.device.other import other_device
 
 
 @pytest.fixture(autouse=True)
 def waits():
-    """How often the host waited within the test, all of which runs beside the pretended device."""
-    with pretended_device() as counts:
+    """How often the host waited within the test, all of which runs beside the other device."""
+    with other_device() as counts:
         yield counts

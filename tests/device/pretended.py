@@ -64,10 +64,10 @@ class Pretended(torch.Tensor):
         raise RuntimeError(f"{operation} outside `with pretended_device()`")
 
 
-class _Generator(torch.Generator):
+class Generator(torch.Generator):
     """A generator of the CPU's that remembers the device it was asked for."""
 
-    def __new__(cls, device: Any = CPU) -> _Generator:
+    def __new__(cls, device: Any = CPU) -> Generator:
         made = super().__new__(cls)
         made.where = torch.device(device)
         return made
@@ -188,7 +188,7 @@ class _Functions(TorchFunctionMode):
             return args[0].detach().cpu().tolist()
         out = function(*args, **kwargs)
         generator = kwargs.get("generator")
-        if isinstance(generator, _Generator) and isinstance(out, torch.Tensor) and out.device != generator.device:
+        if isinstance(generator, Generator) and isinstance(out, torch.Tensor) and out.device != generator.device:
             raise RuntimeError(f"{function.__name__}: a generator on {generator.device} was asked for numbers on {out.device}")
         return out
 
@@ -200,7 +200,7 @@ def pretended_device() -> Iterator[Counter[str]]:
     torch.__future__.set_swap_module_params_on_conversion(True)  # how modules take up tensors of another class
     waits: Counter[str] = Counter()
     try:
-        with mock.patch.object(torch, "Generator", _Generator), _Functions(), _Dispatch(waits):
+        with mock.patch.object(torch, "Generator", Generator), _Functions(), _Dispatch(waits):
             yield waits
     finally:
         torch.__future__.set_swap_module_params_on_conversion(swapped)

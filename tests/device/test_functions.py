@@ -9,7 +9,7 @@ from gpytorch.kernels import MaternKernel, PeriodicKernel, RQKernel, ScaleKernel
 from gpytorch.priors import GammaPrior, NormalPrior
 
 import torchgpmc as tg
-from tests.device.pretended import DEVICE
+from tests.device.other import DEVICE
 from tests.problems import gp, inputs, kernel, make, sparse_gp, targets
 from tests.speed import quick
 from tests.test_conformance import quiet_sample

@@ -3,7 +3,7 @@
 import pytest
 
 import torchgpmc as tg
-from tests.device.pretended import DEVICE
+from tests.device.other import DEVICE
 from tests.device.waits import of_a_run
 from tests.problems import LIKELIHOODS
 from tests.speed import quick

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 import torchgpmc as tg
-from tests.device.pretended import DEVICE, pretended_device
+from tests.device.other import DEVICE, other_device
 from tests.problems import gp, sparse_gp
 from tests.test_conformance import METHODS, NEED_START, OF_LATENTS, WEIGHTED
 from torchgpmc.runs.run import Settings
@@ -46,7 +46,7 @@ def table() -> str:
     """One row a method; ``-`` where it does not sample the model."""
     lines = ["| method | GP: waits a transition | evaluations | SparseGP: waits a transition | evaluations |"]
     lines.append("|---|---|---|---|---|")
-    with pretended_device() as waits:
+    with other_device() as waits:
         for name in CHAINS:
             cells = []
             for make in (gp, sparse_gp):
