@@ -157,8 +157,9 @@ def _height(posterior: Posterior | None) -> float | None:
     """Of p(theta, y) the highest log among the draws, of engines that estimate it."""
     if posterior is None or "log_evidence" not in posterior.stats:
         return None
-    theta = posterior.theta.flatten(0, 1)
-    height = posterior.model.layout.log_prior(theta).detach() + posterior.stats["log_evidence"].flatten()
+    layout = posterior.model.layout
+    log_prior = layout.log_prior(posterior.theta.flatten(0, 1).to(layout.device)).detach().cpu()
+    height = log_prior + posterior.stats["log_evidence"].flatten()
     return float(torch.nan_to_num(height, nan=-torch.inf).max())
 
 

@@ -1,0 +1,57 @@
+"""The default call on a device that is not the CPU: every engine that it may come to, each begun at the draws of the one before."""
+
+import pytest
+import torch
+
+import torchgpmc as tg
+from tests.device.other import DEVICE, is_real
+from tests.problems import gp, gp_regression, sparse_gp
+from tests.test_conformance import quiet_sample
+from torchgpmc.calls import default_call, sampling
+from torchgpmc.calls.candidate import anything
+from torchgpmc.calls.engines import candidates
+
+MODELS = {
+    "labels": (gp, "probit", 2),
+    "many labels' lengthscales": (gp, "probit", 9),
+    "counts": (gp, "poisson", 2),
+    "classes": (gp, "softmax", 2),
+    "outliers": (gp, "student_t", 2),
+    "sparse": (sparse_gp, "probit", 2),
+    "sparse, many lengthscales": (sparse_gp, "probit", 9),
+    "regression": (gp_regression, "gaussian", 2),
+    "regression, many lengthscales": (gp_regression, "gaussian", 9),
+}
+
+
+LONG = ("many labels' lengthscales", "sparse", "classes")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in MODELS])
+def test_every_engine(monkeypatch, name):
+    make, likelihood, columns = MODELS[name]
+
+    def shortened(model, wanted):
+        return [
+            engine.with_limits(most=min(engine.limits.most, 40), every=20)._replace(
+                given=anything, warmup_steps=None if engine.warmup_steps is None else 10
+            )
+            for engine in candidates(model, wanted)
+        ]
+
+    monkeypatch.setattr(sampling, "candidates", shortened)
+    monkeypatch.setattr(default_call, "is_good", lambda posterior, wanted: False)
+    options = {"num_samples": 20, "warmup_steps": None, "num_chains": None}
+    models = [make(likelihood, num_columns=columns, device=device) for device in (DEVICE, "cpu")]
+    there, here = (quiet_sample(model, **options) for model in models)
+    assert [trial["engine"] for trial in there.info["tried"]] == [trial["engine"] for trial in here.info["tried"]]
+    # Chains on what was learned from orthants, whose guide is in single precision, make more of rounding than others do.
+    precision = 0.05 if name == "many labels' lengthscales" else 1e-3 if is_real() else 1e-5
+    torch.testing.assert_close(there.theta, here.theta, rtol=precision, atol=precision)
+    assert "Do not trust" in str(there.summary())
+
+
+@pytest.mark.slow
+def test_a_forecast():
+    assert "seconds" in str(tg.explain(gp(device=DEVICE)))
