@@ -19,8 +19,8 @@ from mnist import ALL, classifier
 from threads import milliseconds, problem
 
 import torchgpmc as tg
-from torchgpmc.density import SharedDensity
 from torchgpmc.numerics.threads import one_torch_thread
+from torchgpmc.runs.chain_targets import shared
 
 GRADIENTS = [  # model, N, D, M, chains
     ("GP", 50, 2, None, 16),
@@ -52,9 +52,9 @@ def waited(function, device):
 def gradient(case, device):
     """Milliseconds a gradient of all chains."""
     model, density, position = problem(*case, device=device)
-    shared = SharedDensity(density, model.operations, device)
+    sampled = shared(density, model)
     with one_torch_thread():
-        return milliseconds(waited(lambda: shared.value_and_grad(position), device))
+        return milliseconds(waited(lambda: sampled.value_and_grad(position), device))
 
 
 def of_mnist(data, device, chains=2):
@@ -63,7 +63,7 @@ def of_mnist(data, device, chains=2):
     generator = torch.Generator().manual_seed(0)
     position = 0.1 * torch.randn(chains, model.layout.size + model.latent_size, generator=generator, dtype=torch.float64)
     position[:, : model.layout.size] = model.layout.present(model)
-    density = SharedDensity(tg.joint_log_density(model), model.operations, device)
+    density = shared(tg.joint_log_density(model), model)
     at = position.to(device)
     with one_torch_thread():
         return milliseconds(waited(lambda: density.value_and_grad(at), device))

@@ -46,8 +46,8 @@ def work(case, num_chains, data_dtype, threads):
     from problems import class_data, sparse_data
 
     import torchgpmc as tg
-    from torchgpmc.density import SharedDensity
     from torchgpmc.numerics.threads import one_torch_thread
+    from torchgpmc.runs.chain_targets import shared
 
     torch.set_num_threads(threads)
     n, d, m, classes, _ = case
@@ -65,7 +65,7 @@ def work(case, num_chains, data_dtype, threads):
     columns = model.layout.columns("kernel.base_kernel.lengthscale")
     position[:, columns] += 0.5 * torch.tensor(d / 18).clamp_min(1.0).log()
     if threads > 1:  # as a run shares it
-        density = SharedDensity(density, model.operations, x.device)
+        density = shared(density, model)
     with one_torch_thread():
         serve(lambda: density.value_and_grad(position), clock_of(threads))
 

@@ -24,8 +24,8 @@ from sklearn.datasets import load_breast_cancer
 
 import torchgpmc as tg
 from torchgpmc.approximations import ApproximateMarginal, Conjugate
-from torchgpmc.density import SharedDensity
 from torchgpmc.numerics.threads import one_torch_thread
+from torchgpmc.runs.chain_targets import shared
 
 CASES = [  # model, N, D, M, chains
     ("GP", 50, 2, None, 16),
@@ -83,11 +83,11 @@ def spin() -> None:
 def row(case) -> str:
     """One line of the table."""
     model, density, position = problem(*case)
-    shared = SharedDensity(density, model.operations, torch.device("cpu"))
+    sampled = shared(density, model)
 
     def as_sampled():
         with one_torch_thread():
-            shared.value_and_grad(position)
+            sampled.value_and_grad(position)
 
     def on_one():
         with one_torch_thread():

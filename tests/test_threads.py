@@ -155,6 +155,17 @@ def test_rows_are_shared_where_there_is_enough_to_do(two_threads, work, evaluati
     assert sorted((threads, rows) for _, threads, rows in seen) == sorted(evaluations)
 
 
+@pytest.mark.parametrize(("threads", "rows"), [(1, [2, 2, 1]), (2, [2, 1, 1, 1])])
+def test_rows_of_large_tensors_are_few_at_a_time(two_threads, threads, rows):
+    torch.set_num_threads(threads)
+    position = torch.arange(10.0).view(5, 2)
+    centres, seen = position.flip(0), []
+    with one_torch_thread():
+        value = SharedDensity(Watched(centres, seen), 1e9, CPU, numbers=400_000)(position)
+    torch.testing.assert_close(value, -(position - centres).square().sum(-1))
+    assert sorted((found for *_, found in seen), reverse=True) == rows
+
+
 def test_one_large_row_has_all_threads_of_torch(two_threads):
     seen = []
     with one_torch_thread():

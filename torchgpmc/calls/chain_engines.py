@@ -11,11 +11,11 @@ import torch
 from torchgpmc.approximations import Laplace
 from torchgpmc.calls.candidate import Candidate, Limits, anything, no_start, some_use
 from torchgpmc.calls.timing import seconds_of_chains, seconds_of_evaluations
-from torchgpmc.density import SharedDensity
 from torchgpmc.methods import NUTS
 from torchgpmc.models import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.numerics.random import make_generator
+from torchgpmc.runs.chain_targets import shared
 from torchgpmc.runs.run import MethodOptions
 from torchgpmc.variational import Start, initialize
 
@@ -67,7 +67,7 @@ def chains(
     start: Callable[..., Start | None] = no_start,
 ) -> Candidate:
     """Of a method on [theta, v], or on v alone."""
-    density = SharedDensity(JointLogDensity(model), model.operations, model.train_x.device)
+    density = shared(JointLogDensity(model), model)
 
     def rehearse() -> Callable[[], Any]:
         theta = model.layout.starting_points(num_chains, make_generator(0, model.train_x.device))

@@ -54,8 +54,9 @@ class ChainTarget(NamedTuple):
     begun: str | None = None  # at which of several optima of a fit chains begin, in words
 
 
-def _shared(density: Any, model: GPModel) -> SharedDensity:
-    return SharedDensity(density, model.operations, model.train_x.device)
+def shared(density: Any, model: GPModel) -> SharedDensity:
+    """A density of the model's, rows of which are matrices as large as its prior's covariance."""
+    return SharedDensity(density, model.operations, model.train_x.device, len(model.latent_inputs) ** 2)
 
 
 def joint_target(
@@ -76,7 +77,7 @@ def joint_target(
         joint = around_fit(fit, straight, ridges)
     elif sites is not None and plain.fixed is not None and not model.targets.one_a_chain:
         joint = AffineJointLogDensity(JointLogDensity(model, fixed=plain.fixed), white_at_fixed_theta(plain.fixed, sites))
-    density = in_chunks(_shared(joint, model), chains, settings.chain_chunk)
+    density = in_chunks(shared(joint, model), chains, settings.chain_chunk)
     size = model.layout.size
     parts = torch.arange(chains).split(settings.chain_chunk or chains)
 
@@ -94,10 +95,10 @@ def joint_target(
 
     def start(generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
         if fit is None:
-            position = starting_positions(model, in_chunks(_shared(plain, model), chains, settings.chain_chunk), chains, generator)
+            position = starting_positions(model, in_chunks(shared(plain, model), chains, settings.chain_chunk), chains, generator)
             theta, v = position.tensor_split([size], -1)
             return torch.cat([theta if ridges is None else ridges.straight(theta), v], -1), None
-        fits = Fits(fit, straight, ridges, lambda one, count: in_chunks(_shared(one, model), count, settings.chain_chunk))
+        fits = Fits(fit, straight, ridges, lambda one, count: in_chunks(shared(one, model), count, settings.chain_chunk))
         return fits.positions(chains, generator)
 
     begun = None if fit is None else fit.chains_began(chains)
@@ -179,7 +180,7 @@ def marginal_target(
     estimator = estimator_for(model, approximation, max(1, num_importance), None, evidence)
     on_scale = begun_at_mode(model, approximation, estimator) if normal_scale else None
     marginal = marginal_of(model, approximation) if on_scale is None else on_scale.density
-    density = in_chunks(_shared(marginal, model), chains, settings.chain_chunk)
+    density = in_chunks(shared(marginal, model), chains, settings.chain_chunk)
 
     def start(generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
         if on_scale is not None:
