@@ -3,7 +3,8 @@
     python benchmarks/gpu.py [--data DATA] [--device cuda] [--output docs/results/gpu.md]
 
 Medians of wall time. On the CPU a gradient is as `sample` has it: one torch thread an operation, rows shared by threads. With
-``--data`` the last gradient is MNIST's (mnist.py): 60,000 images, 500 inducing points, ten functions.
+``--data`` the last gradient is MNIST's (mnist.py): 60,000 images, 500 inducing points, ten functions. ``--tables threads`` asks how
+far more cores help the CPU.
 """
 
 from __future__ import annotations
@@ -137,7 +138,26 @@ def calls(devices, data):
     return lines
 
 
-TABLES = {"gradients": gradients, "estimates": estimates, "calls": calls}
+def threads(devices, data):
+    """Of the CPU alone: rows shared by so many threads, then torch's own threads within each operation."""
+    counts = [count for count in (1, 2, 4, 8, 16, 32) if count <= torch.get_num_threads()]
+    lines = [
+        f"| CPU, threads (ms) | {' | '.join(f'{count}, torch {count}' for count in counts)} |",
+        "|---" * (len(counts) + 1) + "|",
+    ]
+    for case in GRADIENTS[1:3] + GRADIENTS[5:6] + GRADIENTS[7:9]:
+        _, density, position = problem(*case)
+        cells = []
+        for count in counts:
+            torch.set_num_threads(count)
+            own = milliseconds(lambda density=density, position=position: density.value_and_grad(position))
+            cells.append(f"{gradient(case, devices[0]):.1f}, {own:.1f}")
+        print(line := f"| {' '.join(str(part) for part in case if part)} chains | {' | '.join(cells)} |", flush=True)
+        lines.append(line)
+    return lines
+
+
+TABLES = {"gradients": gradients, "estimates": estimates, "calls": calls, "threads": threads}
 
 
 def main() -> None:
