@@ -15,7 +15,7 @@ from torchgpmc.importance import Mode, find_modes
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.numerics.linalg import cholesky
 from torchgpmc.numerics.random import normal_like
-from torchgpmc.parameters.normal_scale import NormalScale, OnNormalScale
+from torchgpmc.parameters.normal_scale import NormalScale, OnNormalScale, normal_scale
 from torchgpmc.types import LogDensity
 
 Marginal = ApproximateMarginal | CollapsedMarginal | HeldSitesMarginal
@@ -50,7 +50,10 @@ def posterior_modes(
     if scale is not None:
         density, rough = OnNormalScale(density, scale), OnNormalScale(rough, scale)
         candidates = normal_like(candidates, generator)
-    quiet = candidates[:0] if scale is None else _with_little_noise(model, candidates)
+        quiet = _with_little_noise(model, candidates)
+    else:
+        usual = normal_scale(model.layout)
+        quiet = usual.theta(_with_little_noise(model, usual.z(candidates)))[0]
 
     def best_first(thetas: Tensor) -> Tensor:
         # Far out a search takes many steps, and slow ones.
@@ -83,11 +86,11 @@ def _with_little_noise(model: GPModel, z: Tensor) -> Tensor:
 
 
 def start_at_mode(marginal: Marginal, num_chains: int, generator: torch.Generator) -> tuple[Tensor, Tensor] | None:
-    """Draws of theta ``(C, P)`` from the normal approximation at the best mode, and its covariance; ``None`` if there is none."""
+    """Draws of theta ``(C, P)`` from the normal approximation at the mode of most mass, and its covariance; ``None`` without one."""
     modes = posterior_modes(marginal, _NUM_STARTS, generator)
     if not modes:
         return None
-    mode = modes[0]
+    mode = max(modes, key=lambda found: float(found.log_mass))
     noise = normal_like(mode.position.new_empty(num_chains, len(mode.position)), generator)
     theta = mode.position + noise @ cholesky(mode.covariance).factor.mT
     possible = torch.isfinite(marginal(theta)).unsqueeze(-1)
