@@ -86,7 +86,7 @@ def _with_little_noise(model: GPModel, z: Tensor) -> Tensor:
 
 
 def start_at_mode(marginal: Marginal, num_chains: int, generator: torch.Generator) -> tuple[Tensor, Tensor] | None:
-    """Draws of theta ``(C, P)`` from the normal approximation at the mode of most mass, and its covariance; ``None`` without one."""
+    """Draws of theta ``(C, P)`` from the normal approximation at the mode of most mass, and its covariance; or ``None``."""
     modes = posterior_modes(marginal, _NUM_STARTS, generator)
     if not modes:
         return None
