@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from torchgpmc.calls.timing import TIMING, seconds_of
+from torchgpmc.calls.timing import TIMING, caught_up, seconds_of
 from torchgpmc.evidence import latents_kept
 from torchgpmc.methods import AMIS, EmulatedHMC
 from torchgpmc.models import GPModel
@@ -34,7 +34,7 @@ def seconds_of_search(model: GPModel, begin: AtModes) -> float:
     size, starts = model.layout.size, begin.count + (_QUIET if model.is_conjugate or model.collapses else 0)
     density = OnNormalScale(searched_marginal(model, suited_approximation(model, begin.approximation)), normal_scale(model.layout))
     z = _draws(model, _FEW)
-    single = seconds_of(lambda: [density.value_and_grad(row[None]) for row in z]) / len(z)
+    single = seconds_of(lambda: tuple(density.value_and_grad(row[None]) for row in z)) / len(z)
     together = seconds_of(partial(density.value_and_grad, z)) / len(z)
     along = _TETHERS * _GRADIENTS_A_TETHER * size + size**2 if begin.search_tails else 0
     alone = starts * (_GRADIENTS + _MORE_A_HYPERPARAMETER * size)
@@ -50,6 +50,7 @@ def seconds_an_estimate(model: GPModel, method: AMIS | EmulatedHMC) -> float:
     z = _draws(model, _FEW)
     began = time.perf_counter()
     value = draw(scale.theta(z)[0]).value
+    caught_up(value)
     spent = time.perf_counter() - began
     best = z[torch.nan_to_num(value, nan=-torch.inf).argmax()][None]
     count = max(_FEW, min(_MOST, int(_FEW * TIMING / max(spent, 1e-9))))
