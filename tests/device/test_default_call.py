@@ -25,7 +25,7 @@ MODELS = {
 }
 
 
-LONG = ("many labels' lengthscales", "sparse", "classes")
+LONG = ("many labels' lengthscales", "sparse", "classes", "outliers")
 
 
 @pytest.mark.slow
