@@ -57,7 +57,8 @@ def _row(name, call, beside):
     if beside is None or "failed" in beside:
         return [*row, "-", "-", "-" if beside is None else beside["failed"]]
     error = math.hypot(call["ess"] ** -0.5, beside["ess"] ** -0.5)
-    marked = "" if not beside["complaints"] else ", itself not trusted"
+    lower = [complaint for complaint in beside["complaints"] if "nats below" in complaint]
+    marked = "" if not beside["complaints"] else f", itself not trusted{''.join(f': {words}' for words in lower)}"
     return [
         *row,
         f"{_worst(beside):.2f} ({error:.2f})",
