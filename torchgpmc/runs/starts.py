@@ -51,9 +51,11 @@ def posterior_modes(
         density, rough = OnNormalScale(density, scale), OnNormalScale(rough, scale)
         candidates = normal_like(candidates, generator)
         quiet = _with_little_noise(model, candidates)
-    else:
+    elif _may_have_little_noise(model):
         usual = normal_scale(model.layout)
         quiet = usual.theta(_with_little_noise(model, usual.z(candidates)))[0]
+    else:
+        quiet = candidates[:0]
 
     def best_first(thetas: Tensor) -> Tensor:
         # Far out a search takes many steps, and slow ones.
@@ -73,13 +75,18 @@ def posterior_modes(
     return modes
 
 
+def _may_have_little_noise(model: GPModel) -> bool:
+    """Whether it is a regression whose noise is sampled."""
+    return (model.is_conjugate or model.collapses) and any(name.startswith("likelihood.") for name in model.layout.names)
+
+
 def _with_little_noise(model: GPModel, z: Tensor) -> Tensor:
     """The same but for the noise of a regression, which is next to nothing: a lobe of its own. Of other models none.
 
     There f goes through the data. No draw from the prior is near it: of 500 wines, some of them listed twice, it has all of the
     mass, fifty nats of evidence above the mode where what differs is noise; of 40 data that are noise it has a hundredth.
     """
-    if not (model.is_conjugate or model.collapses) or not any(name.startswith("likelihood.") for name in model.layout.names):
+    if not _may_have_little_noise(model):
         return z[:0]
     noise = torch.tensor(model.layout.columns("likelihood"), dtype=torch.long, device=z.device)
     return z.index_fill(-1, noise, _LITTLE)
