@@ -161,7 +161,7 @@ def test_rows_of_large_tensors_are_few_at_a_time(two_threads, threads, rows):
     position = torch.arange(10.0).view(5, 2)
     centres, seen = position.flip(0), []
     with one_torch_thread():
-        value = SharedDensity(Watched(centres, seen), 1e9, CPU, numbers=400_000)(position)
+        value = SharedDensity(Watched(centres, seen), 1e9, CPU, elements=400_000)(position)
     torch.testing.assert_close(value, -(position - centres).square().sum(-1))
     assert sorted((found for *_, found in seen), reverse=True) == rows
 

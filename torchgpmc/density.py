@@ -128,7 +128,7 @@ class AutogradDensity:
 
 
 WORTH_A_THREAD = 5e7  # operations of one thread's part, some milliseconds: with less, Python's lock costs what a second core gains
-# Numbers of a batch's largest tensor, 8 MB: of more the allocator gives memory back, and has it zeroed anew for the next operation.
+# Elements of a batch's largest tensor, 8 MB: of more the allocator gives memory back, zeroed anew for the next operation.
 # A gradient of 64 chains of 500 data took 1.6 times as long.
 _LARGEST = 1_000_000
 _WORTH_TORCH_THREADS = 3e10  # operations of one evaluation, some seconds: then the waiting of torch's threads is little beside it
@@ -223,7 +223,7 @@ class SharedDensity:
         density: the density to evaluate, with ``select``.
         work: of one row's value and gradient, in floating-point operations, roughly.
         device: where positions live.
-        numbers: of one row's largest tensor.
+        elements: of one row's largest tensor.
 
     Example:
         >>> shared = SharedDensity(AutogradDensity(lambda x: -0.5 * (x * x).sum(-1)), work=1e9, device=torch.device("cpu"))
@@ -232,16 +232,16 @@ class SharedDensity:
                 [-0., -1.]]))
     """
 
-    def __init__(self, density: Any, work: float, device: torch.device, numbers: int = 1):
+    def __init__(self, density: Any, work: float, device: torch.device, elements: int = 1):
         self.density = density
         self.work = work
         self.device = device
-        self.numbers = numbers
+        self.elements = elements
 
     def _shared(self, count: int, function: Callable[[Any, slice], Any]) -> list[Any]:
         if count * self.work < 2 * WORTH_A_THREAD:  # as most often: the rest would take a tenth of a small gradient's time
             return [function(self.density, slice(None))]
-        largest = max(1, _LARGEST // self.numbers) if self.device.type == "cpu" else count
+        largest = max(1, _LARGEST // self.elements) if self.device.type == "cpu" else count
         slices = even_slices(count, largest, self.device, max(1, math.ceil(WORTH_A_THREAD / self.work)))
         if len(slices) > 1:
             rows = torch.arange(count, device=self.device)
@@ -260,4 +260,4 @@ class SharedDensity:
         return torch.cat(values), torch.cat(gradients)
 
     def select(self, rows: Tensor) -> SharedDensity:
-        return SharedDensity(self.density.select(rows), self.work, self.device, self.numbers)
+        return SharedDensity(self.density.select(rows), self.work, self.device, self.elements)
