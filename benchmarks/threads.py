@@ -85,15 +85,9 @@ def row(case) -> str:
     model, density, position = problem(*case)
     sampled = shared(density, model)
 
-    def as_sampled():
-        with one_torch_thread():
-            sampled.value_and_grad(position)
-
-    def on_one():
-        with one_torch_thread():
-            density.value_and_grad(position)
-
-    torchs, one, ours = (milliseconds(f) for f in (lambda: density.value_and_grad(position), on_one, as_sampled))
+    torchs = milliseconds(lambda: density.value_and_grad(position))
+    with one_torch_thread():
+        one, ours = (milliseconds(lambda density=of: density.value_and_grad(position)) for of in (density, sampled))
     kind, num_data, dimension, num_inducing, chains = case
     name = f"{kind} N={num_data} D={dimension}" + (f" M={num_inducing}" if num_inducing else "") + f", {chains} chains"
     return f"| {name} | {torchs:.2f} | {one:.2f} | {ours:.2f} | {torchs / ours:.2f} |"

@@ -1,5 +1,7 @@
 """Parts of a batch side by side: same results, the thread count given back, modules not mixed up."""
 
+import os
+import signal
 import threading
 import time
 
@@ -32,6 +34,45 @@ def test_each_part_has_one_thread_and_its_own_result(two_threads):
     assert {threads for _, threads, _ in seen} == {1}
     assert threading.get_ident() not in {thread for _, _, thread in seen}
     assert torch.get_num_threads() == 2
+
+
+def both_threads():
+    """The threads that work on two parts, which wait for one another."""
+    barrier = threading.Barrier(2)
+
+    def met(part):
+        barrier.wait(10)
+        return threading.current_thread()
+
+    return set(side_by_side(met, range(2), CPU))
+
+
+def test_threads_are_kept_while_anyone_holds_torch_to_one(two_threads):
+    with one_torch_thread():
+        first = both_threads()
+        with one_torch_thread():
+            assert both_threads() == first
+        assert all(thread.is_alive() for thread in first)
+    assert not any(thread.is_alive() for thread in first)
+    assert not both_threads() & first
+
+
+def test_a_forked_process_has_threads_of_its_own(two_threads):
+    with one_torch_thread():
+        both_threads()
+        child = os.fork()
+        if not child:
+            os._exit(len(both_threads()) != 2)
+        for _ in range(1000):
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                break
+            time.sleep(0.01)
+        else:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            pytest.fail("the child waits for its parent's threads")
+    assert status == 0
 
 
 @pytest.mark.parametrize("recorded", [True, False])
