@@ -13,7 +13,9 @@ import torchgpmc as tg
 from tests.calibration import rank_excess, without_jacobian
 from tests.problems import LIKELIHOODS, fixed_kernel, gp, inputs, targets
 from tests.statistical.kernels import SAMPLERS
+from torchgpmc.likelihoods import StudentT
 from torchgpmc.models.latents import likelihood_values
+from torchgpmc.models.variances_density import VariancesLogDensity
 from torchgpmc.runs.blocks import JointWithPrior
 
 CHAINS, DRAWS = 1000, 9
@@ -121,6 +123,38 @@ def test_ranks_of_a_sweep_with_hamiltonian_latents_are_uniform():
         thinning=12,
     )
     assert calibration(gp("poisson", num_data=4), method, warmup_steps=150, chains=300) < 1
+
+
+def variances_calibration():
+    """Theta and noise variances by NUTS, the latents drawn given them."""
+    return calibration(gp("student_t", num_data=4), tg.NUTS(noise_variances=True, thinning=5), warmup_steps=120, chains=2000)
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+def test_ranks_are_uniform_where_noise_has_a_variance_for_each_datum():
+    assert variances_calibration() < 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plant", ["variances of another scale", "latents without their noise"])
+def test_errors_in_variances_are_caught(plant, monkeypatch):
+    if plant == "latents without their noise":
+        honest = VariancesLogDensity.draw_latents
+        monkeypatch.setattr(
+            VariancesLogDensity,
+            "draw_latents",
+            lambda self, position, generator: 0.5 * sum(honest(self, position, generator) for _ in range(2)),
+        )
+    else:
+        variances = StudentT.noise_variances
+
+        def planted(self, white):
+            found, log_density = variances(self, white)
+            return 1.5 * found, log_density
+
+        monkeypatch.setattr(StudentT, "noise_variances", planted)
+    assert variances_calibration() > 1
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ class LogLikelihood:
 
     ``has_normal_sites``: whether p(y_n | f_n) is a normal density of f_n up to a factor, for all parameters and targets.
     ``is_f_plus_noise``: whether y_n is f_n plus noise, so that f has the unit of the targets.
+    ``mixes_variances``: whether that noise is normal given a variance of its own for each datum, as ``noise_variances`` has it.
     ``is_smooth``: whether log p(y | f) is differentiable in f, and its slopes tell where it rises. Methods that follow gradients in
     f refuse one that is not. Its expectations, which the sparse model has in its place, are smooth all the same.
 
@@ -42,6 +43,7 @@ class LogLikelihood:
     has_normal_sites = False
     is_smooth = True
     is_f_plus_noise = False
+    mixes_variances = False
     sees_differences = False  # whether p(y | f) stays as it is where all latent functions move by as much
     num_parts = 1  # that p(y | f) is a product over, each with parameters of its own: (num_parts,) each, see log_prob_by_part
     is_classification = False  # whether the mean response is a class probability
@@ -63,6 +65,14 @@ class LogLikelihood:
             ValueError: a target is outside the set the likelihood describes.
         """
         return targets
+
+    def noise_variances(self, white: Tensor) -> tuple[Tensor, Tensor]:
+        """Variances ``(C, N)`` that noise is a mixture of, where ``mixes_variances``, and the log density ``(C,)`` of ``white``.
+
+        Args:
+            white: ``(C, N)``, what variances are functions of; of mean zero and deviation one under that density.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has mixes_variances, and must define noise_variances(white)")
 
     def for_data(self, rows: slice | Tensor) -> Any:
         """The likelihood of some data, a slice or indices: itself, unless it holds a number for every datum (exposures, noise).

@@ -30,6 +30,7 @@ class StudentT(Factorised, StudentTLikelihood):
 
     has_moments_by_formula = True
     is_f_plus_noise = True
+    mixes_variances = True
 
     def forward(self, function_samples: Tensor) -> StudentTDistribution:  # type: ignore[override]  # unused extra arguments
         return StudentTDistribution(self.deg_free, function_samples, self.noise.sqrt(), validate_args=False)
@@ -39,6 +40,19 @@ class StudentT(Factorised, StudentTLikelihood):
         half = 0.5 * (degrees + 1)
         constant = torch.lgamma(half) - torch.lgamma(0.5 * degrees) - 0.5 * torch.log(torch.pi * degrees * squared_scale)
         return constant - half * torch.log1p((targets - f).square() / (degrees * squared_scale))
+
+    def noise_variances(self, white: Tensor) -> tuple[Tensor, Tensor]:
+        r"""t is normal with the variance noise / l, l of a Gamma(nu / 2, nu / 2) distribution (West 1987), nu the ``deg_free``.
+
+        .. math:: \log l = \psi(\nu / 2) - \log(\nu / 2) + \sqrt{\psi'(\nu / 2)} \, w
+
+        ``white`` is w: log l less its mean, over its deviation.
+        """
+        half = 0.5 * self.deg_free
+        deviation = torch.polygamma(1, half).sqrt()
+        log_precision = torch.digamma(half) - half.log() + deviation * white
+        log_density = half * (half.log() + log_precision - log_precision.exp()) - torch.lgamma(half) + deviation.log()
+        return self.noise * torch.exp(-log_precision), log_density.sum(-1)
 
     def expected_log_likelihood(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         """To 1e-6: the logarithm has branch points at a distance of sqrt(deg_free * noise) from the datum."""

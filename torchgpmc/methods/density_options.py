@@ -73,7 +73,7 @@ class DensityOptions(MethodOptions):
             ValueError: an option out of range, or one that has a meaning for models alone.
         """
         self.check_options()
-        for option in ("marginal", "whitening", "importance_weights", "from_mode", "normal_scale"):
+        for option in ("marginal", "whitening", "noise_variances", "importance_weights", "from_mode", "normal_scale"):
             if value := getattr(self, option, None):
                 raise ValueError(f"{option} is {value!r}, and a density has no latents to treat so. Expected a method without it.")
         return self.run_on(target, settings)
@@ -105,8 +105,8 @@ class DensityOptions(MethodOptions):
     def _check_block(self, moved: str) -> None:
         """Raises for options out of range, or that only a run of its own has."""
         self.check_options()
-        of_a_run = {"marginal": None, "whitening": None, "importance_weights": 0, "from_mode": False, "normal_scale": False}
-        refuse_in_a_sweep(self, moved, {**of_a_run, "thinning": 1})
+        of_a_run = {"marginal": None, "whitening": None, "noise_variances": False, "importance_weights": 0, "from_mode": False}
+        refuse_in_a_sweep(self, moved, {**of_a_run, "normal_scale": False, "thinning": 1})
 
     def hyper_parts(self, parameterization: Parameterization, model: GPModel) -> tuple[Parameterization, ...]:
         """What theta is moved given, in a sweep's parts: as the parameterisation has it."""

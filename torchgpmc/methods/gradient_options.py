@@ -8,13 +8,15 @@ from typing import Any, ClassVar
 
 from torchgpmc.approximations import Approximation
 from torchgpmc.approximations.gaussian_form import check_approximation
-from torchgpmc.checks import check_positive
+from torchgpmc.checks import check_flag, check_positive
 from torchgpmc.methods.density_options import DensityOptions, Scope
 from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.variances_density import check_mixes_variances
 from torchgpmc.runs.chain_targets import ChainTarget, check_smooth, joint_target
 from torchgpmc.runs.latent_moves import Move
 from torchgpmc.runs.run import Settings
 from torchgpmc.runs.sites import posterior_sites
+from torchgpmc.runs.variances_target import variances_target
 from torchgpmc.samplers.adaptation import WindowedAdaptation
 from torchgpmc.types import WarmUp
 
@@ -43,6 +45,9 @@ class GradientOptions(DensityOptions):
             approximation's sites give (see :mod:`torchgpmc.models.whitening`): the same posterior from far fewer gradients, each at
             one and a half to three times the cost (Murray & Adams 2010). For one latent function; of a SparseGP, Laplace alone.
             ``None`` samples [theta, v], v being white under the prior.
+        noise_variances: of a GP with Student-t noise: sample theta and a variance for each datum, given which noise is normal and
+            the latents integrate out exactly. The same posterior; p(f | y, theta) has a mode for every guess of which data are
+            outliers, which chains of [theta, v] seldom leave.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -59,6 +64,7 @@ class GradientOptions(DensityOptions):
     step_size: float = 0.1
     adapt_step_size: bool = True
     whitening: Approximation | None = None
+    noise_variances: bool = False
     needs_gradients: ClassVar[bool] = True
 
     def at_draws(self, model: GPModel) -> GradientOptions | None:
@@ -70,6 +76,7 @@ class GradientOptions(DensityOptions):
         super().check_options()
         check_positive("target_accept_prob", self.target_accept_prob, 0.0, 1.0)
         check_positive("step_size", self.step_size)
+        check_flag("noise_variances", self.noise_variances)
 
     def check(self, model: GPModel) -> None:
         """Whether it can move this model's latents, as a block of :class:`Gibbs`.
@@ -105,6 +112,8 @@ class GradientOptions(DensityOptions):
                     f"whitening is {self.whitening!r}, and this samples theta alone, which has no latents to whiten. Expected "
                     f"whitening=None, or a GP without marginal."
                 )
+        if self.noise_variances:
+            self._check_noise_variances(model, settings)
         if settings.start is not None:
             self._check_start(model)
         if settings.draws is not None and self.marginal is None and not model.is_conjugate:
@@ -114,6 +123,16 @@ class GradientOptions(DensityOptions):
                 "start=torchgpmc.initialize(model)."
             )
         return super()._target(model, settings)
+
+    def _check_noise_variances(self, model: GPModel, settings: Settings) -> None:
+        check_mixes_variances(model)
+        others = {"marginal": self.marginal, "whitening": self.whitening, "start": settings.start}
+        for name, value in others.items():
+            if value is not None:
+                raise ValueError(
+                    f"noise_variances=True samples [theta, w], w for variances of the noise, and {name}={value!r} is for chains of "
+                    f"other variables. Expected one of them."
+                )
 
     def _check_start(self, model: GPModel) -> None:
         if self.marginal is not None or model.is_conjugate:
@@ -129,5 +148,7 @@ class GradientOptions(DensityOptions):
 
     def _joint_target(self, model: GPModel, settings: Settings) -> ChainTarget:
         check_smooth(model, type(self).__name__)
+        if self.noise_variances:
+            return variances_target(model, settings)
         sites = None if self.whitening is None else posterior_sites(model, self.whitening)
         return joint_target(model, settings, sites, along_ridges=True)

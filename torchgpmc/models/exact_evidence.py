@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -50,15 +51,42 @@ def evidence_and_grad_by_parts(model: GPModel, theta: Tensor, targets: Targets) 
     Returns:
         Log densities of theta ``(C,)``, NaN where A does not factorise, and gradients ``(C, P)``.
     """
-    if not keeps_methods(model, _WRITTEN_OUT):
+    if not has_the_kernels_prior(model):
         return None
+
+    def noise(values: dict[str, Tensor]) -> Part:
+        return _noise_part(model, values, model.layout.sampled_names("likelihood"))
+
+    return evidence_given_noise(model, theta, targets, noise)[:2]
+
+
+def has_the_kernels_prior(model: GPModel) -> bool:
+    """Whether the covariance of f at the data is the kernel's own."""
+    return keeps_methods(model, _WRITTEN_OUT)
+
+
+def evidence_given_noise(
+    model: GPModel, theta: Tensor, targets: Targets, noise_at: Callable[[dict[str, Tensor]], Part]
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """log p(theta) N(y | m, A), A = K + diag(noise), and its gradient, of a model with the kernel's own prior.
+
+    Args:
+        model: a :class:`GP` or :class:`GPRegression`.
+        theta: ``(C, P)``.
+        targets: real.
+        noise_at: from the likelihood's parameters to variances ``(C, 1)`` or ``(C, N)`` and what their slopes make.
+
+    Returns:
+        Log densities ``(C,)``, NaN where A does not factorise, their gradients in theta ``(C, P)``, and what the noise's part makes
+        of their slopes in the noise.
+    """
     layout, count = model.layout, len(theta)
     with torch.no_grad():
         at = layout.evaluate(theta)
         values = at.hyperparameters.by_module
         kernel = covariance_part(model.bindings.among_latents, values["kernel"], layout.sampled_names("kernel"))
         mean = mean_part(model.mean_function, values["mean"], layout.sampled_names("mean"), model.train_x, count)
-        noise = _noise_part(model, values["likelihood"], layout.sampled_names("likelihood"))
+        noise = noise_at(values["likelihood"])
         total = kernel.value.expand(count, -1, -1).clone(memory_format=torch.contiguous_format)
         total.diagonal(dim1=-2, dim2=-1).add_(noise.value + model.jitter)
         factor, ok = cholesky_in_place(total)
@@ -71,13 +99,14 @@ def evidence_and_grad_by_parts(model: GPModel, theta: Tensor, targets: Targets) 
         value = at.log_prior + log_standard_normal(white) - log_determinant
         slope = inverse.mul_(-0.5).addcmul_(alpha.unsqueeze(-1), alpha.unsqueeze(-2), value=0.5)
         diagonal = slope.diagonal(dim1=-2, dim2=-1)
+        of_noise = noise.slopes(diagonal.sum(-1, keepdim=True) if noise.value.shape[-1] == 1 else diagonal)
         slopes = {
             "mean": mean.slopes(alpha),
-            "likelihood": noise.slopes(diagonal.sum(-1, keepdim=True) if noise.value.shape[-1] == 1 else diagonal),
+            "likelihood": of_noise,
             "kernel": kernel.slopes(slope),  # last, as it takes over the memory
         }
         gradient = torch.addcmul(at.log_prior_slope, at.derivative, layout.gather(slopes, theta))
-    return torch.where(ok, value, torch.nan), gradient
+    return torch.where(ok, value, torch.nan), gradient, of_noise
 
 
 def low_rank_evidence_and_grad(model: GPModel, theta: Tensor, targets: Targets) -> tuple[Tensor, Tensor] | None:

@@ -1,0 +1,125 @@
+"""Theta and a noise variance for each datum, the latents integrated out: beside quadrature and plain formulas."""
+
+import gpytorch
+import pytest
+import torch
+from torch.distributions import MultivariateNormal, Normal
+
+import torchgpmc as tg
+import torchgpmc.models.variances_density as variances_density
+from tests.problems import gp, gp_regression, sparse_gp
+from torchgpmc.models.variances_density import VariancesLogDensity
+
+WHITE = torch.linspace(-60.0, 40.0, 200_001, dtype=torch.float64)
+STEP = WHITE[1] - WHITE[0]
+
+
+def student(degrees, noise):
+    likelihood = tg.likelihoods.StudentT().double()
+    likelihood.initialize(deg_free=degrees, noise=noise)
+    return likelihood
+
+
+@pytest.mark.parametrize("degrees", [2.05, 5.0, 80.0, 1e5])
+def test_normals_of_such_variances_make_student_noise(degrees):
+    """By a sum over w of N(y | f, s(w)) p(w), at residuals in the middle and far out."""
+    likelihood = student(degrees, 0.3)
+    with torch.no_grad():
+        variances, log_density = likelihood.noise_variances(WHITE[:, None])
+        for residual in (0.0, 0.4, 3.0):
+            terms = Normal(0.0, variances[:, 0].sqrt()).log_prob(torch.tensor(residual).double()) + log_density
+            found = torch.logsumexp(terms, 0) + STEP.log()
+            expected = likelihood.log_prob(torch.zeros(1, 1).double(), torch.tensor([residual]).double())
+            torch.testing.assert_close(found, expected[0], rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("degrees", [2.05, 5.0, 80.0])
+def test_what_variances_are_functions_of_has_mean_zero_and_deviation_one(degrees):
+    with torch.no_grad():
+        mass = student(degrees, 0.3).noise_variances(WHITE[:, None])[1].exp() * STEP
+    torch.testing.assert_close(mass @ WHITE.pow(torch.arange(3)[:, None]).mT, torch.tensor([1.0, 0.0, 1.0]).double())
+
+
+def log_density(model, position):
+    """By torch's own distributions, one row."""
+    theta, white = position.split([model.layout.size, len(model.train_x)])
+    prior = model.prior(theta[None])
+    degrees, noise = (prior.values["likelihood"][name].reshape(()) for name in ("raw_deg_free", "raw_noise"))
+    gamma = torch.distributions.Gamma(degrees / 2, degrees / 2)
+    deviation = torch.polygamma(1, degrees / 2).sqrt()
+    log_precision = torch.digamma(degrees / 2) - (degrees / 2).log() + deviation * white
+    of_white = (gamma.log_prob(log_precision.exp()) + log_precision + deviation.log()).sum()
+    normal = MultivariateNormal(prior.mean[0], prior.covariance[0] + torch.diag(noise * (-log_precision).exp()))
+    return model.layout.log_prior(theta[None])[0] + of_white + normal.log_prob(model.train_y)
+
+
+@pytest.mark.parametrize("mean", [None, gpytorch.means.ConstantMean(constant_prior=gpytorch.priors.NormalPrior(0.0, 1.0))])
+def test_density_and_gradient_are_those_of_plain_formulas(mean, generator):
+    model = gp("student_t", mean=mean)
+    position = 0.7 * torch.randn(3, model.layout.size + 6, generator=generator, dtype=torch.float64)
+    value, gradient = VariancesLogDensity(model).value_and_grad(position)
+    for row, found, slope in zip(position, value, gradient, strict=True):
+        leaf = row.clone().requires_grad_(True)
+        expected = log_density(model, leaf)
+        torch.testing.assert_close(found, expected.detach())
+        torch.testing.assert_close(slope, torch.autograd.grad(expected, leaf)[0])
+
+
+def test_a_data_set_a_chain(generator):
+    model = gp("student_t")
+    y = torch.randn(3, 6, generator=generator, dtype=torch.float64)
+    position = 0.5 * torch.randn(3, model.layout.size + 6, generator=generator, dtype=torch.float64)
+    rows = torch.tensor([2, 0])
+    found = VariancesLogDensity(model, y).select(rows)(position[rows])
+    torch.testing.assert_close(found, torch.stack([VariancesLogDensity(model, y[row])(position[row, None])[0] for row in rows]))
+
+
+def test_latents_are_drawn_from_the_normal_posterior(monkeypatch, generator):
+    """As a linear map of the random numbers: its constant is the mean, its square the covariance."""
+    model = gp("student_t")
+    position = 0.5 * torch.randn(1, model.layout.size + 6, generator=generator, dtype=torch.float64)
+    unit = torch.eye(12, dtype=torch.float64)
+    numbers = torch.cat([torch.zeros(1, 12, dtype=torch.float64), unit])
+    given = iter((numbers[:, :6], numbers[:, 6:]))
+    monkeypatch.setattr(variances_density, "normal_like", lambda *_: next(given))
+    density = VariancesLogDensity(model)
+    v = density.draw_latents(position.expand(13, -1), generator)
+    prior = model.prior(position[:, : model.layout.size])
+    f = (prior.mean + (prior.factor @ v.unsqueeze(-1)).squeeze(-1)).detach()
+    with torch.no_grad():
+        covariance = prior.covariance[0]
+        likelihood = {name: value.view(1, 1) for name, value in prior.values["likelihood"].items()}
+        white = position[:, model.layout.size :]
+        noise = model.likelihood_function(likelihood, lambda module: module.noise_variances(white))[0]
+        gain = covariance @ torch.linalg.inv(covariance + torch.diag(noise[0]))
+    torch.testing.assert_close(f[0], prior.mean[0].detach() + gain @ (model.train_y - prior.mean[0].detach()))
+    torch.testing.assert_close((f[1:] - f[0]).mT @ (f[1:] - f[0]), covariance - gain @ covariance, rtol=1e-5, atol=1e-7)
+
+
+def test_a_row_that_cannot_be_worked_out_is_that_rows_failure():
+    model = gp("student_t")
+    position = torch.zeros(2, model.layout.size + 6, dtype=torch.float64)
+    position[1, -1] = torch.inf
+    value, gradient = VariancesLogDensity(model).value_and_grad(position)
+    assert torch.isfinite(value[0]) and value[1] == -torch.inf
+    assert torch.equal(gradient[1], torch.zeros_like(gradient[1]))
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "sentence"),
+    [
+        (gp, {}, r"GP with Bernoulli.*Expected a GP with Student-t noise"),
+        (gp_regression, {}, r"GPRegression with Gaussian"),
+        (lambda: sparse_gp("student_t"), {}, r"SparseGP with StudentT"),
+        (lambda: gp("student_t"), {"whitening": tg.Laplace()}, r"whitening=Laplace.*Expected one of them"),
+        (lambda: gp("student_t"), {"marginal": tg.Laplace()}, r"marginal=Laplace.*Expected one of them"),
+    ],
+)
+def test_where_it_has_no_meaning_it_is_refused(make, options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        tg.sample(make(), tg.NUTS(noise_variances=True, **options), num_samples=2, num_chains=2, progress=False)
+
+
+def test_of_the_wrong_kind_it_is_refused():
+    with pytest.raises(ValueError, match=r"noise_variances is 'yes'\. Expected True"):
+        tg.sample(gp("student_t"), tg.HMC(noise_variances="yes"), num_samples=2, num_chains=2, progress=False)
