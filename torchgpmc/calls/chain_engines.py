@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from torchgpmc.adapter.covariance import BoundClosedForm
 from torchgpmc.approximations import Laplace
 from torchgpmc.calls.candidate import Candidate, Limits, anything, no_start, some_use
 from torchgpmc.calls.timing import seconds_of_chains, seconds_of_evaluations
@@ -21,6 +22,7 @@ from torchgpmc.variational import Start, initialize
 
 # Of which R-hat and effective sizes are content at about the same time: each halves to some fifty effective draws.
 NUM_CHAINS = 4
+_FEW_DATA, _MORE_CHAINS = 100, 16  # of which a gradient takes hardly longer than of four
 SHORT_WARM_UP = 80  # of chains that begin near where they are to be, with little to tune
 CHAINS_MAY_TAKE_LONG = 1.3e7  # operations a gradient, of which chains take fifteen times as many
 # What chains may cost, in seconds of two idle cores of 2020s make; counted in evaluations, so that seeds reproduce.
@@ -28,6 +30,7 @@ _BUDGET = 100.0
 _SECONDS_A_BATCH, _OPERATIONS_A_SECOND = 3e-3, 2e9
 # Of one function of inducing values: N = 1000, M = 100, by chains that ran beside other work.
 _SPARSE_OPERATIONS_A_SECOND = 1e10
+_EVIDENCE_OPERATIONS_A_SECOND = 5e9  # of the exact evidence's gradient, where the kernel's is written out
 _SEVERAL_OPERATIONS_A_SECOND = 4e9  # of several: N = 2000, M = 30, three classes
 
 
@@ -58,6 +61,16 @@ def around_fit(model: GPModel) -> Candidate:
     return chains(model, NUTS(max_tree_depth=8, target_accept_prob=0.9), why, 100, start=fit)
 
 
+def given_variances(model: GPModel) -> Candidate:
+    """Of noise that is normal given a variance for each datum."""
+    why = "given a noise variance for each datum, sampled in the latents' place, these integrate out exactly."
+    num_chains = NUM_CHAINS if len(model.train_x) > _FEW_DATA else _MORE_CHAINS
+    found = chains(model, NUTS(noise_variances=True, max_tree_depth=8), why, 100, num_chains)
+    if not isinstance(model.bindings.among_latents, BoundClosedForm):
+        return found
+    return found.with_limits(budget=budget_of_chains(model, num_chains, _EVIDENCE_OPERATIONS_A_SECOND))
+
+
 def chains(
     model: GPModel,
     method: MethodOptions,
@@ -77,7 +90,7 @@ def chains(
     limits = Limits(50, 4000, budget_of_chains(model, num_chains))
     seconds = partial(seconds_of_evaluations, rehearse, 15.0 * (warmup_steps + 150))
     found = Candidate(method, why, num_chains, warmup_steps, limits, seconds, start)
-    if not (isinstance(method, NUTS) and (method.whitening is not None or start is not no_start)):
+    if not (isinstance(method, NUTS) and (method.whitening is not None or method.noise_variances or start is not no_start)):
         return found
     # Six models' chains, watched, took twice what gradients at draws of the prior say, fifteen a transition.
     roughly = partial(seconds_of_evaluations, rehearse, 30.0 * (warmup_steps + 200))

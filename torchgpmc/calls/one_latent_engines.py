@@ -8,7 +8,7 @@ from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.approximations import EP, Laplace
 from torchgpmc.approximations.curved import is_curved
 from torchgpmc.calls.candidate import Candidate, noise_or_some_use
-from torchgpmc.calls.chain_engines import CHAINS_MAY_TAKE_LONG, around_fit, chains
+from torchgpmc.calls.chain_engines import CHAINS_MAY_TAKE_LONG, around_fit, chains, given_variances
 from torchgpmc.calls.emulated_engines import NO_PROPOSAL, NUM_CHAINS, emulated, emulated_twice
 from torchgpmc.calls.weighted_engines import (
     AGAIN,
@@ -23,6 +23,7 @@ from torchgpmc.calls.weighted_engines import (
 from torchgpmc.evidence import Evidence, Orthant, SequentialImportance, SmoothProbit, is_probit
 from torchgpmc.methods import AMIS, NUTS, EmulatedHMC
 from torchgpmc.models import GPModel
+from torchgpmc.models.variances_density import mixes_variances
 from torchgpmc.runs.beginnings import AtModes, AtPrior
 
 # Of probits of so many data, of which more draws are a third of the cost and leave half the noise where labels are all but noise.
@@ -58,11 +59,14 @@ def _of_several_modes(model: GPModel, wanted: int) -> list[Candidate]:
     """Of likelihoods that are not log-concave, some of which have no curvature."""
     if not is_curved(model):
         return [around_fit(model)]
+    chains_alone = given_variances(model) if mixes_variances(model) else None
     if model.layout.size > MANY_HYPERPARAMETERS:
-        return [_in_white_coordinates(model)]
+        return [chains_alone or _in_white_coordinates(model)]
     # Where p(f | y, theta) may have several modes EP hardly settles, and takes each of its moments over all of them. Modes are
     # what estimates spend their time on: 64 draws cost a fifth more than 16 (300 x 5 under Student t noise).
     first = weighted(model, AMIS(num_importance=MANY_DRAWS), INTEGRATES_OUT, wanted)
+    if chains_alone is not None:
+        return [first.with_limits(heading=1.0), chains_alone]
     # Laplace's sites are of one mode of p(f | y, theta): in coordinates white under those, chains of 60 data with Cauchy noise
     # were worth 123 draws when their budget ended and, by another seed, 404 in 56 seconds; around a fit 424 in 35.
     return [first, around_fit(model)]
