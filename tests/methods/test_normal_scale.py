@@ -39,7 +39,7 @@ def test_held_sites_that_converge_give_eps_own_density_and_gradient(make):
 
 @pytest.mark.parametrize("tolerance", [None, 0.02])
 def test_slopes_in_a_mean_are_those_of_sites_that_are_found(tolerance, generator):
-    """What is off by a little at each of a hundred counts adds up: 33 was found for a slope of -1.5, and searches for modes failed."""
+    """What is off by a little at each of a hundred counts adds up: 33 was found for a slope of -1.5, and searches failed."""
     x = torch.randn(100, 2, generator=generator, dtype=torch.float64)
     y = torch.poisson(torch.full((100,), 4.0), generator=generator).long()
     kernel = RBFKernel(lengthscale_prior=GammaPrior(2.0, 2.0))
