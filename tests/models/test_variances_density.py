@@ -8,7 +8,8 @@ from torch.distributions import MultivariateNormal, Normal
 import torchgpmc as tg
 import torchgpmc.models.variances_density as variances_density
 from tests.problems import gp, gp_regression, sparse_gp
-from torchgpmc.models.variances_density import VariancesLogDensity
+from torchgpmc.calls.engines import candidates
+from torchgpmc.models.variances_density import VariancesLogDensity, mixes_variances
 
 WHITE = torch.linspace(-60.0, 40.0, 200_001, dtype=torch.float64)
 STEP = WHITE[1] - WHITE[0]
@@ -118,6 +119,23 @@ def test_a_row_that_cannot_be_worked_out_is_that_rows_failure():
 def test_where_it_has_no_meaning_it_is_refused(make, options, sentence):
     with pytest.raises(ValueError, match=sentence):
         tg.sample(make(), tg.NUTS(noise_variances=True, **options), num_samples=2, num_chains=2, progress=False)
+
+
+class Censored(tg.likelihoods.StudentT):
+    """Another density, whose noise variances nobody has said."""
+
+    def pointwise_log_prob(self, f, targets):
+        return super().pointwise_log_prob(f, targets.clamp(max=1.0))
+
+
+def test_a_density_of_ones_own_is_no_mixture_of_the_same_variances():
+    made = gp("student_t")
+    own = Censored(noise_prior=made.likelihood.noise_prior, deg_free_prior=made.likelihood.deg_free_prior)
+    model = tg.GP(made.train_x, made.train_y, made.kernel, own)
+    assert mixes_variances(made) and not mixes_variances(model)
+    with pytest.raises(ValueError, match=r"GP with Censored.*Expected a GP with Student-t noise"):
+        tg.sample(model, tg.NUTS(noise_variances=True), num_samples=2, num_chains=2, progress=False)
+    assert not any(getattr(engine.method, "noise_variances", False) for engine in candidates(model))
 
 
 def test_of_the_wrong_kind_it_is_refused():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,9 @@ from torchgpmc.models.reverse import Part, by_autograd
 from torchgpmc.models.targets import Targets
 from torchgpmc.numerics.linalg import cholesky, times_matrix
 from torchgpmc.numerics.random import normal_like
+from torchgpmc.overriding import is_newest
 
+_DENSITIES = ("log_prob", "pointwise_log_prob", "forward")
 _WHITE = "white"  # beside the likelihood's own parameters
 
 
@@ -88,7 +92,10 @@ class VariancesLogDensity(AutogradDensity):
 
 def mixes_variances(model: GPModel) -> bool:
     """Whether f at the data is normal given y, theta and a noise variance for each datum, under the kernel's own prior."""
-    return model.has_latents_at_data and has_the_kernels_prior(model) and as_likelihood(model.likelihood).mixes_variances
+    likelihood = as_likelihood(model.likelihood)
+    kind: Any = type(likelihood)
+    knows = likelihood.mixes_variances and is_newest(kind, "noise_variances", _DENSITIES)
+    return knows and model.has_latents_at_data and has_the_kernels_prior(model)
 
 
 def check_mixes_variances(model: GPModel) -> None:
