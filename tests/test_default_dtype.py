@@ -74,6 +74,11 @@ def test_fixed_hyperparameters_under_the_other_default(method, dtype):
     check(model, method, CHAINS if isinstance(method, tg.EllipticalSlice) else {}, dtype)
 
 
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+def test_noise_variances_under_the_other_default(dtype):
+    check(gp("student_t", num_data=5, dtype=dtype), tg.HMC(num_steps=2, noise_variances=True), CHAINS, dtype)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
 @pytest.mark.parametrize("name", ["NUTS", "whitening"])

@@ -158,6 +158,7 @@ def test_a_log_density_with_a_gradient_and_rows_of_its_own():
         (skewed, torch.ones(3, 2), {"method": tg.EllipticalSlice()}, TypeError, "needs no Gaussian process"),
         (skewed, torch.ones(3, 2), {"method": tg.NUTS}, TypeError, "needs no Gaussian process"),
         (skewed, torch.ones(3, 2), {"method": tg.NUTS(whitening=tg.Laplace())}, ValueError, "whitening is Laplace.*no latents"),
+        (skewed, torch.ones(3, 2), {"method": tg.NUTS(noise_variances=True)}, ValueError, "noise_variances is True.*no latents"),
         (skewed, torch.ones(3, 2), {"method": tg.AdaptiveMH(from_mode=True)}, ValueError, "from_mode is True"),
         (skewed, torch.ones(3, 2), {"method": tg.HMC(num_steps=0)}, ValueError, "num_steps is 0"),
     ],
