@@ -71,6 +71,12 @@ def inverse_and_variances(covariance: Tensor, factor: Tensor, ok: Tensor, root: 
     return inverse, variance
 
 
+def posterior_times(covariance: Tensor, inverse: Tensor, root: Tensor, vector: Tensor) -> Tensor:
+    """(K^-1 + W)^-1 x = K (x - W^1/2 B^-1 W^1/2 K x), ``(C, N)``: how far the mean moves where the sites' shifts move by x."""
+    within = times_vector(covariance, vector.to(covariance))
+    return times_vector(covariance, vector.to(covariance) - root * times_vector(inverse, root * within)).to(vector)
+
+
 def dense_r(factor: Tensor, root: Tensor) -> Tensor:
     """R = W^1/2 B^-1 W^1/2 as a matrix ``(C, N, N)``."""
     half = solve_lower(factor, torch.diag_embed(root))
