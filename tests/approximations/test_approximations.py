@@ -342,15 +342,30 @@ def test_steps_without_products_with_the_covariance_end_at_the_same_mode(least, 
     assert bool(((found.mean - tg.approximations.laplace(model, theta).mean).square().mean(-1) < 1e-4).all())
 
 
-def test_sites_of_another_theta_end_where_the_mean_that_they_share_is_found():
-    """What each of 200 counts lacks is little, and adds up: sites that all matched to 0.03 left it five deviations off."""
+def counts_alike(rate):
+    """200 counts of one rate, its logarithm sampled."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(200, 2, generator=generator, dtype=torch.float64)
-    y = torch.poisson(torch.full((200,), 4.0), generator=generator).long()
+    y = torch.poisson(torch.full((200,), rate), generator=generator).long()
     kernel = RBFKernel(lengthscale_prior=GammaPrior(2.0, 2.0))
     kernel = ScaleKernel(kernel, outputscale_prior=GammaPrior(2.0, 2.0))
-    mean = gpytorch.means.ConstantMean(constant_prior=NormalPrior(1.3, 1.0))
-    model = tg.GP(x, y, kernel, tg.likelihoods.Poisson(), mean=mean)
+    mean = gpytorch.means.ConstantMean(constant_prior=NormalPrior(math.log(rate), 1.0))
+    return tg.GP(x, y, kernel, tg.likelihoods.Poisson(), mean=mean)
+
+
+def test_sites_of_another_theta_that_lead_nowhere_are_left_for_none():
+    model = counts_alike(2000.0)
+    begin = tg.EP().importance_density(model, model.prior(torch.tensor([[-7.6, 0.4, 7.6]]).double()))
+    prior = model.prior(torch.tensor([[1.8, 1.3, 6.5], [1.9, -1.8, 8.7], [0.2, 0.1, 10.7], [-7.0, 0.5, 7.6]]).double())
+    found = tg.EP().importance_density(model, prior, start=begin.start.repeat(4, 1))
+    assert begin.converged.all() and found.converged.all()
+    expected = tg.EP(tolerance=1e-9).importance_density(model, prior)
+    assert ((found.mean - expected.mean).abs() < 0.01).all()
+
+
+def test_sites_of_another_theta_end_where_the_mean_that_they_share_is_found():
+    """What each of 200 counts lacks is little, and adds up: sites that all matched to 0.03 left it five deviations off."""
+    model = counts_alike(4.0)
     grid = torch.cartesian_prod(*(torch.tensor(part).double() for part in ([-4.0, -2.0, 0.0], [0.5, 1.5, 3.0], [1.0, 1.4, 2.0])))
     prior, another = model.prior(grid), model.prior(torch.tensor([[-2.0, 1.5, 1.3]]).double())
     start = tg.EP().importance_density(model, another).start.repeat(len(grid), 1)
