@@ -67,7 +67,7 @@ def given_variances(model: GPModel) -> Candidate:
     num_chains = NUM_CHAINS if len(model.train_x) > _FEW_DATA else _MORE_CHAINS
     found = chains(model, NUTS(noise_variances=True, max_tree_depth=8), why, 100, num_chains)
     if not isinstance(model.bindings.among_latents, BoundClosedForm):
-        return found
+        return found.with_limits(budget=found.limits.budget / 2)  # by autograd gradients take two to three times as long
     return found.with_limits(budget=budget_of_chains(model, num_chains, _EVIDENCE_OPERATIONS_A_SECOND))
 
 
