@@ -178,9 +178,9 @@ class EP(Approximation):
     def _found_from_either(self, problem: LatentProblem, start: Tensor | None) -> GaussianApproximation:
         """From ``start``, and from nothing where that leads nowhere: of counts of 2000, for one draw in forty from the prior."""
         found = self.found_from(problem, _NEAR, start)[0]
-        failed = (~found.converged).nonzero().squeeze(-1)
-        if start is None or not len(failed):
+        if start is None or bool(found.converged.all()):
             return found
+        failed = (~found.converged).nonzero().squeeze(-1)
         return put(found, failed, self.found_from(problem.select(failed), _NEAR, None)[0])
 
 
