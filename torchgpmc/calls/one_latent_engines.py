@@ -66,7 +66,8 @@ def _of_several_modes(model: GPModel, wanted: int) -> list[Candidate]:
     # what estimates spend their time on: 64 draws cost a fifth more than 16 (300 x 5 under Student t noise).
     first = weighted(model, AMIS(num_importance=MANY_DRAWS), INTEGRATES_OUT, wanted)
     if chains_alone is not None:
-        return [first.with_limits(heading=1.0), chains_alone]
+        # Chains take as long as 400 effective draws of which one in five counts.
+        return [first.with_limits(heading=2.0), chains_alone]
     # Laplace's sites are of one mode of p(f | y, theta): in coordinates white under those, chains of 60 data with Cauchy noise
     # were worth 123 draws when their budget ended and, by another seed, 404 in 56 seconds; around a fit 424 in 35.
     return [first, around_fit(model)]
