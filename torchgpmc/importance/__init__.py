@@ -12,7 +12,7 @@ from torchgpmc.importance.adaptive import (
 )
 from torchgpmc.importance.emulator import Emulator, empty_emulator, emulated
 from torchgpmc.importance.evidence import log_evidence, own_log_weights
-from torchgpmc.importance.mode_search import Mode, find_modes
+from torchgpmc.importance.mode_search import Mode, find_modes, further_modes
 from torchgpmc.importance.proposal import Proposal, along_axes, draw_from, from_modes, log_density_of, with_defence
 from torchgpmc.importance.streams import (
     add_to_each,
@@ -40,6 +40,7 @@ __all__ = [
     "emulated",
     "find_modes",
     "from_modes",
+    "further_modes",
     "hold_their_part",
     "log_density_of",
     "log_evidence",

@@ -13,6 +13,8 @@ from torchgpmc.types import LogDensity, Resolution
 
 _SAME_MODE = 0.5  # distance in standard deviations
 _FAR_BELOW = 12.0  # a mode this much lower in log density holds no mass worth a component
+_LINE_STEP, _AT_ONCE = 0.5, 50  # of lines: between points, and how many are evaluated at once
+_VALLEY = 0.5  # nats below a bump, more than values are off where approximations are found roughly
 _USUAL = Resolution()  # a proposal's centre needs no more
 
 
@@ -68,7 +70,61 @@ def find_modes(
             mode = _mode_at(density, position, resolution.step)
             if mode is not None:
                 found.append(mode)
-    found.sort(key=lambda mode: -float(mode.log_density))
+    return _that_matter(found)
+
+
+def further_modes(density: LogDensity, modes: list[Mode], *, reach: float, resolution: Resolution = _USUAL) -> list[Mode]:
+    """``modes``, and those that searches from bumps on lines through the best along each coordinate end at, best first.
+
+    Searches from the best of many draws may all end in one lobe: of 200 counts, many of the same inputs, one of short lengthscales
+    had a sixth of the mass, three deviations from the prior's median, and no draw near it.
+
+    Args:
+        density: with a gradient, on ``(C, D)``.
+        modes: as :func:`find_modes` has them.
+        reach: how far lines go, from -reach to reach of a coordinate.
+        resolution: as of :func:`find_modes`.
+
+    Example:
+        >>> import torch
+        >>> from torchgpmc.density import AutogradDensity
+        >>> def two_humps(x):
+        ...     return torch.logaddexp(-0.5 * (4 * (x - 1)).square(), -0.5 * (4 * (x + 2)).square()).sum(-1)
+        >>> density = AutogradDensity(two_humps)
+        >>> one = find_modes(density, torch.tensor([[0.5]]).double())
+        >>> sorted(round(float(mode.position), 2) for mode in further_modes(density, one, reach=4.0))
+        [-2.0, 1.0]
+    """
+    best = modes[0]
+    size = len(best.position)
+    line = torch.arange(-reach, reach + _LINE_STEP / 2, _LINE_STEP).to(best.position)
+    points = best.position.repeat(size, len(line), 1)
+    points[torch.arange(size), :, torch.arange(size)] = line
+    value = torch.cat([density(part) for part in points.view(-1, size).split(_AT_ONCE)]).view(size, -1)
+    starts = [
+        points[coordinate, place]
+        for coordinate, along in enumerate((value - best.log_density).tolist())
+        for place in _bumps(along, int((line - best.position[coordinate]).abs().argmin()))
+    ]
+    if not starts:
+        return modes
+    others = find_modes(density, torch.stack(starts), resolution=resolution)
+    return _that_matter([*modes, *(mode for mode in others if not any(_same(mode.position, known) for known in modes))])
+
+
+def _bumps(along: list[float], middle: int) -> list[int]:
+    """Places of maxima of a line that a valley parts from its ``middle``, and that are not too low to matter."""
+    found = []
+    for place in range(len(along)):
+        neighbours = along[max(0, place - 1) : place + 2]
+        valley = min(along[min(place, middle) : max(place, middle) + 1])
+        if along[place] == max(neighbours) and along[place] > max(valley + _VALLEY, -_FAR_BELOW):
+            found.append(place)
+    return found
+
+
+def _that_matter(modes: list[Mode]) -> list[Mode]:
+    found = sorted(modes, key=lambda mode: -float(mode.log_density))
     return [mode for mode in found if float(found[0].log_density - mode.log_density) < _FAR_BELOW]
 
 

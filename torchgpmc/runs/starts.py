@@ -11,7 +11,7 @@ from torchgpmc.approximations import ApproximateMarginal, CollapsedMarginal
 from torchgpmc.approximations.gaussian_form import matrix_size
 from torchgpmc.approximations.held_sites import HeldSitesMarginal
 from torchgpmc.checks import warn
-from torchgpmc.importance import Mode, find_modes
+from torchgpmc.importance import Mode, find_modes, further_modes
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.numerics.linalg import cholesky
 from torchgpmc.numerics.random import normal_like
@@ -28,6 +28,7 @@ _QUIET_STARTS, _LITTLE = 2, -3.5  # of noise, on the normal scale
 _MAX_ATTEMPTS = 100
 _NUM_HALVINGS = 30
 _LATENT_SPREAD = 0.1
+_MOST_LINES, _REACH = 8, 4.0  # hyperparameters, of which other lobes are looked for along each; deviations of their priors
 _OVERDISPERSION = 2.0  # of starts around a fit, in its deviations of theta
 _DEVIATIONS_LOWER = 5.0  # of half a weighted sum of squares: what starts may lack in log density
 
@@ -67,6 +68,8 @@ def posterior_modes(
     # An approximation that fails at some thetas stops the searches that meet one: then others have their turn.
     for starts in best_first(candidates).split(num_starts)[:_SEARCHES]:
         modes = modes or find_modes(density, torch.cat([starts, quiet]), resolution=marginal.resolution)
+    if modes and scale is not None and scale.size <= _MOST_LINES:
+        modes = further_modes(density, modes, reach=_REACH, resolution=marginal.resolution)
     if not modes:
         warn(
             f"no mode of the approximate posterior with a positive definite curvature was found in {_SEARCHES * num_starts} "

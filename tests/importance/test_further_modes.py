@@ -1,0 +1,86 @@
+"""Lobes that searches from the best of many draws all miss, on lines through the best mode."""
+
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.priors import GammaPrior
+
+import torchgpmc as tg
+from torchgpmc.density import AutogradDensity
+from torchgpmc.importance import find_modes, further_modes
+from torchgpmc.importance.mode_search import _bumps
+from torchgpmc.parameters.normal_scale import normal_scale
+from torchgpmc.runs import starts
+from torchgpmc.runs.on_normal_scale import searched_marginal
+
+
+def lobes(centres, height, deviation=0.4):
+    """Normal lobes, of log heights."""
+
+    def log_density(x):
+        gaps = (x.unsqueeze(1) - torch.tensor(centres, dtype=x.dtype)) / deviation
+        return torch.logsumexp(torch.tensor(height, dtype=x.dtype) - 0.5 * gaps.square().sum(-1), 1)
+
+    return AutogradDensity(log_density)
+
+
+@pytest.mark.parametrize(
+    ("centres", "height", "expected"),
+    [
+        ([[0.0, 1.0, 0.0], [0.2, -2.8, -0.3]], [0.0, 2.0], [1, 0]),  # the other is higher
+        ([[0.0, 1.0, 0.0], [0.2, -2.8, -0.3], [3.0, 0.9, 0.1]], [0.0, -1.0, -3.0], [0, 1, 2]),
+        ([[0.0, 1.0, 0.0], [0.2, -2.8, -0.3]], [0.0, -20.0], [0]),  # of no mass that matters
+        ([[0.0, 1.0, 0.0]], [0.0], [0]),
+    ],
+)
+def test_lobes_along_coordinates_are_found(centres, height, expected):
+    density = lobes(centres, height)
+    one = find_modes(density, torch.tensor([[0.1, 0.9, 0.0]]).double())
+    assert len(one) == 1
+    found = further_modes(density, one, reach=4.0)
+    torch.testing.assert_close(
+        torch.stack([mode.position for mode in found]), torch.tensor([centres[i] for i in expected]).double(), rtol=0.0, atol=0.01
+    )
+
+
+def test_where_the_density_fails_nothing_is_found():
+    whole = lobes([[0.0, 1.0], [0.0, -3.0]], [0.0, 0.0])
+    half = AutogradDensity(lambda x: torch.where(x[:, 1] < -2.0, torch.nan, whole.function(x)))
+    one = find_modes(half, torch.tensor([[0.1, 0.9]]).double())
+    assert [mode.position.tolist() for mode in further_modes(half, one, reach=4.0)] == [one[0].position.tolist()]
+
+
+@pytest.mark.parametrize(
+    ("along", "places"),
+    [
+        ([-9.0, -4.0, -1.0, 0.0, -1.0, -4.0], []),
+        ([-2.0, -4.0, -1.0, 0.0, -1.0, -4.0], [0]),  # at the end, as where a lobe is further out
+        ([-3.7, -4.0, -1.0, 0.0, -1.0, -4.0], []),  # by less than a rough value may be off
+        ([-13.0, -40.0, -1.0, 0.0, -1.0, -4.0], []),
+        ([-9.0, -4.0, -1.0, 0.0, -3.0, 2.0], [5]),
+        ([float("-inf"), -2.0, float("-inf"), 0.0, -1.0, -4.0], [1]),
+    ],
+)
+def test_bumps_are_parted_by_a_valley(along, places):
+    assert _bumps(along, 3) == places
+
+
+@pytest.mark.parametrize("seed", [2, 3])
+def test_counts_of_repeated_inputs_have_their_lobe_of_short_lengthscales(seed, monkeypatch):
+    """Twenty inputs five times: either f bends, or what differs between inputs is theirs alone."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.linspace(-1.5, 1.5, 20, dtype=torch.float64).unsqueeze(-1)
+    rate = (1.5 + 0.6 * x[:, 0] + 0.35 * torch.randn(20, generator=generator, dtype=torch.float64)).exp()
+    y = torch.poisson(rate.repeat(5), generator=generator).long()
+    kernel = ScaleKernel(RBFKernel(lengthscale_prior=GammaPrior(2.0, 0.5)), outputscale_prior=GammaPrior(2.0, 0.5))
+    model = tg.GP(x.repeat(5, 1), y, kernel, tg.likelihoods.Poisson())
+    marginal, scale = searched_marginal(model, tg.EP(tolerance=0.02)), normal_scale(model.layout)
+
+    def lengthscales():
+        found = starts.posterior_modes(marginal, 4, torch.Generator().manual_seed(seed), scale)
+        return sorted(float(mode.position[1]) for mode in found)
+
+    short, *_, long = lengthscales()
+    assert short < -1.0 and abs(long) < 0.3
+    monkeypatch.setattr(starts, "further_modes", lambda density, modes, **options: modes)
+    assert len(lengthscales()) == 1
