@@ -3,9 +3,11 @@
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
-from gpytorch.priors import GammaPrior
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.priors import GammaPrior, LogNormalPrior
 
 import torchgpmc as tg
+from torchgpmc.approximations import Conjugate
 from torchgpmc.density import AutogradDensity
 from torchgpmc.importance import find_modes, further_modes
 from torchgpmc.importance.mode_search import _bumps
@@ -84,3 +86,22 @@ def test_counts_of_repeated_inputs_have_their_lobe_of_short_lengthscales(seed, m
     assert short < -1.0 and abs(long) < 0.3
     monkeypatch.setattr(starts, "further_modes", lambda density, modes, **options: modes)
     assert len(lengthscales()) == 1
+
+
+def test_regressions_have_their_lobe_of_short_lengthscales_and_little_noise(monkeypatch):
+    """A sine of sixteen periods at sixty places: 49 nats above what is left where all of it is noise, and far in both at once."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(60, 1, generator=generator, dtype=torch.float64)
+    kernel = ScaleKernel(RBFKernel(lengthscale_prior=LogNormalPrior(1.4, 1.7)), outputscale_prior=GammaPrior(2.0, 0.15))
+    noise = GaussianLikelihood(noise_prior=GammaPrior(1.1, 0.05))
+    model = tg.GPRegression(x, (100.0 * x[:, 0]).sin(), kernel, noise)
+    marginal, scale = searched_marginal(model, Conjugate()), normal_scale(model.layout)
+
+    def highest():
+        return float(starts.posterior_modes(marginal, 4, torch.Generator().manual_seed(0), scale)[0].log_density)
+
+    found, search = highest(), starts.further_modes
+    monkeypatch.setattr(
+        starts, "further_modes", lambda density, modes, **options: search(density, modes, **{**options, "through": None})
+    )
+    assert found > highest() + 40.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -73,7 +74,9 @@ def find_modes(
     return _that_matter(found)
 
 
-def further_modes(density: LogDensity, modes: list[Mode], *, reach: float, resolution: Resolution = _USUAL) -> list[Mode]:
+def further_modes(
+    density: LogDensity, modes: list[Mode], *, reach: float, through: Tensor | None = None, resolution: Resolution = _USUAL
+) -> list[Mode]:
     """``modes``, and those that searches from bumps on lines through the best along each coordinate end at, best first.
 
     Searches from the best of many draws may all end in one lobe: of 200 counts, many of the same inputs, one of short lengthscales
@@ -83,6 +86,7 @@ def further_modes(density: LogDensity, modes: list[Mode], *, reach: float, resol
         density: with a gradient, on ``(C, D)``.
         modes: as :func:`find_modes` has them.
         reach: how far lines go, from -reach to reach of a coordinate.
+        through: points ``(number, D)``, all bumps on lines through which count, too; they need not be modes.
         resolution: as of :func:`find_modes`.
 
     Example:
@@ -96,28 +100,34 @@ def further_modes(density: LogDensity, modes: list[Mode], *, reach: float, resol
         [-2.0, 1.0]
     """
     best = modes[0]
-    size = len(best.position)
     line = torch.arange(-reach, reach + _LINE_STEP / 2, _LINE_STEP).to(best.position)
-    points = best.position.repeat(size, len(line), 1)
-    points[torch.arange(size), :, torch.arange(size)] = line
-    value = torch.cat([density(part) for part in points.view(-1, size).split(_AT_ONCE)]).view(size, -1)
-    starts = [
-        points[coordinate, place]
-        for coordinate, along in enumerate((value - best.log_density).tolist())
-        for place in _bumps(along, int((line - best.position[coordinate]).abs().argmin()))
-    ]
+    starts: list[Tensor] = []
+    for number, centre in enumerate([best.position, *([] if through is None else through)]):
+        points = _on_lines(centre, line)
+        value = torch.cat([density(part) for part in points.flatten(0, 1).split(_AT_ONCE)]).view(len(centre), -1)
+        for coordinate, along in enumerate((value - best.log_density).tolist()):
+            middle = int((line - centre[coordinate]).abs().argmin()) if number == 0 else None
+            starts += [points[coordinate, place] for place in _bumps(along, middle)]
     if not starts:
         return modes
     others = find_modes(density, torch.stack(starts), resolution=resolution)
     return _that_matter([*modes, *(mode for mode in others if not any(_same(mode.position, known) for known in modes))])
 
 
-def _bumps(along: list[float], middle: int) -> list[int]:
-    """Places of maxima of a line that a valley parts from its ``middle``, and that are not too low to matter."""
+def _on_lines(centre: Tensor, line: Tensor) -> Tensor:
+    """Points ``(D, number, D)``: one coordinate after another takes the values of ``line``, the others are the centre's."""
+    size = len(centre)
+    points = centre.repeat(size, len(line), 1)
+    points[torch.arange(size), :, torch.arange(size)] = line
+    return points
+
+
+def _bumps(along: list[float], middle: int | None) -> list[int]:
+    """Places of maxima of a line that are not too low to matter and, if it has a ``middle``, that a valley parts from that."""
     found = []
     for place in range(len(along)):
         neighbours = along[max(0, place - 1) : place + 2]
-        valley = min(along[min(place, middle) : max(place, middle) + 1])
+        valley = -math.inf if middle is None else min(along[min(place, middle) : max(place, middle) + 1])
         if along[place] == max(neighbours) and along[place] > max(valley + _VALLEY, -_FAR_BELOW):
             found.append(place)
     return found
