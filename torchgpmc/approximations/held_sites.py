@@ -12,14 +12,13 @@ from torchgpmc.approximations.ep import EP
 from torchgpmc.approximations.gaussian_form import LatentProblem
 from torchgpmc.approximations.single_precision import are_labels, in_single_precision, may_be_single, rounding_shows
 from torchgpmc.density import keep_freed_memory, mask_failures, mask_value
+from torchgpmc.models.exact_evidence import has_the_kernels_prior
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.latents import likelihood_parameters
 from torchgpmc.models.reverse import by_autograd, prior_part
-from torchgpmc.overriding import keeps_methods, methods_of
 from torchgpmc.trees import mapped, put
 from torchgpmc.types import Resolution
 
-_WRITTEN_OUT = methods_of(GPModel, ("prior_at",))
 _LOOSE = 0.1  # of the worst datum: evidence is off by a twentieth of a nat, as its error is of second order in the sites'
 # Where a mean is sampled, to which what is off at every datum adds up: of 200 counts of little signal its slope was -77 in place of
 # 0.6, by sites of 0.02. They are quadratic near their fixed point: this is a sweep more, or none.
@@ -137,4 +136,4 @@ class HeldSitesMarginal(NamedTuple):
 
 def can_hold_sites(model: GPModel) -> bool:
     """Whether :class:`HeldSitesMarginal` serves: one data set, and f at the data for latents, whose prior is the kernel's own."""
-    return model.has_latents_at_data and not model.targets.one_a_chain and keeps_methods(model, _WRITTEN_OUT)
+    return model.has_latents_at_data and not model.targets.one_a_chain and has_the_kernels_prior(model)
