@@ -7,6 +7,7 @@ from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.priors import GammaPrior, LogNormalPrior
 
 import torchgpmc as tg
+from tests.problems import gp_regression
 from torchgpmc.approximations import Conjugate
 from torchgpmc.density import AutogradDensity
 from torchgpmc.importance import find_modes, further_modes
@@ -105,3 +106,18 @@ def test_regressions_have_their_lobe_of_short_lengthscales_and_little_noise(monk
         starts, "further_modes", lambda density, modes, **options: search(density, modes, **{**options, "through": None})
     )
     assert found > highest() + 40.0
+
+
+def test_lines_of_regressions_go_through_next_to_no_noise_and_noise_alone(monkeypatch):
+    """Of 200 hours worked, under a prior of little noise, what is all noise was 7 nats above where every search ended."""
+    model = gp_regression()
+    marginal, scale, seen = searched_marginal(model, Conjugate()), normal_scale(model.layout), []
+    monkeypatch.setattr(starts, "further_modes", lambda density, modes, through, **options: seen.append((modes, through)) or modes)
+    starts.posterior_modes(marginal, 2, torch.Generator().manual_seed(0), scale)
+    ((best, *_), (quiet, alone)) = seen[0]
+    (column,) = model.layout.columns("likelihood")
+    others = [index for index in range(scale.size) if index != column]
+    for point in (quiet, alone):
+        torch.testing.assert_close(point[others], best.position[others])
+    assert float(quiet[column]) == -3.5
+    torch.testing.assert_close(scale.theta(alone[None])[0][0, column].exp(), model.train_y.var())

@@ -70,7 +70,9 @@ def posterior_modes(
         modes = modes or find_modes(density, torch.cat([starts, quiet]), resolution=marginal.resolution)
     if modes and scale is not None and scale.size <= _MOST_LINES:
         # Where noise is next to nothing lengthscales are others: of 65 animals' weights e^-6, 80 nats above those of e^3.
-        through = _with_little_noise(model, modes[0].position[None])
+        # And under a prior of little noise the lobe where all of it is noise may be far above that: of 200 hours worked by 7 nats.
+        best = modes[0].position[None]
+        through = torch.cat([_with_little_noise(model, best), _with_noise_alone(model, best, scale)])
         modes = further_modes(density, modes, reach=_REACH, through=through, resolution=marginal.resolution)
     if not modes:
         warn(
@@ -95,6 +97,15 @@ def _with_little_noise(model: GPModel, z: Tensor) -> Tensor:
         return z[:0]
     noise = torch.tensor(model.layout.columns("likelihood"), dtype=torch.long, device=z.device)
     return z.index_fill(-1, noise, _LITTLE)
+
+
+def _with_noise_alone(model: GPModel, z: Tensor, scale: NormalScale) -> Tensor:
+    """The same but for the noise of a regression, which has the variance of the targets. Of other models none."""
+    if not _may_have_little_noise(model):
+        return z[:0]
+    noise = torch.tensor(model.layout.columns("likelihood"), dtype=torch.long, device=z.device)
+    variance = model.targets.values.var().clamp_min(torch.finfo(z.dtype).tiny)
+    return scale.z(scale.theta(z)[0].index_fill(-1, noise, float(variance.log())))
 
 
 def start_at_mode(marginal: Marginal, num_chains: int, generator: torch.Generator) -> tuple[Tensor, Tensor] | None:
