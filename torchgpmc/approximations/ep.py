@@ -219,7 +219,7 @@ def _sweep(problem: LatentProblem, sites: _Sites, tolerance: float) -> tuple[_Si
     mismatch = torch.maximum((tilted.mean - centred).abs() * variance.rsqrt(), (tilted.variance / variance - 1).abs())
     clamped = (new_precision <= least) & (sites.precision <= 2 * least)
     mismatch = torch.where(clamped, (tilted.mean - centred).abs() * variance.rsqrt(), mismatch).amax(-1)
-    # What every site lacks of a mean they share adds up: 0.03 of a deviation at each of 200 data was six of the posterior's.
+    # What every site lacks of a mean they share adds up: 0.03 of a deviation at each of 200 data was five of the posterior's.
     step = (new_shift - sites.shift) - (new_precision - sites.precision) * centred
     lacking = (posterior_times(problem.covariance, inverse, root, step) * variance.rsqrt()).abs().amax(-1)
     finite = torch.isfinite(mismatch + new_shift.sum(-1) + new_precision.sum(-1) + (cavity_mean + cavity_variance).sum(-1))
