@@ -22,7 +22,8 @@ case, {size} rows at most (`+all`: 7000, with 100 inducing points above 500). Th
   or, for rows run last, of an Intel Xeon, on which the same call took a seventh longer (pima 13.1 for 11.5) and, when its
   neighbours were busy, up to half as long again.
 - **ESS** is that of the worst hyperparameter, `lp` or latent, by which a call decides that it is done.
-- **theta off, test off** hold the answer against a run of another engine (**beside**, with its own ESS): the largest distance of a
+- **theta off, test off** hold the answer against a run of another engine (**beside**, with its own ESS; which one, says
+  `benchmarks/default_call_beside.py`): the largest distance of a
   mean of theta, in posterior standard deviations, in brackets the standard error that both runs' ESS give to any one of them; and
   of a test probability (of regressions and counts, of a test mean in predictive standard deviations).
 
