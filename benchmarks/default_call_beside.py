@@ -3,8 +3,8 @@
 import lattice
 
 import torchgpmc as tg
-from torchgpmc.approximations import ClassEP, Conjugate
-from torchgpmc.evidence import Orthant, SequentialCandidates, SequentialImportance, SmoothProbit, is_probit
+from torchgpmc.approximations import Conjugate
+from torchgpmc.evidence import Orthant, SequentialImportance, SmoothProbit, is_probit
 
 _FAR_BELOW = 10.0  # nats, and one a hyperparameter
 # Hyperparameters: of more than the first, calls begin with chains on an emulator, of more than the second few draws keep weight.
@@ -21,8 +21,7 @@ def reference(posterior, draws):
     """
     model, served = posterior.model, posterior.info["method"]
     if model.num_latents > 1 and served.startswith("ClassGibbs"):
-        candidates = tg.AMIS(approximation=ClassEP(), evidence=SequentialCandidates(), begin=tg.AtPrior())
-        return tg.sample(model, candidates, num_samples=2 * draws, progress=False, seed=9)
+        return _chains(model, tg.NUTS(max_tree_depth=8), draws, draws // 2)
     if lattice.serves(model):
         # Where the evidence is exact a draw takes no longer than a cell.
         return lattice.reference(model, (4 if model.is_conjugate else 1) * draws)
