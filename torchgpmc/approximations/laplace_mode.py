@@ -8,6 +8,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.approximations import several_latents
 from torchgpmc.approximations.gaussian_form import (
     Approximation,
@@ -39,6 +40,8 @@ _ROUNDING = 1e-10
 # Data from which factorisations in single precision save more than another round of small operations costs; from a good start there
 # are none to save.
 _WORTH_SINGLE = 100
+_MOST_REWEIGHTED = 100  # steps
+_LITTLE = 1.0  # nats that a reweighted step gains, from which on Newton's are the quicker
 # Elements of the factors of thetas at rest, less those that must be copied, from which it pays that they leave the batch.
 _WORTH_LEAVING = 50_000
 
@@ -151,15 +154,21 @@ def mode_near(problem: LatentProblem, start: Tensor) -> GaussianApproximation:
     return _find_mode(problem, _NEAR, _FAR, 100, start)
 
 
-def ascended(problem: LatentProblem, start: Tensor, found: GaussianApproximation) -> tuple[Tensor, Tensor]:
-    """Where steps from ``start`` with the factor of ``found`` lead, alpha and centred f ``(C, N)``; none goes downhill."""
+def ascended(problem: LatentProblem, start: Tensor, found: GaussianApproximation) -> Tensor:
+    """Where steps from ``start``, none of them downhill, lead: alpha and centred f ``(C, 2 N)``; with the factor of ``found``.
+
+    Under noise of mixed variances by steps with factors of their own.
+    """
     point = _begin(problem, start)
+    if _mixes_variances(problem):
+        point, _ = _reweighted(problem, point, _MOST_REWEIGHTED)
+        return torch.cat([point.alpha, point.centred], -1)
     enough = _NEAR * problem.mean.shape[-1] * problem.model.unit
     for _ in range(_ROUNDS):
         point, settled = _steps(problem, point._replace(precision=found.precision), found.factor, enough)
         if bool(settled.all()):
             break
-    return point.alpha, point.centred
+    return torch.cat([point.alpha, point.centred], -1)
 
 
 def _evaluate(problem: LatentProblem, alpha: Tensor, centred: Tensor) -> _Point:
@@ -176,7 +185,9 @@ def _find_mode(
     point = _begin(problem, start)
     size = problem.mean.shape[-1] * problem.model.unit
     rough = torch.zeros_like(point.objective, dtype=torch.long)
-    if start is None and problem.mean.shape[-1] >= _WORTH_SINGLE and point.alpha.dtype == torch.float64:
+    if _mixes_variances(problem):
+        point, rough = _reweighted(problem, point, max_iterations)
+    elif start is None and problem.mean.shape[-1] >= _WORTH_SINGLE and point.alpha.dtype == torch.float64:
         point, rough = _approach(problem, point, max(tolerance, _NEARLY * far) * size, max_iterations)
 
     def step(problem: LatentProblem, point: _Point) -> tuple[_Point, _Mode, Tensor, Tensor]:
@@ -212,9 +223,42 @@ def _begin(problem: LatentProblem, start: Tensor | None) -> _Point:
         return begin._replace(precision=precision, curved_at=alone)
     alpha, before = start.chunk(2, -1)
     near = _evaluate(problem, alpha, before)
+    if _mixes_variances(problem):
+        near = near._replace(precision=_mean_precision(problem, near))
     centred = times_vector(problem.covariance, alpha)
     slope = near.slope + near.precision * (before - centred)
     return near._replace(centred=centred, slope=slope, objective=near.objective - alpha.shape[-1])
+
+
+def _reweighted(problem: LatentProblem, begin: _Point, max_iterations: int) -> tuple[_Point, Tensor]:
+    """Towards a mode under noise of mixed variances, by the mean of 1 / variance of each, and the factorisations of each theta.
+
+    Given these means the mode is a regression's: EM (Lange, Little & Taylor 1989, "Robust statistical modeling using the t
+    distribution"), which never goes downhill. Newton's steps overshoot where log p(y | f) curves upwards: of 500 data, 50 of them
+    outliers, they take 8 to 14 factorisations to where these are within a nat of after five.
+    """
+    dtype = begin.alpha.dtype
+    quick = torch.float32 if problem.mean.shape[-1] >= _WORTH_SINGLE else dtype
+
+    def step(problem: LatentProblem, point: _Point) -> tuple[_Point, _Point, Tensor, Tensor]:
+        factor, ok = factor_of_b(problem.covariance, point.precision.sqrt().to(quick))
+        new, _ = _follow(problem, _Course(point.precision, factor, None, point, None), 0.0, 1)
+        good = ok & torch.isfinite(new.objective)
+        new = new if bool(good.all()) else _choose(good, new, point)
+        return new._replace(precision=_mean_precision(problem, new)), new, new.objective - point.objective < _LITTLE, ~good
+
+    point, _, counts = iterate(problem, begin, step, max_iterations)
+    return point, counts
+
+
+def _mixes_variances(problem: LatentProblem) -> bool:
+    return bool(as_likelihood(problem.model.likelihood).mixes_variances)
+
+
+def _mean_precision(problem: LatentProblem, point: _Point) -> Tensor:
+    """E[1 / variance | y_n, f_n], which is the slope of log p(y_n | f_n) over y_n - f_n."""
+    residual = problem.targets.values - problem.mean - point.centred
+    return torch.where(residual.abs() > 0, point.slope / residual, point.precision).clamp_min(_LEAST_PRECISION / problem.model.unit)
 
 
 def _approach(problem: LatentProblem, begin: _Point, enough: float, max_iterations: int) -> tuple[_Point, Tensor]:

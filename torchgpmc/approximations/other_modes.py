@@ -47,13 +47,14 @@ def other_modes(problem: LatentProblem, found: GaussianApproximation) -> list[Ga
 
 def _mode_near(problem: LatentProblem, start: Tensor, known: GaussianApproximation) -> GaussianApproximation:
     """:class:`Laplace`'s mode near ``start`` ``(C, 2 N)``, or ``known`` where steps with its factor lead back there."""
-    alpha, centred = ascended(problem, start, known)
+    end = ascended(problem, start, known)
+    alpha, centred = end.chunk(2, -1)
     rows = (~is_same_mode(known, known._replace(alpha=alpha, mean=problem.mean + centred))).nonzero().squeeze(-1)
     found = known._replace(num_iterations=torch.zeros_like(known.num_iterations))
     if not len(rows):
         return found
     part = problem.select(rows)
-    other = mode_near(part, start[rows])
+    other = mode_near(part, end[rows])
     return put(found, rows, other.or_prior(other.is_sound(), part.mean))
 
 
