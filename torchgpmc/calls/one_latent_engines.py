@@ -28,6 +28,7 @@ from torchgpmc.runs.beginnings import AtModes, AtPrior
 
 # Of probits of so many data, of which more draws are a third of the cost and leave half the noise where labels are all but noise.
 _MORE_DRAWS, _FEW_LABELS = 256, 300
+_FEW_FOR_CHAINS = 100  # data, of which chains take seconds
 _LEARNED = "some hundred estimates teach an emulator what chains can move on, and their weights are even."
 _EVEN = "chains on an emulator, with estimates of data one after another, which hardly vary."
 # Where an estimate costs as little as a step on the emulator. Elsewhere their R-hats take twice as many draws to be below 1.01.
@@ -59,18 +60,29 @@ def _of_several_modes(model: GPModel, wanted: int) -> list[Candidate]:
     """Of likelihoods that are not log-concave, some of which have no curvature."""
     if not is_curved(model):
         return [around_fit(model)]
-    chains_alone = given_variances(model) if mixes_variances(model) else None
+    if mixes_variances(model):
+        return _of_mixed_variances(model, wanted)
     if model.layout.size > MANY_HYPERPARAMETERS:
-        return [chains_alone or _in_white_coordinates(model)]
+        return [_in_white_coordinates(model)]
     # Where p(f | y, theta) may have several modes EP hardly settles, and takes each of its moments over all of them. Modes are
     # what estimates spend their time on: 64 draws cost a fifth more than 16 (300 x 5 under Student t noise).
     first = weighted(model, AMIS(num_importance=MANY_DRAWS), INTEGRATES_OUT, wanted)
-    if chains_alone is not None:
-        # Chains take as long as 400 effective draws of which one in five counts.
-        return [first.with_limits(heading=2.0), chains_alone]
     # Laplace's sites are of one mode of p(f | y, theta): in coordinates white under those, chains of 60 data with Cauchy noise
     # were worth 123 draws when their budget ended and, by another seed, 404 in 56 seconds; around a fit 424 in 35.
     return [first, around_fit(model)]
+
+
+def _of_mixed_variances(model: GPModel, wanted: int) -> list[Candidate]:
+    """Of Student-t noise, whose modes are quickly found."""
+    chains_alone = given_variances(model)
+    if model.layout.size <= MANY_HYPERPARAMETERS:
+        # Of 200 x 3, six hyperparameters, 2000 draws are worth 136 by estimates of 64 and, for half the time again, 652 by 256.
+        first = weighted(model, AMIS(num_importance=_MORE_DRAWS), INTEGRATES_OUT, wanted)
+        # Chains take as long as 400 effective draws of which one in ten counts.
+        return [first.with_limits(heading=1.0), chains_alone]
+    quick = EmulatedHMC(approximation=Laplace(), num_importance=_MORE_DRAWS, begin=AtModes(count=2))
+    learned = emulated_twice(emulated(model, quick, _LEARNED, wanted))
+    return [chains_alone, *learned] if len(model.train_x) <= _FEW_FOR_CHAINS else [*learned, chains_alone]
 
 
 def _of_few(model: GPModel, wanted: int) -> list[Candidate]:
