@@ -28,6 +28,7 @@ from torchgpmc.runs.beginnings import AtModes, AtPrior
 
 # Of probits of so many data, of which more draws are a third of the cost and leave half the noise where labels are all but noise.
 _MORE_DRAWS, _FEW_LABELS = 256, 300
+_MORE_OF_MANY = 128  # draws an estimate
 _FEW_FOR_CHAINS = 100  # data, of which chains take seconds
 _LEARNED = "some hundred estimates teach an emulator what chains can move on, and their weights are even."
 _EVEN = "chains on an emulator, with estimates of data one after another, which hardly vary."
@@ -80,8 +81,8 @@ def _of_mixed_variances(model: GPModel, wanted: int) -> list[Candidate]:
         first = weighted(model, AMIS(num_importance=_MORE_DRAWS), INTEGRATES_OUT, wanted)
         # Chains take as long as 400 effective draws of which one in ten counts.
         return [first.with_limits(heading=1.0), chains_alone]
-    quick = EmulatedHMC(approximation=Laplace(), num_importance=_MORE_DRAWS, begin=AtModes(count=2))
-    learned = emulated_twice(emulated(model, quick, _LEARNED, wanted))
+    quick = EmulatedHMC(approximation=Laplace(), num_importance=_MORE_OF_MANY, begin=AtModes(count=2))
+    learned = emulated_twice(emulated(model, quick, _LEARNED, wanted, cheap=True))
     return [chains_alone, *learned] if len(model.train_x) <= _FEW_FOR_CHAINS else [*learned, chains_alone]
 
 
