@@ -95,3 +95,20 @@ def test_a_start_leads_to_the_same_mode():
     begun = tg.Laplace(tolerance=1e-12).importance_density(model, near, start=found.start)
     from_nothing = tg.Laplace(tolerance=1e-12).importance_density(model, near)
     torch.testing.assert_close(begun.mean, from_nothing.mean, atol=1e-5, rtol=0.0)
+
+
+def test_no_lesser_mode_is_found_than_by_plain_reweighting():
+    """Of 150 data, 50 of them outliers, Newton's steps from the prior mean end 386 nats lower at one theta of two."""
+    model = model_of(150, 50)
+    prior = model.prior(theta_of(model, noise=0.0005))
+    found = tg.Laplace().importance_density(model, prior)
+    problem = without_graph(problem_of(model, prior, None))
+    noise, degrees = (problem.values[f"raw_{name}"] for name in ("noise", "deg_free"))
+    alpha = centred = torch.zeros_like(prior.mean)
+    for _ in range(200):
+        residual = model.train_y - prior.mean - centred
+        variance = (degrees * noise + residual.square()) / (degrees + 1)
+        alpha = torch.linalg.solve(prior.covariance + torch.diag_embed(variance), model.train_y - prior.mean)
+        centred = (prior.covariance @ alpha.unsqueeze(-1)).squeeze(-1)
+    heights = [laplace_mode._evaluate(problem, *at).objective for at in ((alpha, centred), (found.alpha, found.mean - prior.mean))]
+    assert (heights[1] > heights[0] - 1).all()
