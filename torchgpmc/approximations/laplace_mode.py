@@ -234,8 +234,8 @@ def _reweighted(problem: LatentProblem, begin: _Point, max_iterations: int) -> t
     """Towards a mode under noise of mixed variances, by the mean of 1 / variance of each, and the factorisations of each theta.
 
     Given these means the mode is a regression's: EM (Lange, Little & Taylor 1989, "Robust statistical modeling using the t
-    distribution"), which never goes downhill. Newton's steps overshoot where log p(y | f) curves upwards: of 500 data, 50 of them
-    outliers, they take 8 to 14 factorisations to where these are within a nat of after five.
+    distribution"), which never goes downhill. Newton's steps overshoot where log p(y | f) curves upwards: of 500 data, some
+    60 of them outliers, they take 8 to 14 factorisations to where these are within a nat of after five.
     """
     dtype = begin.alpha.dtype
     quick = torch.float32 if problem.mean.shape[-1] >= _WORTH_SINGLE else dtype

@@ -28,7 +28,7 @@ from torchgpmc.runs.beginnings import AtModes, AtPrior
 
 # Of probits of so many data, of which more draws are a third of the cost and leave half the noise where labels are all but noise.
 _MORE_DRAWS, _FEW_LABELS = 256, 300
-_MORE_OF_MANY = 128  # draws an estimate
+_DRAWS_FOR_EMULATORS = 128  # draws an estimate
 _FEW_FOR_CHAINS = 100  # data, of which chains take seconds
 _LEARNED = "some hundred estimates teach an emulator what chains can move on, and their weights are even."
 _EVEN = "chains on an emulator, with estimates of data one after another, which hardly vary."
@@ -81,7 +81,7 @@ def _of_mixed_variances(model: GPModel, wanted: int) -> list[Candidate]:
         first = weighted(model, AMIS(num_importance=_MORE_DRAWS), INTEGRATES_OUT, wanted)
         # Of 200 x 7, 880 draws were worth less than 88 and 2000 are worth 600, in 26 CPU seconds; chains take 60.
         return [first, chains_alone]
-    quick = EmulatedHMC(approximation=Laplace(), num_importance=_MORE_OF_MANY, begin=AtModes(count=2))
+    quick = EmulatedHMC(approximation=Laplace(), num_importance=_DRAWS_FOR_EMULATORS, begin=AtModes(count=2))
     learned = emulated_twice(emulated(model, quick, _LEARNED, wanted, cheap=True))
     return [chains_alone, *learned] if len(model.train_x) <= _FEW_FOR_CHAINS else [*learned, chains_alone]
 
