@@ -52,6 +52,7 @@ class Resolution(NamedTuple):
     """What gradients of a log density tell of it, where values are found to a tolerance."""
 
     slope: float = 1e-3  # the least partial derivative that is told from nothing
+    gain: float | None = None  # the least difference of log densities, if not that of rounding
     step: float = 1e-4  # how far apart gradients are that tell of curvature
 
 

@@ -23,7 +23,7 @@ _LOOSE = 0.1  # of the worst datum: evidence is off by a twentieth of a nat, as 
 # Where a mean is sampled, to which what is off at every datum adds up: of 200 counts of little signal its slope was -77 in place of
 # 0.6, by sites of 0.02. They are quadratic near their fixed point: this is a sweep more, or none.
 _OF_A_MEAN = 1e-3
-_RESOLUTION = Resolution(slope=0.05, step=0.2)
+_RESOLUTION = Resolution(slope=0.05, gain=1e-3, step=0.2)
 
 
 class _Found(NamedTuple):

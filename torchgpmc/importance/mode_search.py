@@ -63,7 +63,7 @@ def find_modes(
     """
     found: list[Mode] = []
     for start in starts:
-        ascent = ascend(density, start, bound=bound, max_iterations=max_iterations, slope=resolution.slope)
+        ascent = ascend(density, start, bound=bound, max_iterations=max_iterations, slope=resolution.slope, gain=resolution.gain)
         if ascent is None:
             continue
         position = ascent.position
