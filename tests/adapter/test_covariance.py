@@ -157,6 +157,30 @@ def test_lengthscales_far_shorter_than_distances_keep_ties_apart_from_the_rest(n
     assert slope[..., 1].abs().max() < 1e-6  # no longer matters
 
 
+ROUGH = {
+    "matern 1/2, ard": lambda: ScaleKernel(MaternKernel(nu=0.5, ard_num_dims=3)),
+    "rough sum": lambda: ScaleKernel(MaternKernel(nu=0.5)) + LinearKernel(),
+    "rough product": lambda: MaternKernel(nu=0.5, ard_num_dims=3) * CosineKernel(),
+    "scaled rough sum": lambda: ScaleKernel(MaternKernel(nu=0.5, active_dims=(0, 2)) + RBFKernel()),
+}
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["K(x, x)", "K(x, z)"])
+@pytest.mark.parametrize("short", [1.0, 1e-3, 1e-7])
+@pytest.mark.parametrize("name", ROUGH)
+def test_a_rough_function_has_one_value_at_equal_inputs(name, short, same):
+    """The root of what rounding leaves of their distance is 1e-8 of the inputs: many short lengthscales, that once was noise."""
+    kernel = ROUGH[name]().double()
+    x = inputs(40, 0)
+    x[20:] = x[:20]
+    _, values = settings(kernel, 3)
+    values = {key: value * short if "lengthscale" in key else value for key, value in values.items()}
+    found = covariance_function(kernel, x).bind(x, x if same else x[20:])(values)
+    variance = covariance_function(kernel, x).diagonal(values, x[:20])
+    torch.testing.assert_close(found[:, :20, -20:].diagonal(dim1=-2, dim2=-1), variance, rtol=1e-10, atol=1e-12)
+    assert not torch.allclose(found[:, 0], found[:, 1])
+
+
 @pytest.mark.parametrize("name", KERNELS)
 def test_inputs_stored_column_by_column_are_served(name):
     """As pandas and slices of numpy arrays hand them over."""

@@ -252,7 +252,7 @@ def _dense(result: Any) -> Any:
 
 
 def _plain_kernel(kernel: Kernel) -> Kernel:
-    """A copy of a kernel, every part of which gives plain matrices, and keeps none of them.
+    """A copy of a kernel, every part of which gives plain matrices, and keeps none of them, of distances that are zero or not.
 
     Sums and products of linear_operator's own would factorise one of their terms first: with jitter where that fails, so that
     RBFKernel() + LinearKernel() was another kernel at long lengthscales, or for a batch not at all. In evaluation mode kernels on
@@ -262,6 +262,7 @@ def _plain_kernel(kernel: Kernel) -> Kernel:
     for part in plain.modules():
         if isinstance(part, Kernel):
             part.forward = _Plain(part.forward)
+            part.covar_dist = _Distance(part.covar_dist)
             part.training = True
     return plain
 
@@ -273,6 +274,19 @@ class _Plain(NamedTuple):
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         return _dense(self.forward(*args, **options))
+
+
+class _Distance(NamedTuple):
+    """A kernel's distances, which are zero where inputs are equal; copied together with its kernel."""
+
+    of: Callable[..., Tensor]
+
+    def __call__(self, x1: Tensor, x2: Tensor, diag: bool = False, last_dim_is_batch: bool = False, **options: Any) -> Tensor:
+        distance = self.of(x1, x2, diag=diag, last_dim_is_batch=last_dim_is_batch, **options)
+        if diag or last_dim_is_batch:
+            return distance
+        equal = stationary.equal_rows(*(x.reshape(-1, *x.shape[-2:])[0] for x in (x1, x2)))
+        return distance if equal is None else distance.masked_fill(equal, 0.0)
 
 
 def _diagonal(kernel: Any, x: Tensor, num_settings: int) -> Tensor:

@@ -27,7 +27,7 @@ class Inputs(NamedTuple):
     x1: Tensor
     x1_and_one: Tensor  # (N1, D + 1): with a column of ones, for sums that a product of inputs then has in it
     x2: Tensor
-    is_prefix: bool  # whether one begins with the other, so that the leading diagonal holds distances of zero
+    equal: Tensor | None  # which rows are (N1, N2), where distances are products of inputs; None where none are
     minus_half_square1: Tensor  # (N1, D), -x1^2 / 2
     minus_half_square2: Tensor
     squared_distance: Tensor | None  # (N1, N2), where one lengthscale serves all dimensions
@@ -37,8 +37,6 @@ class Inputs(NamedTuple):
 
 def prepare(x1: Tensor, x2: Tensor, isotropic: bool) -> Inputs:
     """All that depends on the inputs ``(N1, D)`` and ``(N2, D)`` alone."""
-    shorter = min(len(x1), len(x2))
-    is_prefix = torch.equal(x1[:shorter], x2[:shorter])
     # Centred inputs lose the fewest digits in |a|^2 + |b|^2 - 2 ab.
     centre = x1.mean(0) if len(x1) else 0.0
     x1_and_one = torch.cat([x1 - centre, torch.ones_like(x1[:, :1])], 1)
@@ -48,9 +46,27 @@ def prepare(x1: Tensor, x2: Tensor, isotropic: bool) -> Inputs:
     # On a GPU a pass over memory costs less than waiting for the host, which products of inputs need; see precautions.
     keep = constant and not isotropic and x1.device.type != "cpu" and x1.numel() * len(x2) <= _MOST_KEPT
     differences = (x1.T[:, :, None] - x2.T[:, None, :]).square_() if keep else None
+    equal = equal_rows(x1, x2) if distance is None and differences is None else None
     squares = -0.5 * x1.square(), -0.5 * x2.square()
     greatest = torch.cat([x1, x2]).detach().square().amax(0)
-    return Inputs(x1, x1_and_one, x2, is_prefix, *squares, distance, differences, greatest)
+    return Inputs(x1, x1_and_one, x2, equal, *squares, distance, differences, greatest)
+
+
+def equal_rows(x1: Tensor, x2: Tensor) -> Tensor | None:
+    """Which rows of ``(N1, D)`` and ``(N2, D)`` are equal ``(N1, N2)``; ``None`` where none are.
+
+    |a|^2 + |b|^2 - 2 ab is not quite zero for them, and its root is half of all digits: at a lengthscale of 1e-7 a rough function
+    would have another value at each of them, and counts that vary more than their likelihood says would have that of all values.
+
+    Example:
+        >>> import torch
+        >>> equal_rows(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[3.0, 4.0]]))
+        tensor([[False],
+                [ True]])
+    """
+    place = torch.unique(torch.cat([x1, x2]).detach(), dim=0, return_inverse=True)[1]
+    equal = place[: len(x1), None] == place[len(x1) :]
+    return equal if bool(equal.any()) else None
 
 
 def rows_of(inputs: Inputs, rows: slice | Tensor) -> Inputs:
@@ -59,7 +75,7 @@ def rows_of(inputs: Inputs, rows: slice | Tensor) -> Inputs:
     return inputs._replace(
         x1=inputs.x1[rows],
         x1_and_one=inputs.x1_and_one[rows],
-        is_prefix=False,
+        equal=None if inputs.equal is None else inputs.equal[rows],
         minus_half_square1=inputs.minus_half_square1[rows],
         squared_distance=None if distance is None else distance[rows],
         squared_differences=None if differences is None else differences[:, rows],
@@ -182,8 +198,8 @@ def scaled_square(inputs: Inputs, lengthscale: Tensor) -> Tensor:
         return _weighted(lengthscale.reciprocal().square().squeeze(1), inputs.squared_differences)
     a, b = inputs.x1 / lengthscale, inputs.x2 / lengthscale
     square = a.square().sum(-1)[:, :, None] + b.square().sum(-1)[:, None, :] - 2 * a @ b.mT
-    if inputs.is_prefix:
-        square = square * (1 - torch.eye(*square.shape[-2:], dtype=square.dtype, device=square.device))
+    if inputs.equal is not None:
+        square = square.masked_fill(inputs.equal, 0.0)
     weights = lengthscale.reciprocal().square().squeeze(1)
     rows = precautions(weights, inputs).by_differences
     if rows is not None:
