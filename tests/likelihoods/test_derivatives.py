@@ -3,13 +3,14 @@
 import math
 
 import pytest
+import scipy.optimize
 import torch
 
 from tests.likelihoods.test_likelihoods import MEAN, SCALAR, VARIANCE, make
 from tests.likelihoods.test_predictive import dense_log_integral, student_t
 from tests.problems import targets
 from tests.speed import quick
-from torchgpmc.likelihoods import Bernoulli, Factorised, Poisson, Softmax
+from torchgpmc.likelihoods import Bernoulli, Factorised, NegativeBinomial, Poisson, Softmax
 
 F = torch.tensor([[-3.0, -0.4, 0.01, 0.6, 2.5], [1.5, -1.2, 0.3, -6.0, 0.8]], dtype=torch.float64)
 
@@ -118,3 +119,40 @@ def test_the_slope_of_softmax_is_autograds(mixed):
     value = likelihood.log_prob(f, y)
     (slope,) = torch.autograd.grad(value.sum(), f)
     torch.testing.assert_close(likelihood.log_prob_and_slope(f, y), (value, slope))
+
+
+WIDE = {
+    "logit": (Bernoulli("logit"), [0.0, 1.0]),
+    "poisson": (Poisson(), [0.0, 3.0, 2000.0]),
+    "negative binomial": (NegativeBinomial(), [0.0, 3.0, 2000.0]),
+}
+
+
+@pytest.mark.parametrize(("name", "dtype"), [*((name, torch.float64) for name in WIDE), ("logit", torch.float32)])
+def test_the_mode_of_a_wide_cavity_is_found_in_few_steps(name, dtype, monkeypatch):
+    """Newton's steps alone go to and fro between the ends of a sigmoid, and come back from an exponential by a unit a step."""
+    likelihood, targets = WIDE[name]
+    mean, variance, y = (
+        part.flatten()[None].to(dtype)
+        for part in torch.meshgrid(
+            torch.tensor([-80.0, -5.0, 0.0, 5.0, 80.0]),
+            torch.tensor([0.01, 1.0, 30.0, 1000.0]),
+            torch.tensor(targets),
+            indexing="ij",
+        )
+    )
+    steps, derivatives = [], type(likelihood).derivatives
+    monkeypatch.setattr(type(likelihood), "derivatives", lambda self, *where: steps.append(1) or derivatives(self, *where))
+    mode, scale = likelihood._tilted_mode(mean, variance, y)
+    assert len(steps) <= 25
+    tolerance = 1e-5 if dtype == torch.float64 else 1e-3
+    for found, width, m, v, count in zip(
+        *(part.flatten().double().tolist() for part in (mode, scale, mean, variance, y)), strict=True
+    ):
+
+        def slope(f, m=m, v=v, count=count):
+            point, y = torch.tensor([[f]], dtype=torch.float64), torch.tensor([count], dtype=torch.float64)
+            return float(derivatives(likelihood, point, y).first.detach()) - (f - m) / v
+
+        expected = scipy.optimize.brentq(slope, -2500.0, 100.0, xtol=1e-12)
+        assert found == pytest.approx(expected, abs=tolerance * width, rel=1e-12 if dtype == torch.float64 else 1e-6)

@@ -157,22 +157,37 @@ class Factorised(LogLikelihood):
         return TiltedMoments(found.log_scale + found.values[0].log(), tilted_mean, spread.values[1] / spread.values[0])
 
     def _tilted_mode(self, mean: Tensor, variance: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Mode of p(y_n | f) N(f | mean_n, variance_n) and the standard deviation its curvature suggests: damped Newton steps."""
-        point = mean.detach().clone()
-        scale = variance.detach().sqrt()
+        """Mode of p(y_n | f) N(f | mean_n, variance_n) and the deviation that its curvature suggests: Newton steps in a bracket.
+
+        The slope of the logarithm falls with f, so that its sign says on which side of a point the mode is.
+        """
+        point, scale = mean.detach().clone(), variance.detach().sqrt()
+        lower, upper = torch.full_like(point, -torch.inf), torch.full_like(point, torch.inf)
+        # An exponential throws Newton's point far off, and lets it come back by a unit a step.
+        reach = 2 * scale.clamp_min(1.0)
+        before = gone = torch.full_like(point, torch.inf)  # Newton's last step, and how far it was to the point
         settled = torch.zeros_like(point, dtype=torch.bool)
+        smallest = torch.finfo(point.dtype).eps
         for _ in range(_MODE_STEPS):
             slopes = self.derivatives(point, targets)
             precision = 1 / variance + (-slopes.second.detach()).clamp_min(0.0)
             # Those that are done stay as they are, so that none depends on how long others in the batch take.
             scale = torch.where(settled, scale, precision.rsqrt())
-            step = torch.nan_to_num((slopes.first.detach() - (point - mean) / variance) / precision)
-            # At most two of the wider deviations at once: an exponential would otherwise throw the point off.
-            limit = 2 * torch.maximum(scale, torch.ones_like(scale))
-            point = torch.where(settled, point, point + step.clamp(-limit, limit))
-            settled = settled | (step.abs() <= _MODE_TOLERANCE * scale)
+            slope = torch.nan_to_num(slopes.first.detach() - (point - mean) / variance)
+            lower, upper = torch.where(slope > 0, point, lower), torch.where(slope < 0, point, upper)
+            newton = slope / precision
+            settled = settled | (newton.abs() <= (_MODE_TOLERANCE * scale).clamp_min(4 * smallest * point.abs()))
             if bool(settled.all()):
                 break
+            step = newton.clamp(-reach, reach)
+            # Steps that lead out of the bracket go to its middle, as do those that hardly shrink; without a bracket they grow.
+            middle = 0.5 * (lower + upper)
+            slow = step.abs() > 0.5 * before
+            before = step.abs()
+            new = point + torch.where(slow, 2 * gone * slope.sign(), step)
+            new = torch.where(torch.isfinite(middle) & (slow | (new <= lower) | (new >= upper)), middle, new)
+            gone = (new - point).abs()
+            point = torch.where(settled, point, new)
         return point, scale
 
     def expected_log_likelihood(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
