@@ -18,7 +18,7 @@ from torchgpmc.approximations.gaussian_form import (
     with_gradient,
     without_graph,
 )
-from torchgpmc.approximations.single_precision import in_single_precision, may_be_single, rounding_shows
+from torchgpmc.approximations.single_precision import SEEN_IN_DRAWS, in_single_precision, may_be_single, rounding_shows
 from torchgpmc.approximations.site_algebra import apply_r, inverse_and_variances, made_by, posterior_times
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.latents import LatentPrior
@@ -155,7 +155,7 @@ class EP(Approximation):
     def _found_quickly(self, problem: LatentProblem, start: Tensor | None) -> GaussianApproximation:
         """By sweeps in single precision where rounding does not show."""
         begun, _ = _from_prior_marginals(problem, self.damping) if start is None else start.chunk(2, -1)
-        shows = rounding_shows(problem, begun)
+        shows = rounding_shows(problem, begun, SEEN_IN_DRAWS)
         if bool(shows.all()):
             return self._found_from_either(problem, start)
         if not bool(shows.any()):
@@ -186,7 +186,7 @@ class EP(Approximation):
             rough.num_iterations + 1,
             torch.cat([precision, shift], -1),
         )
-        again = (~(rough.converged & made.ok) | rounding_shows(problem, precision)).nonzero().squeeze(-1)
+        again = (~(rough.converged & made.ok) | rounding_shows(problem, precision, SEEN_IN_DRAWS)).nonzero().squeeze(-1)
         if not len(again):
             return found
         return put(found, again, self._found_from_either(problem.select(again), None if start is None else start[again]))
