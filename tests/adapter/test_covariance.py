@@ -23,7 +23,8 @@ from gpytorch.kernels import (
 )
 
 from tests.speed import quick
-from torchgpmc.adapter.covariance import BatchMode, ClosedForm, OneByOne, covariance_function
+from torchgpmc.adapter.closed_form import ClosedForm
+from torchgpmc.adapter.covariance import BatchMode, OneByOne, covariance_function
 from torchgpmc.adapter.functional import constraint_of, parameters_with_owners
 
 KERNELS = {

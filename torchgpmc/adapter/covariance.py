@@ -7,19 +7,17 @@ own batch mode; and one setting at a time. A route other than the last is used o
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, RQKernel, ScaleKernel
+from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from torchgpmc.adapter import stationary
+from torchgpmc.adapter.closed_form import ClosedForm, Values, closed_form
 from torchgpmc.adapter.functional import PureModule, check_same_at_own_values, perturbed_values, probing_counts
 from torchgpmc.adapter.kernel_checks import check_consistent, check_input_width
-from torchgpmc.kernels import SAAS, saas_lengthscale, saas_slopes
-
-Values = Mapping[str, Tensor]
+from torchgpmc.adapter.stationary import equal_rows
 
 _PROBED_ROWS = 5
 
@@ -107,146 +105,6 @@ def _agree(found: tuple[Tensor, ...], expected: tuple[Tensor, ...], count: int) 
     )
 
 
-# --- closed forms -----------------------------------------------------------------------------------------------------
-
-
-class ClosedForm:
-    """Covariances of a stationary kernel, optionally scaled, by its formula.
-
-    Args:
-        profile: correlation from squared scaled distances.
-        base: prefix of the base kernel's parameters, e.g. ``"base_kernel."``.
-        smoothness: of a Matern kernel, whose derivatives are written out as the Gaussian's are; else ``None``.
-        scale: name of the output scale (a variance), or ``None`` for unit variance.
-        isotropic: one lengthscale for all input dimensions.
-        columns: active input dimensions, or ``None`` for all.
-        is_saas: whether the lengthscales are those of a :class:`torchgpmc.kernels.SAAS`, derived from its own parameters.
-    """
-
-    def __init__(
-        self,
-        profile: Callable[[Tensor, Values, str], Tensor],
-        smoothness: float | None,
-        base: str,
-        scale: str | None,
-        isotropic: bool,
-        columns: Tensor | None,
-        is_saas: bool = False,
-    ):
-        self.profile = profile
-        self.smoothness = smoothness
-        self.base = base
-        self.scale = scale
-        self.isotropic = isotropic
-        self.columns = columns
-        self.is_saas = is_saas
-
-    def lengthscale(self, values: Values) -> Tensor:
-        """``(C, 1, L)``."""
-        if self.is_saas:
-            return saas_lengthscale(values["raw_tausq"], values["raw_relevance"])
-        return values[self.base + "raw_lengthscale"]
-
-    def lengthscale_slopes(self, values: Values, lengthscale: Tensor, slope: Tensor) -> dict[str, Tensor]:
-        """Derivatives in the parameters behind the lengthscale, given those in itself ``(C, 1, L)``."""
-        return saas_slopes(values, lengthscale, slope) if self.is_saas else {self.base + "raw_lengthscale": slope}
-
-    def _active(self, x: Tensor) -> Tensor:
-        return x if self.columns is None else x[..., self.columns]
-
-    def bind(self, x1: Tensor, x2: Tensor) -> Covariance:
-        second = self._active(x2)
-        first = second if x1 is x2 else self._active(x1)
-        return BoundClosedForm(self, stationary.prepare(first, second, self.isotropic))
-
-    def diagonal(self, values: Values, x: Tensor) -> Tensor:
-        if self.scale is not None:
-            return values[self.scale][:, None].expand(-1, len(x))
-        return torch.ones(len(self.lengthscale(values)), len(x), dtype=x.dtype, device=x.device)
-
-
-class BoundClosedForm(NamedTuple):
-    """A closed form at fixed inputs."""
-
-    form: ClosedForm
-    inputs: stationary.Inputs
-
-    def __call__(self, values: Values) -> Tensor:
-        form, inputs = self.form, self.inputs
-        lengthscale = form.lengthscale(values)
-        if form.profile is stationary.rbf and not self._follows_inputs():
-            return stationary.scaled_rbf(*self._weights(values, lengthscale), inputs)
-        correlation = form.profile(stationary.scaled_square(inputs, lengthscale), values, form.base)
-        return correlation if form.scale is None else values[form.scale][:, None, None] * correlation
-
-    def rows(self, rows: slice | Tensor) -> BoundClosedForm:
-        return BoundClosedForm(self.form, stationary.rows_of(self.inputs, rows))
-
-    def has_slopes(self) -> bool:
-        """Whether :meth:`with_slopes` knows the derivatives."""
-        return (self.form.profile is stationary.rbf or self.form.smoothness is not None) and not self._follows_inputs()
-
-    def _follows_inputs(self) -> bool:
-        return self.inputs.x1.requires_grad or self.inputs.x2.requires_grad
-
-    def _weights(self, values: Values, lengthscale: Tensor) -> tuple[Tensor, Tensor]:
-        """Inverse squared lengthscales ``(C, L)`` and the log of the scale ``(C,)``."""
-        weights = lengthscale[:, 0].pow(-2)
-        return weights, torch.zeros_like(weights[:, 0]) if self.form.scale is None else values[self.form.scale].log()
-
-    def with_slopes(self, values: Values) -> tuple[Tensor, Callable[[Tensor], dict[str, Tensor]]]:
-        """K at ``values``, and the derivatives of sum(gradient * K) in the parameters as a function of that gradient; no graph.
-
-        The function takes over the gradient's memory.
-        """
-        form = self.form
-        lengthscale = form.lengthscale(values)
-        weights, log_scale = self._weights(values, lengthscale)
-        care = stationary.precautions(weights, self.inputs)
-        if form.smoothness is None:
-            covariance = response = stationary.scaled_rbf_value(weights, log_scale, self.inputs, care)
-        else:
-            correlation, response = stationary.matern_decay(form.smoothness, stationary.scaled_square(self.inputs, lengthscale))
-            covariance = correlation
-            if form.scale is not None:
-                scale = values[form.scale][:, None, None]
-                covariance, response = scale * correlation, scale * response
-
-        def slopes(gradient: Tensor) -> dict[str, Tensor]:
-            total = None if response is covariance else (gradient * covariance).sum((1, 2))
-            found = stationary.scaled_rbf_slopes(gradient.mul_(response), self.inputs, care)
-            slope = (found[0].mul_(weights).unsqueeze(1) / lengthscale).mul_(-2)
-            result = form.lengthscale_slopes(values, lengthscale, slope)
-            if form.scale is not None:
-                result[form.scale] = (found[1] if total is None else total) / values[form.scale]
-            return result
-
-        return covariance, slopes
-
-
-def closed_form(kernel: Kernel) -> ClosedForm | None:
-    """The closed form of an RBF, Matern or rational quadratic kernel, plain or scaled, or SAAS; ``None`` for any other kernel."""
-    if type(kernel) is SAAS:
-        matern = stationary.MATERN[2.5]
-        return ClosedForm(matern, 2.5, "", "raw_outputscale", kernel.num_dims == 1, kernel.active_dims, is_saas=True)
-    scale, base, prefix, smoothness = None, kernel, "", None
-    if type(kernel) is ScaleKernel:
-        scale, base, prefix = "raw_outputscale", kernel.base_kernel, "base_kernel."
-    if type(base) is RBFKernel:
-        profile: Callable[[Tensor, Values, str], Tensor] = stationary.rbf
-    elif type(base) is MaternKernel:
-        profile, smoothness = stationary.MATERN[base.nu], base.nu
-    elif type(base) is RQKernel:
-        profile = stationary.rational_quadratic
-    else:
-        return None
-    # A ScaleKernel takes over its base kernel's active_dims and calls its formula directly.
-    return ClosedForm(profile, smoothness, prefix, scale, base.lengthscale.shape[-1] == 1, kernel.active_dims)
-
-
-# --- any kernel -------------------------------------------------------------------------------------------------------
-
-
 def _dense(result: Any) -> Any:
     return result.to_dense() if hasattr(result, "to_dense") else result
 
@@ -285,7 +143,7 @@ class _Distance(NamedTuple):
         distance = self.of(x1, x2, diag=diag, last_dim_is_batch=last_dim_is_batch, **options)
         if diag or last_dim_is_batch:
             return distance
-        equal = stationary.equal_rows(*(x.reshape(-1, *x.shape[-2:])[0] for x in (x1, x2)))
+        equal = equal_rows(*(x.reshape(-1, *x.shape[-2:])[0] for x in (x1, x2)))
         return distance if equal is None else distance.masked_fill(equal, 0.0)
 
 
@@ -352,6 +210,37 @@ class BatchMode:
                     part._batch_shape = shape
 
         return self.pure(values, evaluate)
+
+
+class PlusConstant:
+    """Any kernel with a variance more that all function values share."""
+
+    def __init__(self, of: CovarianceFunction, constant: float):
+        self.of, self.constant = of, constant
+
+    def bind(self, x1: Tensor, x2: Tensor) -> Covariance:
+        return BoundPlusConstant(self.of.bind(x1, x2), self.constant)
+
+    def diagonal(self, values: Values, x: Tensor) -> Tensor:
+        return self.of.diagonal(values, x) + self.constant
+
+
+class BoundPlusConstant(NamedTuple):
+    """The same at fixed inputs."""
+
+    of: Covariance
+    constant: float
+
+    def __call__(self, values: Values) -> Tensor:
+        return self.of(values) + self.constant
+
+    def rows(self, rows: slice | Tensor) -> BoundPlusConstant:
+        return BoundPlusConstant(self.of.rows(rows), self.constant)
+
+
+def plus_constant(covariance: CovarianceFunction, constant: float) -> CovarianceFunction:
+    """Covariances with a variance more that all function values share, by a closed form where there is one."""
+    return covariance.plus(constant) if isinstance(covariance, ClosedForm) else PlusConstant(covariance, constant)
 
 
 class BoundKernel(NamedTuple):

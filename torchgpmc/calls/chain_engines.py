@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torchgpmc.adapter.covariance import BoundClosedForm
+from torchgpmc.adapter.closed_form import BoundClosedForm
 from torchgpmc.approximations import Laplace
 from torchgpmc.calls.candidate import Candidate, Limits, anything, no_start, some_use
 from torchgpmc.calls.timing import seconds_of_chains, seconds_of_evaluations

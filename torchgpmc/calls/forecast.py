@@ -9,6 +9,7 @@ from typing import NamedTuple
 from torchgpmc.calls.candidate import Candidate, described
 from torchgpmc.calls.chain_engines import CHAINS_MAY_TAKE_LONG
 from torchgpmc.calls.engines import candidates
+from torchgpmc.calls.integrated_mean import sampled_in_place_of
 from torchgpmc.calls.weighted_engines import operations_of_estimate
 from torchgpmc.checks import warn
 from torchgpmc.models import GPModel
@@ -36,7 +37,8 @@ def explain(model: GPModel) -> str:
         2. ...
         sample(model) takes the first whose draws pass their own checks: about ...
     """
-    engines = candidates(model)
+    sampled = sampled_in_place_of(model)
+    engines = candidates(sampled)
     forecasts = foretold(engines)
     told = (f"{described(engine)}: {engine.why} {forecast.words}" for engine, forecast in zip(engines, forecasts, strict=True))
     lines = [f"{number}. {line}" for number, line in enumerate(told, 1)]

@@ -12,6 +12,7 @@ from torchgpmc.calls.candidate import WANTED, Candidate
 from torchgpmc.calls.default_call import Rule, sample_by_default
 from torchgpmc.calls.engines import candidates
 from torchgpmc.calls.forecast import warn_of_time
+from torchgpmc.calls.integrated_mean import in_terms_of, sampled_in_place_of
 from torchgpmc.calls.interruption import before_draws
 from torchgpmc.calls.isolation import warn_of_isolated_data
 from torchgpmc.calls.loop import Found, Order
@@ -102,7 +103,8 @@ def sample(
         file = as_checkpoint(checkpoint)
         order = Order(method, settings, checked_seed(seed, file), model.train_x.device, file, progress)
         if method is None:
-            posterior = _sample_by_default(model, order, earlier)
+            sampled = model if earlier is not None else sampled_in_place_of(model)
+            posterior = in_terms_of(model, _sample_by_default(sampled, order, earlier), order.seed)
             warn_of_isolated_data(posterior)
             return posterior
         _check_one_data_set_a_chain(model, settings)

@@ -14,8 +14,9 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from typing_extensions import Self
 
+from torchgpmc.adapter.closed_form import BoundClosedForm
 from torchgpmc.adapter.conversion import as_likelihood, check_forward, convert_likelihood, count_latents
-from torchgpmc.adapter.covariance import BoundClosedForm, CovarianceFunction, covariance_function
+from torchgpmc.adapter.covariance import CovarianceFunction, covariance_function
 from torchgpmc.adapter.functional import PureModule, constraint_of, parameters_with_owners
 from torchgpmc.adapter.kernel_checks import warn_without_slopes
 from torchgpmc.adapter.mean_function import MeanFunction

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.adapter.covariance import BoundClosedForm, Covariance, Values
+from torchgpmc.adapter.closed_form import BoundClosedForm, Values
+from torchgpmc.adapter.covariance import Covariance
 from torchgpmc.adapter.mean_function import MeanFunction
 from torchgpmc.likelihoods.log_likelihood import LogLikelihood
 from torchgpmc.models.gp_model import GPModel

@@ -11,7 +11,8 @@ from gpytorch.means import Mean
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from torchgpmc.adapter.covariance import ClosedForm, Covariance, covariance_function
+from torchgpmc.adapter.closed_form import ClosedForm
+from torchgpmc.adapter.covariance import Covariance, covariance_function
 from torchgpmc.checks import check_count
 from torchgpmc.likelihoods.gaussian import Gaussian
 from torchgpmc.models.collapsed import CollapsedDensity

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from torchgpmc.adapter.covariance import ClosedForm, Covariance, CovarianceFunction
+from torchgpmc.adapter.closed_form import ClosedForm
+from torchgpmc.adapter.covariance import Covariance, CovarianceFunction
 from torchgpmc.density import WORTH_A_THREAD
 from torchgpmc.likelihoods.slopes import ExpectedSlopes, slopes_function
 from torchgpmc.models.gp_model import GPModel
