@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torchgpmc.adapter.conversion import as_likelihood
+from torchgpmc.checks import warn
 from torchgpmc.models import GP, GPModel
 from torchgpmc.models.mean_in_kernel import MeanInKernel, with_mean, without_mean
 from torchgpmc.numerics.random import derived_seed, make_generator
@@ -28,16 +29,24 @@ def sampled_in_place_of(model: GPModel) -> GPModel:
 
 
 def in_terms_of(model: GPModel, posterior: Posterior, seed: int) -> Posterior:
-    """The posterior of :func:`sampled_in_place_of` as one of ``model``: every draw with a mean, given its functions."""
+    """The posterior of :func:`sampled_in_place_of` as one of ``model``: every draw with a mean, given its functions.
+
+    Warns where the means are what is not to be trusted.
+    """
     other = posterior.model
     if not (isinstance(other, MeanInKernel) and isinstance(model, GP)) or isinstance(model, MeanInKernel):
         return posterior
     device, rows = model.train_x.device, max(1, _CHUNK_ELEMENTS // model.latent_size**2)
     generator = make_generator(derived_seed(seed, _STREAM), device)
     pairs = zip(posterior.theta.flatten(0, 1).split(rows), posterior.whitened.flatten(0, 1).split(rows), strict=True)
-    found = concatenate([with_mean(model, other, theta.to(device), v.to(device), generator) for theta, v in pairs])
-    theta, v, change = (part.cpu().unflatten(0, posterior.theta.shape[:2]) for part in found)
+    parts = concatenate([with_mean(model, other, theta.to(device), v.to(device), generator) for theta, v in pairs])
+    theta, v, change = (part.cpu().unflatten(0, posterior.theta.shape[:2]) for part in parts)
     stats = {name: value for name, value in posterior.stats.items() if name != "log_evidence"}  # which is not of the mean
     stats["lp"] = stats["lp"] + change
     draws = Draws(theta, v, posterior.log_weights)
-    return Posterior(model, draws, stats, {**posterior.info, _MEAN: _WORDS})
+    found = Posterior(model, draws, stats, {**posterior.info, _MEAN: _WORDS})
+    known = posterior.complaints()
+    for complaint in found.complaints():  # what there is to say of the others has been said
+        if complaint not in known:
+            warn(complaint)
+    return found
