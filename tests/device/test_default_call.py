@@ -1,7 +1,11 @@
 """The default call on a device that is not the CPU: every engine that it may come to, each begun at the draws of the one before."""
 
+from functools import partial
+
 import pytest
 import torch
+from gpytorch.means import ConstantMean
+from gpytorch.priors import NormalPrior
 
 import torchgpmc as tg
 from tests.device.other import DEVICE, is_real
@@ -16,6 +20,7 @@ MODELS = {
     "labels": (gp, "probit", 2),
     "many labels' lengthscales": (gp, "probit", 9),
     "counts": (gp, "poisson", 2),
+    "counts with a mean": (partial(gp, mean=ConstantMean(constant_prior=NormalPrior(0.5, 1.0))), "poisson", 2),
     "classes": (gp, "softmax", 2),
     "outliers": (gp, "student_t", 2),
     "sparse": (sparse_gp, "probit", 2),
