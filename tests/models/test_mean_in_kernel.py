@@ -1,5 +1,7 @@
 """A normal mean integrated out, and drawn given the functions."""
 
+import math
+
 import pytest
 import torch
 from gpytorch.constraints import Interval
@@ -10,8 +12,12 @@ from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior
 
 import torchgpmc as tg
 from tests.problems import inputs
+from torchgpmc.calls.candidate import Limits
+from torchgpmc.calls.default_call import Rule
 from torchgpmc.calls.integrated_mean import in_terms_of, sampled_in_place_of
 from torchgpmc.models.mean_in_kernel import with_mean, without_mean
+from torchgpmc.posterior import Posterior
+from torchgpmc.storage.draws import Draws
 
 LENGTHSCALE, OUTPUTSCALE, CENTRE, DEVIATION = GammaPrior(3.0, 3.0), GammaPrior(2.0, 2.0), 0.75, 1.5
 
@@ -121,7 +127,8 @@ def test_other_models_keep_their_mean():
     within = ConstantMean(constant_prior=NormalPrior(0.5, 1.0), constant_constraint=Interval(0.0, 1.0))
     linear = LinearMean(2, bias=False)
     linear.register_prior("weights_prior", NormalPrior(torch.zeros(2, 1), torch.ones(2, 1)), "weights")
-    others = [fixed, within, ConstantMean(constant_prior=LogNormalPrior(0.0, 1.0)), linear]
+    vague = ConstantMean(constant_prior=NormalPrior(0.0, 1000.0))
+    others = [fixed, within, vague, ConstantMean(constant_prior=LogNormalPrior(0.0, 1.0)), linear]
     models = [tg.GP(x, y, kernel(), tg.likelihoods.Poisson(), mean=mean) for mean in others]
     own = ConstantMean(constant_prior=normal)
     models += [
@@ -164,3 +171,19 @@ def test_posteriors_of_other_models_stay_as_they_are():
     model = counts(mean=ConstantMean().requires_grad_(False))
     posterior = tg.sample(model, tg.AMIS(tg.EP()), num_samples=1000, seed=0, progress=False)
     assert in_terms_of(model, posterior, 0) is posterior
+
+
+def test_chains_go_on_while_what_is_returned_is_not_good():
+    """Of 500 x 9 counts chains without a mean had R-hats of 1.01, and the log density with one 1.011: returned, and not trusted."""
+    model, generator = without_mean(counts()), torch.Generator().manual_seed(0)
+    theta, v, lp = (torch.randn(4, 500, *rest, generator=generator, dtype=torch.float64) for rest in ((2,), (12,), ()))
+
+    def posterior(shift):
+        stats = {"lp": lp + shift * torch.arange(4.0).unsqueeze(-1)}
+        return Posterior(model, Draws(theta, v, None), stats, {"method": "NUTS()"})
+
+    rule, good = Rule(400, Limits(1, 1000, math.inf)), posterior(0.0)
+    assert good.complaints() == [] and posterior(1.0).complaints() != []
+    assert rule(500, 0.0, lambda: good)
+    assert rule._replace(as_returned=lambda unchanged: unchanged)(500, 0.0, lambda: good)
+    assert not rule._replace(as_returned=lambda _: posterior(1.0))(500, 0.0, lambda: good)

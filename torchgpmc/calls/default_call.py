@@ -34,11 +34,13 @@ class Rule(NamedTuple):
         wanted: effective draws of the quantity that has fewest.
         limits: of the engine.
         before: weighted draws of other engines, which the run's may join.
+        as_returned: what the caller is to be given for a posterior, if it is another; that of chains has to be good, too.
     """
 
     wanted: int
     limits: Limits
     before: Posterior | None = None
+    as_returned: Callable[[Posterior], Posterior] | None = None
 
     def __call__(self, num_kept: int, num_evaluations: float, so_far: Callable[[], Posterior]) -> bool:
         """Whether to end after ``num_kept`` draws a chain; ``so_far`` makes a posterior of them."""
@@ -47,10 +49,17 @@ class Rule(NamedTuple):
         if not num_kept or num_kept % self.limits.every:
             return False
         posterior = so_far()
-        if is_good(posterior, self.wanted) or self._is_hopeless(posterior):
+        if self._is_good(posterior) or self._is_hopeless(posterior):
             return True
         together = with_those_before(posterior, self.before)
         return together is not None and is_good(together, self.wanted)
+
+    def _is_good(self, posterior: Posterior) -> bool:
+        if not is_good(posterior, self.wanted):
+            return False
+        # R-hat of what is drawn afterwards may be the one that is too large.
+        judged = None if self.as_returned is None or posterior.num_chains == 1 else self.as_returned(posterior)
+        return judged is None or is_good(judged, self.wanted)
 
     def _is_hopeless(self, posterior: Posterior) -> bool:
         """Of weighted draws: more of them will hardly do.

@@ -29,10 +29,7 @@ def sampled_in_place_of(model: GPModel) -> GPModel:
 
 
 def in_terms_of(model: GPModel, posterior: Posterior, seed: int) -> Posterior:
-    """The posterior of :func:`sampled_in_place_of` as one of ``model``: every draw with a mean, given its functions.
-
-    Warns where the means are what is not to be trusted.
-    """
+    """The posterior of :func:`sampled_in_place_of` as one of ``model``: every draw with a mean, given its functions."""
     other = posterior.model
     if not (isinstance(other, MeanInKernel) and isinstance(model, GP)) or isinstance(model, MeanInKernel):
         return posterior
@@ -44,9 +41,15 @@ def in_terms_of(model: GPModel, posterior: Posterior, seed: int) -> Posterior:
     stats = {name: value for name, value in posterior.stats.items() if name != "log_evidence"}  # which is not of the mean
     stats["lp"] = stats["lp"] + change
     draws = Draws(theta, v, posterior.log_weights)
-    found = Posterior(model, draws, stats, {**posterior.info, _MEAN: _WORDS})
-    known = posterior.complaints()
-    for complaint in found.complaints():  # what there is to say of the others has been said
-        if complaint not in known:
-            warn(complaint)
+    return Posterior(model, draws, stats, {**posterior.info, _MEAN: _WORDS})
+
+
+def returned(model: GPModel, posterior: Posterior, seed: int) -> Posterior:
+    """:func:`in_terms_of`, with a warning where the means are what is not to be trusted; of the others all has been said."""
+    found = in_terms_of(model, posterior, seed)
+    if found is not posterior:
+        known = posterior.complaints()
+        for complaint in found.complaints():
+            if complaint not in known:
+                warn(complaint)
     return found

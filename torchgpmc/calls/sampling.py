@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -12,7 +13,7 @@ from torchgpmc.calls.candidate import WANTED, Candidate
 from torchgpmc.calls.default_call import Rule, sample_by_default
 from torchgpmc.calls.engines import candidates
 from torchgpmc.calls.forecast import warn_of_time
-from torchgpmc.calls.integrated_mean import in_terms_of, sampled_in_place_of
+from torchgpmc.calls.integrated_mean import in_terms_of, returned, sampled_in_place_of
 from torchgpmc.calls.interruption import before_draws
 from torchgpmc.calls.isolation import warn_of_isolated_data
 from torchgpmc.calls.loop import Found, Order
@@ -103,8 +104,7 @@ def sample(
         file = as_checkpoint(checkpoint)
         order = Order(method, settings, checked_seed(seed, file), model.train_x.device, file, progress)
         if method is None:
-            sampled = model if earlier is not None else sampled_in_place_of(model)
-            posterior = in_terms_of(model, _sample_by_default(sampled, order, earlier), order.seed)
+            posterior = _sample_by_default(model, order, earlier)
             warn_of_isolated_data(posterior)
             return posterior
         _check_one_data_set_a_chain(model, settings)
@@ -125,6 +125,7 @@ def _sample_by_default(model: GPModel, order: Order, start: Posterior | None) ->
     With ``start`` those that can begin at its draws.
     """
     wanted, warmup_steps, num_chains, chain_chunk, *_ = order.settings
+    asked, model = model, model if start is not None else sampled_in_place_of(model)
     with before_draws(order.checkpoint):
         engines = candidates(model, wanted)
         if not (warmup_steps is num_chains is chain_chunk is None):
@@ -143,12 +144,14 @@ def _sample_by_default(model: GPModel, order: Order, start: Posterior | None) ->
             path = f"{os.fspath(order.checkpoint.path)}.{number + 1}"
             trial = trial._replace(checkpoint=order.checkpoint._replace(path=path))
 
+        rule = rule if model is asked else rule._replace(as_returned=partial(in_terms_of, asked, seed=order.seed))
+
         def enough(num_kept: int, num_evaluations: float, so_far: Callable[[], Found]) -> bool:
             return rule(num_kept, num_evaluations, lambda: Posterior(model, *so_far()))
 
         return Posterior(model, *trial.on_model(model, enough))
 
-    return sample_by_default(engines, wanted, run)
+    return returned(asked, sample_by_default(engines, wanted, run), order.seed)
 
 
 def _check_one_data_set_a_chain(model: GPModel, settings: Settings) -> None:

@@ -15,11 +15,12 @@ from torchgpmc.adapter.covariance import plus_constant
 from torchgpmc.adapter.functional import constraint_of
 from torchgpmc.models.full import GP
 from torchgpmc.models.gp_model import GPModel
-from torchgpmc.numerics.linalg import solve_lower
+from torchgpmc.numerics.linalg import cholesky, solve_lower
 from torchgpmc.numerics.random import normal_like
 from torchgpmc.numerics.special import log_standard_normal
 
 _MEAN = "mean.constant"
+_ROUNDING = 1e-4  # of the jitter, beside which what a wide prior leaves of K in K + s^2 must be nothing
 
 
 class MeanInKernel(GP):
@@ -45,6 +46,8 @@ class MeanInKernel(GP):
 def without_mean(model: GPModel) -> MeanInKernel | None:
     """The same functions with the mean in the kernel; ``None`` where the mean is no constant that is normal a priori.
 
+    Nor where its prior is so wide that K would be lost in the sum: from a deviation of some hundreds on.
+
     Example:
         >>> import torch, torchgpmc as tg
         >>> from gpytorch.kernels import RBFKernel
@@ -62,6 +65,8 @@ def without_mean(model: GPModel) -> MeanInKernel | None:
     """
     prior = _normal_prior(model.mean)
     if type(model) is not GP or prior is None or _MEAN not in model.layout.names or model.layout.size < 2:
+        return None
+    if float(prior.scale) ** 2 * torch.finfo(model.train_x.dtype).eps > _ROUNDING * model.jitter:
         return None
     other = object.__new__(MeanInKernel)
     other.__dict__.update(model.__dict__)
@@ -97,12 +102,14 @@ def with_mean(model: GP, other: MeanInKernel, theta: Tensor, v: Tensor, generato
     """
     (place,) = model.layout.columns("mean")
     noise = normal_like(v[:, 0], generator)
-    prior = other.prior(theta)
-    f = other.latents(prior, v)
-    centre, variance = prior.mean[:, :1], other.mean_variance
-    widened = torch.cat([theta[:, :place], centre, theta[:, place:]], 1)
-    factor = model.prior(widened).factor
-    white = solve_lower(factor, torch.stack([f - centre, torch.ones_like(f)], -1))
+    variance = other.mean_variance
+    with torch.no_grad():
+        centre = other.mean.constant.expand(len(theta), 1)
+        widened = torch.cat([theta[:, :place], centre, theta[:, place:]], 1)
+        prior = model.prior(widened)
+        # What takes the time is the kernel's covariance, and it is the same but for a number.
+        deviation = (cholesky(prior.covariance + variance).factor @ v.unsqueeze(-1)).squeeze(-1)
+        white = solve_lower(prior.factor, torch.stack([deviation, torch.ones_like(deviation)], -1))
     deviation, one = white.unbind(-1)
     precision = 1 / variance + one.square().sum(-1)
     shift = (deviation * one).sum(-1) / precision + noise * precision.rsqrt()
