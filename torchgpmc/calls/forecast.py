@@ -12,7 +12,7 @@ from torchgpmc.calls.engines import candidates
 from torchgpmc.calls.integrated_mean import sampled_in_place_of
 from torchgpmc.calls.weighted_engines import operations_of_estimate
 from torchgpmc.checks import warn
-from torchgpmc.models import GPModel
+from torchgpmc.models import GPModel, checked_model
 
 _MAY_TAKE_LONG = 2e8  # operations an estimate: below, a run is soon done, and not timed before it begins
 _LONG = 1.0  # minutes
@@ -37,8 +37,7 @@ def explain(model: GPModel) -> str:
         2. ...
         sample(model) takes the first whose draws pass their own checks: about ...
     """
-    sampled = sampled_in_place_of(model)
-    engines = candidates(sampled)
+    engines = candidates(sampled_in_place_of(checked_model(model)))
     forecasts = foretold(engines)
     told = (f"{described(engine)}: {engine.why} {forecast.words}" for engine, forecast in zip(engines, forecasts, strict=True))
     lines = [f"{number}. {line}" for number, line in enumerate(told, 1)]
