@@ -7,7 +7,7 @@ from gpytorch.priors import LogNormalPrior
 
 import torchgpmc as tg
 from tests.problems import gp, inputs
-from torchgpmc.approximations import EP, ApproximateMarginal, single_precision
+from torchgpmc.approximations import EP, ApproximateMarginal, ep, single_precision
 from torchgpmc.approximations.gaussian_form import problem_of
 
 
@@ -84,3 +84,40 @@ def test_the_loose_evidence_is_near():
     loose = ApproximateMarginal(model, EP(), loose=True)(theta)
     assert not torch.equal(value, loose)
     torch.testing.assert_close(loose, value, rtol=0, atol=0.2)
+
+
+def recorded_searches(monkeypatch):
+    """Precision, thetas, and most sweeps of every search from here on."""
+    searches, found_from = [], EP.found_from
+
+    def recorded(self, part, default, start):
+        found = found_from(self, part, default, start)
+        searches.append((part.covariance.dtype, len(part.mean), int(found[0].num_iterations.max())))
+        return found
+
+    monkeypatch.setattr(EP, "found_from", recorded)
+    return searches
+
+
+def test_thetas_whose_rounding_shows_are_not_swept_in_single_precision(monkeypatch):
+    """They once were, to no end: of 500 counts near 2000 40 sweeps for each theta in five."""
+    model, theta = separable()
+    prior = model.prior(theta)
+    precision = EP().importance_density(model, prior).precision
+    shows = single_precision.rounding_shows(problem_of(model, prior, None), precision, single_precision.SEEN_IN_DRAWS)
+    searches = recorded_searches(monkeypatch)
+    EP().importance_density(model, prior)
+    (single,) = [rows for dtype, rows, _ in searches if dtype == torch.float32]
+    assert single < len(theta)
+    assert sum(rows for dtype, rows, _ in searches if dtype == torch.float64) >= int(shows.sum()) > 0
+
+
+def test_searches_in_single_precision_that_end_nowhere_give_up_soon(monkeypatch):
+    x = inputs(100)
+    kernel = ScaleKernel(RBFKernel(lengthscale_prior=LogNormalPrior(0.0, 1.0)), outputscale_prior=LogNormalPrior(0.0, 1.0))
+    model = tg.GP(x, (2e3 * (2 + x[:, 0].sin())).round(), kernel, tg.likelihoods.Poisson())
+    prior = model.prior(torch.zeros(2, 2).double())
+    monkeypatch.setattr(ep, "rounding_shows", lambda problem, *_: torch.zeros(len(problem.mean), dtype=torch.bool))
+    searches = recorded_searches(monkeypatch)
+    assert bool(EP().importance_density(model, prior).converged.all())
+    assert searches[0] == (torch.float32, 2, 10) and searches[1][0] == torch.float64
