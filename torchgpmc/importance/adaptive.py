@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.importance.proposal import Proposal, log_density_of, with_defence
+from torchgpmc.importance.proposal import Proposal, log_density_of, log_parts_of, with_defence
 from torchgpmc.numerics.linalg import cholesky
 
 _LEAST_SHARE = 1e-3
@@ -227,12 +227,12 @@ def _divided(proposal: Proposal, size: int) -> Proposal:
 def _followed(proposal: Proposal, first: Proposal, position: Tensor, log_weight: Tensor, plan: Adaptation) -> Proposal:
     """One round of expectation maximisation on weighted draws."""
     shares = responsibilities(proposal, position) + log_weight  # (components, S)
-    kept = 1 if plan.defensive_share else 0
-    parts = [_moments(shares[index], position, first.mean[index], first.factor[index], plan) for index in range(len(shares) - kept)]
-    mean, factor, weight = (torch.stack(columns) for columns in zip(*parts, strict=True))
+    if plan.defensive_share:
+        shares = shares[:-1]
+    mean, factor, weight = _moments(shares, position, first, plan)
     log_share = torch.log_softmax(weight.clamp_min(max(_LEAST_SHARE, plan.kept_share / len(weight))).log(), 0)
     moved = Proposal(log_share, mean, factor, proposal.degrees_of_freedom)
-    return with_defence(moved, first.mean[-1], first.factor[-1], plan.defensive_share) if kept else moved
+    return with_defence(moved, first.mean[-1], first.factor[-1], plan.defensive_share) if plan.defensive_share else moved
 
 
 def responsibilities(proposal: Proposal, position: Tensor) -> Tensor:
@@ -248,37 +248,34 @@ def responsibilities(proposal: Proposal, position: Tensor) -> Tensor:
     """
     if len(proposal.mean) == 1:
         return position.new_zeros(1, len(position))
-    logs = [
-        log_density_of(Proposal(torch.zeros_like(share)[None], mean[None], factor[None], proposal.degrees_of_freedom), position)
-        + share
-        for share, mean, factor in zip(proposal.log_share, proposal.mean, proposal.factor, strict=True)
-    ]
-    return torch.log_softmax(torch.stack(logs), 0)
+    return torch.log_softmax(log_parts_of(proposal, position), 0)
 
 
-def _moments(
-    log_share: Tensor, position: Tensor, first_mean: Tensor, first_factor: Tensor, plan: Adaptation
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, factor and weight of one component, the first proposal counting as ``prior_strength`` draws."""
+def _moments(log_share: Tensor, position: Tensor, first: Proposal, plan: Adaptation) -> tuple[Tensor, Tensor, Tensor]:
+    """Means, factors and weights of the first components, as many as rows of ``log_share`` ``(components, S)``.
+
+    What each began as counts for ``prior_strength`` draws.
+    """
+    first_mean, first_factor = (part[: len(log_share)] for part in (first.mean, first.factor))
     weight = log_share.exp()
-    total = weight.sum()
-    effective = total.square() / weight.square().sum().clamp_min(1e-300)
-    normalised = weight / total.clamp_min(1e-300)
+    total = weight.sum(-1)
+    effective = total.square() / weight.square().sum(-1).clamp_min(1e-300)
+    normalised = weight / total.clamp_min(1e-300).unsqueeze(-1)
     mean = normalised @ position
-    centred = position - mean
+    centred = position - mean.unsqueeze(1)
     covariance = (centred * normalised.unsqueeze(-1)).mT @ centred
-    kept = effective / (effective + plan.prior_strength)
+    kept = (effective / (effective + plan.prior_strength)).unsqueeze(-1)
     shift = mean - first_mean
     first_covariance = first_factor @ first_factor.mT
     # Conjugate updating of a normal's mean and covariance with that many prior draws.
-    covariance = kept * covariance + (1 - kept) * (first_covariance + kept * torch.outer(shift, shift))
-    mean = kept * mean + (1 - kept) * first_mean
+    prior = first_covariance + (kept * shift).unsqueeze(-1) * shift.unsqueeze(-2)
+    covariance = torch.lerp(prior, covariance, kept.unsqueeze(-1))
+    mean = torch.lerp(first_mean, mean, kept)
     if plan.diagonal:
-        covariance = covariance.diagonal().diag()
+        covariance = torch.diag_embed(covariance.diagonal(dim1=-2, dim2=-1))
     factor, ok = cholesky(covariance)
-    if not bool(ok) or not bool(torch.isfinite(factor).all()):
-        return first_mean, first_factor, total
-    return mean, factor, total
+    ok = (ok & torch.isfinite(factor).all(-1).all(-1)).unsqueeze(-1)
+    return torch.where(ok, mean, first_mean), torch.where(ok.unsqueeze(-1), factor, first_factor), total
 
 
 def truncated_log_weights(log_weights: Tensor) -> Tensor:

@@ -31,10 +31,9 @@ class Proposal(NamedTuple):
     degrees_of_freedom: Tensor  # (), whole and above 2; infinite for normal components
 
 
-def _scale(proposal: Proposal) -> Tensor:
+def _scale(degrees: float) -> float:
     """Square root of (nu - 2) / nu, which gives a Student t the covariance that its factor says."""
-    degrees = proposal.degrees_of_freedom
-    return torch.where(torch.isinf(degrees), torch.ones_like(degrees), (1 - 2 / degrees).sqrt())
+    return 1.0 if math.isinf(degrees) else math.sqrt(1 - 2 / degrees)
 
 
 def draw_from(proposal: Proposal, num_draws: int, generator: torch.Generator) -> Tensor:
@@ -78,18 +77,31 @@ def log_density_of(proposal: Proposal, position: Tensor) -> Tensor:
         >>> log_density_of(proposal, torch.tensor([[0.0]])).exp() * (2 * math.pi) ** 0.5  # both have exp(-9 / 2)
         tensor([0.0111])
     """
-    dimension = position.shape[-1]
-    white = solve_lower(proposal.factor, (position - proposal.mean.unsqueeze(1)).mT) / _scale(proposal)  # (components, D, S)
-    square = white.square().sum(1)
-    log_scale = triangular_log_determinant(proposal.factor) + dimension * _scale(proposal).log()
-    degrees = proposal.degrees_of_freedom
-    if bool(torch.isinf(degrees)):
+    return torch.logsumexp(log_parts_of(proposal, position), 0)
+
+
+def log_parts_of(proposal: Proposal, position: Tensor) -> Tensor:
+    """Logs of what each component adds to the mixture's density at positions ``(S, D)``, its share included: ``(components, S)``.
+
+    Example:
+        >>> import math, torch
+        >>> half = torch.tensor([0.5, 0.5]).log()
+        >>> proposal = Proposal(half, torch.tensor([[-3.0], [3.0]]), torch.ones(2, 1, 1), torch.tensor(math.inf))
+        >>> log_parts_of(proposal, torch.tensor([[3.0]])).exp() * (2 * math.pi) ** 0.5
+        tensor([[7.6150e-09],
+                [5.0000e-01]])
+    """
+    dimension, degrees = position.shape[-1], float(proposal.degrees_of_freedom)
+    white = solve_lower(proposal.factor, (position - proposal.mean.unsqueeze(1)).mT)  # (components, D, S)
+    square = white.square().sum(1) / _scale(degrees) ** 2
+    log_scale = triangular_log_determinant(proposal.factor) + dimension * math.log(_scale(degrees))
+    if math.isinf(degrees):
         log_kernel = -0.5 * (square + dimension * math.log(2 * math.pi))
     else:
         half = 0.5 * (degrees + dimension)
-        constant = torch.lgamma(half) - torch.lgamma(0.5 * degrees) - 0.5 * dimension * (degrees * math.pi).log()
+        constant = math.lgamma(half) - math.lgamma(0.5 * degrees) - 0.5 * dimension * math.log(degrees * math.pi)
         log_kernel = constant - half * torch.log1p(square / degrees)
-    return torch.logsumexp(log_kernel + (proposal.log_share - log_scale).unsqueeze(-1), 0)
+    return log_kernel + (proposal.log_share - log_scale).unsqueeze(-1)
 
 
 def from_modes(mean: Tensor, covariance: Tensor, log_share: Tensor, degrees_of_freedom: float) -> Proposal:
