@@ -1,5 +1,6 @@
 """The default call on a device that is not the CPU: every engine that it may come to, each begun at the draws of the one before."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -33,20 +34,20 @@ MODELS = {
 LONG = ("many labels' lengthscales", "sparse", "classes", "outliers")
 
 
+def shortened(engine):
+    """With few draws, of short trees."""
+    method = replace(engine.method, max_tree_depth=3) if hasattr(engine.method, "max_tree_depth") else engine.method
+    warmup_steps = None if engine.warmup_steps is None else 10
+    few = engine.with_limits(most=min(engine.limits.most, 40), every=20)
+    return few._replace(method=method, given=anything, warmup_steps=warmup_steps)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in MODELS])
 def test_every_engine(monkeypatch, name):
     make, likelihood, columns = MODELS[name]
 
-    def shortened(model, wanted):
-        return [
-            engine.with_limits(most=min(engine.limits.most, 40), every=20)._replace(
-                given=anything, warmup_steps=None if engine.warmup_steps is None else 10
-            )
-            for engine in candidates(model, wanted)
-        ]
-
-    monkeypatch.setattr(sampling, "candidates", shortened)
+    monkeypatch.setattr(sampling, "candidates", lambda model, wanted: [shortened(engine) for engine in candidates(model, wanted)])
     monkeypatch.setattr(default_call, "is_good", lambda posterior, wanted: False)
     options = {"num_samples": 20, "warmup_steps": None, "num_chains": None}
     models = [make(likelihood, num_columns=columns, device=device) for device in (DEVICE, "cpu")]
