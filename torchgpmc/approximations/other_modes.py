@@ -45,6 +45,31 @@ def other_modes(problem: LatentProblem, found: GaussianApproximation) -> list[Ga
     return [past_first, past_second, put(past_second, rows, past_both)]
 
 
+def modes_known(problem: LatentProblem, found: GaussianApproximation, starts: Tensor) -> list[GaussianApproximation]:
+    """Those of :func:`other_modes` that were found at a nearby theta, followed here; the others are ``found``.
+
+    Args:
+        problem: without graph.
+        found: where they are other than.
+        starts: :func:`starts_of` those there ``(C, 2 N J)``.
+    """
+    modes = []
+    for start in starts.split(2 * problem.mean.shape[-1], -1):
+        rows = start.any(-1).nonzero().squeeze(-1)
+        mode = found._replace(num_iterations=torch.zeros_like(found.num_iterations))
+        if len(rows):
+            mode = put(mode, rows, _mode_near(problem.select(rows), start[rows], take(found, rows)))
+        modes.append(mode)
+    return modes
+
+
+def starts_of(modes: list[GaussianApproximation], is_new: Tensor) -> Tensor:
+    """Alpha and centred f of each of J modes, zeros for those that are not new ``(C, J)``: ``(C, 2 N J)``."""
+    return torch.cat(
+        [torch.where(new.unsqueeze(-1), mode.start, 0.0) for mode, new in zip(modes, is_new.unbind(-1), strict=True)], -1
+    )
+
+
 def _mode_near(problem: LatentProblem, start: Tensor, known: GaussianApproximation) -> GaussianApproximation:
     """:class:`Laplace`'s mode near ``start`` ``(C, 2 N)``, or ``known`` where steps with its factor lead back there."""
     end = ascended(problem, start, known)

@@ -11,7 +11,8 @@ from torch import Tensor
 from torchgpmc.approximations import GaussianApproximation
 from torchgpmc.approximations.averaged_curvature import with_average_curvature
 from torchgpmc.approximations.gaussian_form import LatentProblem
-from torchgpmc.approximations.other_modes import is_same_mode, other_modes
+from torchgpmc.approximations.other_modes import is_same_mode, modes_known, other_modes, starts_of
+from torchgpmc.approximations.site_algebra import factor_of_b
 from torchgpmc.evidence.gaussian_draws import (
     GaussianDraws,
     draws_around,
@@ -24,8 +25,10 @@ from torchgpmc.evidence.importance_sampling import ImportanceEstimate, Importanc
 from torchgpmc.models.latents import LatentPrior
 from torchgpmc.numerics.linalg import cholesky_in_place, times_blocks
 from torchgpmc.numerics.random import uniform
+from torchgpmc.numerics.threads import side_by_side
 from torchgpmc.trees import put, take
 
+_OTHERS = 3  # modes that are looked for besides
 _PRIOR_SHARE = 0.1
 _WIDE, _WIDE_SHARE = 0.25, 0.2
 _EVEN_SHARE = 0.1  # of what the modes get, split evenly: their masses are approximate
@@ -50,6 +53,19 @@ class MixtureEstimator(ImportanceEstimator):
         """Standard normals an estimate: one more a direction, which chooses its component."""
         return super().auxiliary_size + self.num_directions
 
+    def start_at(self, theta: Tensor) -> Tensor:
+        """What the approximation leaves at ``theta``, and the other modes there: nearby they are followed, no others looked for."""
+
+        def start(rows: slice) -> Tensor:
+            part = self._at(rows)
+            prior = part.model.prior(theta[rows])
+            problem, own = part._approximate(prior, None)
+            modes, is_new = _modes(problem, own, None)
+            return torch.cat([own.start, starts_of(modes[1:], is_new[:, 1:])], -1) if len(modes) > 1 else own.start
+
+        with torch.no_grad():
+            return torch.cat(side_by_side(start, self.chunks(theta), theta.device))
+
     def _draws(self, prior: LatentPrior, auxiliary: Tensor, start: Tensor | None) -> MixtureDraws:
         problem, densities, share, work = self.components(prior, start)
         choice, rest = auxiliary[:, : self.num_directions], auxiliary[:, self.num_directions :]
@@ -63,9 +79,11 @@ class MixtureEstimator(ImportanceEstimator):
 
         A share is zero where a density is of a mode that another has: it may then be any.
         """
+        elsewhere = None
+        if start is not None and self.model.num_latents == 1:
+            start, elsewhere = start.tensor_split([start.shape[-1] - 2 * _OTHERS * prior.mean.shape[-1]], -1)
         problem, own = self._approximate(prior, start)
-        modes = [own, *other_modes(problem, own)]
-        is_new = torch.stack([_is_new(mode, modes[:place]) for place, mode in enumerate(modes)], -1)
+        modes, is_new = _modes(problem, own, elsewhere)
         work = torch.stack([mode.num_iterations for mode in modes]).sum(0) + 2 * is_new.sum(-1)
         around = modes
         if self.model.num_latents == 1:
@@ -139,13 +157,15 @@ class MixtureDraws(GaussianDraws):
         super().__init__(prior, problem, densities[0]._replace(mean=mean, alpha=alpha, precision=precision, num_iterations=work))
         # Those that no theta has a share of are not drawn from.
         there = (share > 0).any(0).nonzero().squeeze(-1)
-        self.parts = [draws_around(prior, problem, densities[place], directions) for place in there.tolist()]
-        self.ok = torch.stack([part.ok for part in self.parts]).all(0)
-        constant = torch.stack([part.log_constant for part in self.parts], 1) - share[:, there].log()
+        self.component = _component(share[:, there], level)
+        self.parts = _drawn(prior, problem, [densities[place] for place in there.tolist()], self.component, directions)
+        self.ok = torch.stack([part.draws.ok for part in self.parts]).all(0)
+        constant = torch.stack([part.draws.log_constant for part in self.parts], 1) - share[:, there].log()
         self.log_constant = torch.full_like(share, torch.inf).index_copy(1, there, constant)
         self.mixture = Mixture(mean[:, there], alpha[:, there], precision[:, there], constant)
-        self.component = _component(share[:, there], level)
-        self.delta = _taken(torch.stack([part.delta for part in self.parts], 1), self.component)
+        self.delta = torch.zeros_like(mean[:, :1]).expand(-1, self.component.shape[1], -1)
+        for number, part in enumerate(self.parts):
+            self.delta = torch.where((self.component == number).unsqueeze(-1), _rows(part.draws.delta, part.place), self.delta)
         self.middle = _rows(self.mixture.mean, self.component)
 
     def weigh(self, antithetic: bool) -> tuple[Tensor, Tensor]:
@@ -161,10 +181,43 @@ class MixtureDraws(GaussianDraws):
         return torch.stack([self.whitened_at(self.component.new_full(self.ok.shape, draw)) for draw in range(count)], 1)
 
     def whitened_at(self, chosen: Tensor) -> Tensor:
-        direction = (chosen % self.delta.shape[1]).unsqueeze(-1)
-        component = self.component.gather(-1, direction)
-        each = torch.stack([part.whitened_at(chosen) for part in self.parts], 1)
-        return _rows(each, component).squeeze(1)
+        num_directions = self.delta.shape[1]
+        direction = (chosen % num_directions).unsqueeze(-1)
+        each = []
+        for part in self.parts:
+            twin = torch.where(chosen < num_directions, 0, part.draws.delta.shape[1])
+            each.append(part.draws.whitened_at(part.place.gather(-1, direction).squeeze(-1) + twin))
+        return _rows(torch.stack(each, 1), self.component.gather(-1, direction)).squeeze(1)
+
+
+class _Part(NamedTuple):
+    """One component's draws: along the directions that chose it, and as many others as the theta with most of those needs."""
+
+    draws: GaussianDraws
+    place: Tensor  # (C, directions), of each direction among them; of those that did not choose it any
+
+
+def _drawn(
+    prior: LatentPrior, problem: LatentProblem, densities: list[GaussianApproximation], component: Tensor, directions: Tensor
+) -> list[_Part]:
+    """Each component along the directions that chose it ``(C, directions)``: a third of the work of all along all."""
+    chose = component.unsqueeze(1) == torch.arange(len(densities), device=component.device).view(-1, 1)  # (C, J, directions)
+    place = chose.long().cumsum(-1) - 1
+    most = (place.amax((0, 2)) + 1).clamp_min(1).tolist()
+    number, parts = torch.arange(component.shape[1], device=component.device).expand_as(component), []
+    for density, own, at, count in zip(densities, chose.unbind(1), place.unbind(1), most, strict=True):
+        # Directions that chose another are put beyond the last.
+        chosen = number.new_zeros(len(number), count + 1).scatter(1, torch.where(own, at, count), number)[:, :count]
+        rows = chosen[:, None, :, None].expand(-1, directions.shape[1], -1, directions.shape[-1])
+        parts.append(_Part(draws_around(prior, problem, density, directions.gather(2, rows)), at.clamp(0, count - 1)))
+    return parts
+
+
+def _modes(problem: LatentProblem, own: GaussianApproximation, starts: Tensor | None) -> tuple[list[GaussianApproximation], Tensor]:
+    """The approximation's and others, looked for or followed from ``starts``, and which differ from those before ``(C, J)``."""
+    others = other_modes(problem, own) if starts is None else modes_known(problem, own, starts)
+    modes = [own, *others]
+    return modes, torch.stack([_is_new(mode, modes[:place]) for place, mode in enumerate(modes)], -1)
 
 
 def _is_new(mode: GaussianApproximation, before: list[GaussianApproximation]) -> Tensor:
@@ -201,22 +254,19 @@ def _shares(modes: list[GaussianApproximation], is_new: Tensor) -> Tensor:
     return torch.cat([(1 - _PRIOR_SHARE) * share, torch.full_like(share[:, :1], _PRIOR_SHARE)], -1)
 
 
-def _widened(_: LatentProblem, density: GaussianApproximation) -> GaussianApproximation:
+def _widened(problem: LatentProblem, density: GaussianApproximation) -> GaussianApproximation:
     """With a quarter of the precision that the data give, and so tails to reach what the curvature at the mode does not tell of."""
+    precision = _WIDE * density.precision
+    if precision.dim() == 2:
+        return density._replace(precision=precision, factor=factor_of_b(problem.covariance, precision.sqrt())[0])
     b = density.factor @ density.factor.mT * _WIDE
     b.diagonal(dim1=-2, dim2=-1).add_(1 - _WIDE)  # B is I plus a matrix linear in W
-    return density._replace(precision=_WIDE * density.precision, factor=cholesky_in_place(b).factor)
+    return density._replace(precision=precision, factor=cholesky_in_place(b).factor)
 
 
 def _component(share: Tensor, level: Tensor) -> Tensor:
     """Indices drawn with probabilities ``share`` ``(C, J)``, by inversion of ``level`` ``(C, directions)``."""
     return torch.searchsorted(share.cumsum(-1), level.contiguous(), right=True).clamp_max(share.shape[-1] - 1)
-
-
-def _taken(of_each: Tensor, component: Tensor) -> Tensor:
-    """From ``(C, J, directions, V)``, of each direction its component's ``(C, directions, V)``."""
-    index = component[:, None, :, None].expand(-1, 1, -1, of_each.shape[-1])
-    return of_each.gather(1, index).squeeze(1)
 
 
 def _rows(values: Tensor, index: Tensor) -> Tensor:

@@ -54,7 +54,7 @@ class EmulatedTuning(NamedTuple):
     log_density: Tensor  # (n,), of z, what the emulator had said
     emulator: Emulator  # of the first some of these; of none while points are spread
     starts: Tensor  # (C, P), where chains are put before their next step, if it is one; (0, P) for where they are
-    anchors: Tensor  # (A, P), of z
+    anchors: Tensor  # (A, P), of z: points of the spread, then the best of what it gave
     sites: Tensor  # (A, ...), where estimates begin near these
     least_weight: Tensor  # (), c: zero while there is anything to learn
     waits: Tensor  # (1,) where enough is known and the end of warm-up awaited, else (0,): a length, which no device is asked for
@@ -203,12 +203,12 @@ class EmulatedWarmUp(NamedTuple):
         """Nothing learned."""
         none = position[:0]
         known = Known(none, none[:, 0]) if self.known is None else self.known
-        anchor = self.chains.spread.mean[:1]
+        anchors = self.chains.start(_num_anchors(self.spread_steps * len(position)), generator)
         step_size = position.new_tensor(_FIRST_STEP)
         empty = empty_emulator(position[0])
-        sites, no_number = self.chains.sites_at(anchor), none[:, 0]
+        sites, no_number = self.chains.sites_at(anchors), none[:, 0]
         values = known.position, known.log_target, known.log_target
-        return EmulatedTuning(step_size, *values, empty, none, anchor, sites, 0 * step_size, no_number)
+        return EmulatedTuning(step_size, *values, empty, none, anchors, sites, 0 * step_size, no_number)
 
     def update(self, tuning: EmulatedTuning, iteration: int, state: Any, info: Any, generator: torch.Generator) -> EmulatedTuning:
         """From the estimates at the positions; the step size from acceptance rates ``(C,)``."""
@@ -246,7 +246,7 @@ class EmulatedWarmUp(NamedTuple):
         """With chains at points that are good, for points so spread, and anchors at the best of them."""
         weights = torch.softmax(tuning.log_target / _FLATTENED, 0)
         chosen = torch.multinomial(weights, num_chains, replacement=True, generator=generator)
-        best = tuning.log_target.argsort(descending=True)[: max(1, min(_ANCHORS, len(tuning.position) // 4))]
+        best = tuning.log_target.argsort(descending=True)[: _num_anchors(len(tuning.position))]
         anchors = tuning.position[best]
         return tuning._replace(starts=tuning.position[chosen], anchors=anchors, sites=self.chains.sites_at(anchors))
 
@@ -257,6 +257,10 @@ class EmulatedWarmUp(NamedTuple):
     def statistics(self, tuning: EmulatedTuning) -> dict[str, Tensor]:
         """The step size."""
         return {"step_size": tuning.step_size}
+
+
+def _num_anchors(num_points: int) -> int:
+    return max(1, min(_ANCHORS, num_points // 4))
 
 
 def _not_astray(tuning: EmulatedTuning, num_chains: int, count: int, generator: torch.Generator) -> Tensor:

@@ -57,7 +57,7 @@ class ImportanceState(NamedTuple):
 
     iteration: int
     streams: Streams  # of the weighted draws
-    anchors: Tensor  # (A, P), of z: the best mode, then some draws of the first batch
+    anchors: Tensor  # (A, P), of z: the best mode, and some draws of the first batch
     starts: Tensor  # (A, ...), of the approximations there
     num_modes: Tensor  # (), that the run is around; 0 where none was found, or they have been left for the prior
 
@@ -100,7 +100,7 @@ class ImportanceRun(NamedTuple):
         return torch.nan_to_num(self.estimator.start_at(self.scale.theta(z)[0]))
 
     def _nearest_start(self, state: ImportanceState, z: Tensor) -> Tensor:
-        """The start of the nearest anchor: a function of theta and of earlier batches, so that an estimate stays unbiased."""
+        """The start of the nearest anchor: a function of thetas, so that an estimate stays unbiased given all of these."""
         factor = state.streams[0].first.factor[0]
         white, anchors = (solve_lower(factor, points.mT).mT for points in (z, state.anchors))
         return state.starts[torch.cdist(white, anchors).argmin(-1)]
@@ -212,6 +212,9 @@ class ImportanceRun(NamedTuple):
     def advance(self, state: ImportanceState, generator: torch.Generator) -> tuple[ImportanceState, Draw, dict[str, Tensor]]:
         count = self.schedule[state.iteration]
         z = draw_from_each(state.streams, count, generator)
+        if state.iteration == 0 and len(self.schedule) > 1:
+            anchors = torch.cat([state.anchors, z[: min(_MAX_ANCHORS, count // 4)]])
+            state = state._replace(anchors=anchors, starts=self._starts_at(anchors))
         theta, log_slope = self.scale.theta(z)
         estimate = self.estimator.draw(theta, generator, self._nearest_start(state, z), latents_kept(self.model))
         log_prior = self.model.layout.log_prior(theta).detach()
@@ -234,14 +237,9 @@ class ImportanceRun(NamedTuple):
             "approximation_converged": estimate.converged,
         }
         stats = {name: value[None] for name, value in stats.items()}
-        anchors, starts = state.anchors, state.starts
-        if state.iteration == 0 and len(self.schedule) > 1:
-            anchors = z[torch.isfinite(log_target)][: min(_MAX_ANCHORS, count // 4)]
-            anchors = torch.cat([state.anchors, anchors])
-            starts = self._starts_at(anchors)
         drawn = Draw(theta[None], estimate.whitened[None], further_whitened=estimate.further_whitened[None])
         return (
-            ImportanceState(state.iteration + 1, streams, anchors, starts, torch.full_like(state.num_modes, num_modes)),
+            state._replace(iteration=state.iteration + 1, streams=streams, num_modes=torch.full_like(state.num_modes, num_modes)),
             drawn,
             stats,
         )
