@@ -16,7 +16,9 @@ WANTED = 400  # effective draws (Vehtari et al. 2021, section 4)
 SECOND_BATCH = 0.2  # share of its draws with which AMIS has two batches
 # Relative variance of estimates from where on better ones are worth their time, orthants' twice as long: of 19 ones among 450
 # labels 64 draws say 0.17 after 880 thetas, then at one hit what they had missed: by 1456 Kish's size is down from 297 to 12.
-_NOISE = 0.1
+NOISE_BEFORE_BETTER = 0.1
+# Of 500 data where 64 draws an estimate say 0.08, 0.17, 0.48 and 0.76, 256 serve the first two.
+_NOISE_BY_FAR = 0.35
 _NOTHING = 10  # effective draws, of hundreds and more
 
 
@@ -30,7 +32,7 @@ class Limits(NamedTuple):
         patience: share of ``most`` before uneven weights end it, :data:`SECOND_BATCH` or more.
         heading: share of the draws wanted, more or less than one, that uneven weights must head for by ``most``, lest they end it.
         by_worst: whether that is by the worst quantity, of draws that no better ones will come after.
-        better_follow: whether the next engine has better estimates: it ends at less noise of them, which the first batch tells.
+        most_noise: relative variance of estimates that ends it; less than is reliable where the next engine has better ones.
     """
 
     every: int
@@ -39,12 +41,12 @@ class Limits(NamedTuple):
     patience: float = SECOND_BATCH
     heading: float = 1 / 3
     by_worst: bool = False
-    better_follow: bool = False
+    most_noise: float = MAX_ESTIMATE_VARIANCE
 
     @property
-    def most_noise(self) -> float:
-        """Relative variance of evidence estimates, at most."""
-        return _NOISE if self.better_follow else MAX_ESTIMATE_VARIANCE
+    def better_follow(self) -> bool:
+        """Whether the next engine has better estimates: then the first batch may end this one."""
+        return self.most_noise < MAX_ESTIMATE_VARIANCE
 
 
 def anything(before: Trial | None) -> bool:
@@ -60,6 +62,11 @@ def some_use(before: Trial | None) -> bool:
 def noise_or_some_use(before: Trial | None) -> bool:
     """Not after one whose estimates did well and whose draws came to nothing: of an engine that is the same with better ones."""
     return some_use(before) or (before is not None and before.was_too_noisy)
+
+
+def noisy(before: Trial | None) -> bool:
+    """After one whose estimates vary too much, and not by far: of an engine that is the same with more draws of each."""
+    return before is not None and before.was_too_noisy and before.noise < _NOISE_BY_FAR
 
 
 def uneven(before: Trial | None) -> bool:
@@ -130,8 +137,12 @@ class Trial(NamedTuple):
     @property
     def was_too_noisy(self) -> bool:
         """Whether there are draws that rest on noisier estimates than its engine's may be."""
-        posterior, most = self.posterior, self.candidate.limits.most_noise
-        return posterior is not None and estimate_noise(posterior.stats, posterior.log_weights) > most
+        return self.noise > self.candidate.limits.most_noise
+
+    @property
+    def noise(self) -> float:
+        """Relative variance of the estimates that the draws rest on; zero without draws."""
+        return 0.0 if self.posterior is None else estimate_noise(self.posterior.stats, self.posterior.log_weights)
 
     @property
     def came_to_nothing(self) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from torchgpmc.approximations import ClassEP
-from torchgpmc.calls.candidate import Candidate, Limits
+from torchgpmc.calls.candidate import NOISE_BEFORE_BETTER, Candidate, Limits
 from torchgpmc.calls.chain_engines import NUM_CHAINS, SHORT_WARM_UP, together
 from torchgpmc.calls.class_costs import seconds_of_class_sweeps
 from torchgpmc.calls.emulated_engines import emulated
@@ -69,7 +69,7 @@ def _through_estimates(model: GPModel, wanted: int) -> list[Candidate]:
         first = replace(first, begin=AtPrior(), batch_size=_FIRST_BATCH)
     better = replace(first, evidence=SequentialCandidates())
     after = weighted(model, better, HARDLY, wanted)._replace(goes_on=True)
-    return [weighted(model, first, INTEGRATES_OUT, wanted).with_limits(better_follow=True), after]
+    return [weighted(model, first, INTEGRATES_OUT, wanted).with_limits(most_noise=NOISE_BEFORE_BETTER), after]
 
 
 def _in_turn(model: GPModel, wanted: int) -> Candidate:

@@ -134,8 +134,12 @@ class ImportanceOptions(MethodOptions):
         """Sizes of batches."""
         if self.batch_sizes is not None:
             return _given_sizes(num_samples, self.batch_sizes)
-        usual = max(10 * num_hyperparameters, 20, math.ceil(num_samples / 10))
+        usual = max(10 * num_hyperparameters, 20, self._usual_batch(num_samples))
         return _growing_sizes(num_samples, usual if self.batch_size is None else self.batch_size, self.growth)
+
+    def _usual_batch(self, num_samples: int) -> int:
+        """Where hyperparameters are few."""
+        return math.ceil(num_samples / 10)
 
     def _plan(self, num_hyperparameters: int, modified: bool, begin: AtModes | AtPrior) -> Adaptation:
         """How proposals learn that began so."""
