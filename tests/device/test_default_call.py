@@ -35,11 +35,11 @@ LONG = ("many labels' lengthscales", "sparse", "classes", "outliers")
 
 
 def shortened(engine):
-    """With few draws, of short trees."""
+    """With few draws, fewer of chains, and short trees."""
+    if engine.num_chains is None:
+        return engine.with_limits(most=min(engine.limits.most, 40), every=20)._replace(given=anything)
     method = replace(engine.method, max_tree_depth=3) if hasattr(engine.method, "max_tree_depth") else engine.method
-    warmup_steps = None if engine.warmup_steps is None else 10
-    few = engine.with_limits(most=min(engine.limits.most, 40), every=20)
-    return few._replace(method=method, given=anything, warmup_steps=warmup_steps)
+    return engine.with_limits(most=12, every=6)._replace(method=method, given=anything, warmup_steps=6)
 
 
 @pytest.mark.slow
