@@ -131,7 +131,7 @@ def test_weighted_chains_in_z_have_the_exact_posterior():
     estimates = tg.evidence.SmoothProbit(tg.EP(), 64)
     on_theta = {"marginal": tg.EP(), "importance_weights": estimates, "normal_scale": True}
     method = tg.HMC(num_steps=6, least_steps=3, mass_matrix=tg.samplers.MassMatrix.IDENTITY, **on_theta)
-    chains = tg.sample(model, method, num_samples=1000, warmup_steps=100, num_chains=4, **QUIET)
+    chains = tg.sample(model, method, num_samples=250, warmup_steps=100, num_chains=16, **QUIET)
     other = tg.sample(model, tg.AMIS(evidence=estimates), num_samples=4000, **QUIET)
     (mean, sd), (expected, scale) = weighted_mean(chains), weighted_mean(other)
     assert float(((mean - expected) / scale).abs().max()) < 0.12
