@@ -604,7 +604,7 @@ def test_quiet_when_all_is_well():
         posterior = tg.sample(
             gp("probit", num_data=10),
             tg.NUTS(whitening=tg.Laplace(), target_accept_prob=0.95),  # at 0.8 one transition in some thousands diverges
-            num_samples=200,  # of 24 chains, whose R-hat is 1.007 and less by four seeds; of four and 500 over 1.01 with every third seed
+            num_samples=200,  # of 24 chains, whose R-hat is 1.007 and less; of four and 500 over 1.01 with every third seed
             warmup_steps=100,
             num_chains=24,
             seed=2,
