@@ -219,14 +219,14 @@ def test_rows_that_are_repeated_are_no_noise(monkeypatch):
     """Of 500 wines, some of them listed twice, AMIS() looked even and had noise of 0.58 where the posterior has 0.0001."""
 
     def run():
-        posterior = tg.sample(with_repeated_rows(), tg.AMIS(), num_samples=1456, seed=0, progress=False)
+        posterior = tg.sample(with_repeated_rows(), tg.AMIS(), num_samples=1456, seed=1, progress=False)
         noise = posterior.samples["likelihood.noise_covar.noise"].flatten()
         return float(torch.softmax(posterior.log_weights.flatten(), 0) @ noise), posterior
 
     noise, posterior = run()
     assert noise < 0.001 and not posterior.complaints()
     monkeypatch.setattr(starts, "_with_little_noise", lambda model, z: z[:0])
-    # Without, one seed of four has noise of 0.79 and does not know, one of 0.63; two come upon the lobe by few draws.
+    # Without, two seeds of four have noise of 0.79 and do not know, this one among them; two come upon the lobe by few draws.
     _, other = run()
     assert posterior.info["log_evidence"] > other.info["log_evidence"] + 5
 

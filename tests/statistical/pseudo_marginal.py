@@ -46,6 +46,9 @@ def marginal_density(
         sites = own.start[:, : model.latent_size]
         join = torch.stack if isinstance(approximation, Variational) else torch.cat
         own = own._replace(start=join([sites.abs(), sites], 1))
+    if isinstance(estimator, MixtureEstimator) and model.num_latents == 1:
+        # Of other modes one is said to be known, wherever it leads, and two are not.
+        own = own._replace(start=torch.cat([own.start, -own.start, torch.zeros_like(own.start).repeat(1, 2)], 1))
     return density(model.layout, estimator, own, False, latent_steps)
 
 
