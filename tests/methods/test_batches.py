@@ -15,7 +15,7 @@ def schedule(method, num_samples, columns=2):
 
 @pytest.mark.parametrize(
     ("num_samples", "sizes"),
-    [(4000, [200] * 20), (2000, [100] * 20), (1500, [100] * 15), (1000, [100] * 10), (500, [50] * 10), (90, [30] * 3)],
+    [(4000, [200] * 20), (2000, [200] * 10), (1500, [150] * 10), (1000, [100] * 10), (500, [50] * 10), (90, [30] * 3)],
 )
 def test_batches_of_amis_are_all_of_a_size(num_samples, sizes):
     assert schedule(tg.AMIS(), num_samples) == sizes

@@ -32,7 +32,7 @@ class AMIS(ImportanceOptions):
         normal_scale: propose on the scale on which each prior is standard normal, whose tails proposals can follow; ``False``:
             on that of theta, logarithms for positive parameters, as in paper E.
         diagonal: adapt variances alone, no correlations (AMIS-D of paper E).
-        batch_size: draws of the first batch; by default a twentieth of ``num_samples``, of fewer than 2000 up to a hundred, and at
+        batch_size: draws of the first batch; by default a twentieth of ``num_samples``, of fewer than 4000 up to 200, and at
             least 10 a hyperparameter.
         growth: of batches.
         batch_sizes: all of them, in place of the two above, the last repeated as often as it takes.
@@ -68,7 +68,7 @@ class AMIS(ImportanceOptions):
     switch_to_modified_after: int | None = None
 
     def _usual_batch(self, num_samples: int) -> int:
-        return max(min(100, math.ceil(num_samples / 10)), math.ceil(num_samples / 20))
+        return max(min(200, math.ceil(num_samples / 10)), math.ceil(num_samples / 20))
 
     def prepare(self, model: GPModel, settings: Settings) -> ImportanceRun:
         """A run on theta.
