@@ -120,6 +120,16 @@ def test_it_serves_what_estimates_serve(model):
     assert posterior.info["target"] == "an emulator of the posterior: weighted to the exact posterior"
 
 
+@pytest.mark.parametrize(("warmup_steps", "count"), [(12, 6), (100, 32)])
+def test_estimates_of_points_that_are_spread_begin_at_the_nearest_of_some_of_these(warmup_steps, count):
+    # A quarter of their number, as of the best of them when chains begin: what a checkpoint holds may not shrink.
+    run = METHOD.prepare(gp("student_t"), Settings(4, warmup_steps, 4, None))
+    generator = torch.Generator().manual_seed(0)
+    tuning = run.warm_up.start(run.warm_up.chains.start(4, generator), None, generator)
+    assert len(tuning.anchors) == len(tuning.sites) == min(count, max(1, run.warm_up.spread_steps))
+    assert len(torch.unique(tuning.anchors, dim=0)) == len(tuning.anchors)
+
+
 def some_draws(model, count=60):
     """Of the prior's middle, narrow, as an earlier run might have them."""
     theta = 0.2 * torch.randn(count, model.layout.size, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
