@@ -32,9 +32,9 @@ _MORE_DRAWS, _SOME_LABELS, _FEW_LABELS = 256, 100, 300
 _DRAWS_FOR_EMULATORS = 128  # draws an estimate
 _FEW_FOR_CHAINS = 100  # data, of which chains take seconds
 _LEARNED = "some hundred estimates teach an emulator what chains can move on, and their weights are even."
-# Of 500 data they cost a third more than 64 and half of what those cost that draw one datum after another.
-_NOISE_OF_MORE = 0.25  # what ends them: by 0.1 and an unlucky draw of a first batch 500 counts of 17 columns took 203 CPU s for 80
+# Of 500 data they cost a third more than 64, and half of what those cost that draw one datum after another.
 _MORE_OF_THEM = "estimates vary, and of four times as many draws by less."
+_NOISE_OF_MORE = 0.25  # what ends them: by 0.1 and an unlucky draw of a first batch 500 counts of 17 columns took 203 CPU s for 108
 _EVEN = "chains on an emulator, with estimates of data one after another, which hardly vary."
 # Where an estimate costs as little as a step on the emulator. Elsewhere their R-hats take twice as many draws to be below 1.01.
 _SHORT_CHAINS = 16
