@@ -25,6 +25,7 @@ from torchgpmc.importance import (
     start,
     with_defence,
 )
+from torchgpmc.importance.adaptive import follow
 from torchgpmc.types import Resolution
 
 MEAN = torch.tensor([[0.5, -1.0], [2.0, 1.0]], dtype=torch.float64)
@@ -343,3 +344,34 @@ def test_what_is_begun_again_learns_as_if_it_had_begun_so(modified, arms):
     more = add_draws(adapt(again, plan), x, wide_target(x))
     own = more.log_target[400:] - log_density_of(plain, x)
     torch.testing.assert_close(own_log_weights((more,))[400:], own)
+
+
+def far_apart(counts):
+    """Draws around -50 and 50 in two dimensions, weights all alike, and a proposal of a component for each."""
+    generator = torch.Generator().manual_seed(4)
+    near = zip(counts, (-50.5, 51.0), strict=True)
+    parts = [torch.randn(count, 2, generator=generator).double() * 0.5 + at for count, at in near]
+    covariance = torch.tensor([[2.0, 0.5], [0.5, 1.0]]).double()
+    mean = torch.tensor([[-50.0, -50.0], [50.0, 50.0]]).double()
+    both = from_modes(mean, covariance.expand(2, -1, -1), torch.zeros(2).double(), math.inf)
+    return parts, covariance, both
+
+
+def test_each_component_has_the_moments_of_its_own_draws_and_of_as_many_as_it_began_as():
+    parts, covariance, both = far_apart((30, 60))
+    strength, position = 8.0, torch.cat(parts)
+    moved = follow(start(both), position, torch.zeros(90).double(), Adaptation(False, False, strength)).current
+    for number, own in enumerate(parts):
+        kept, shift = len(own) / (len(own) + strength), own.mean(0) - both.mean[number]
+        # Conjugate updating, one component at a time.
+        expected = kept * own.T.cov(correction=0) + (1 - kept) * (covariance + kept * torch.outer(shift, shift))
+        torch.testing.assert_close(moved.mean[number], both.mean[number] + kept * shift)
+        torch.testing.assert_close(moved.factor[number] @ moved.factor[number].T, expected)
+    torch.testing.assert_close(moved.log_share.exp(), torch.tensor([1 / 3, 2 / 3]).double())
+
+
+def test_a_component_whose_draws_have_no_covariance_stays_as_it_began_and_others_move():
+    parts, _, both = far_apart((1, 60))
+    moved = follow(start(both), torch.cat(parts), torch.zeros(61).double(), Adaptation(False, False, 0.0)).current
+    torch.testing.assert_close((moved.mean[0], moved.factor[0]), (both.mean[0], both.factor[0]))
+    torch.testing.assert_close(moved.mean[1], parts[1].mean(0))
