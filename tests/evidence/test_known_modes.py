@@ -63,6 +63,14 @@ def test_where_an_anchor_has_one_mode_nothing_is_looked_for(monkeypatch):
         distinct(estimator, theta, None)
 
 
+def test_a_start_without_other_modes_is_refused():
+    model = smooth()
+    theta = nearby(model)
+    start = estimator_of(model).start_at(theta)[:, : 2 * len(model.train_x)]
+    with pytest.raises(ValueError, match=r"start has 40 numbers a theta. Expected .* 120 of other modes; take what start_at"):
+        distinct(estimator_of(model), theta, start)
+
+
 def test_estimates_are_the_same_on_average_whatever_an_anchor_knows(monkeypatch):
     """From an anchor of one mode where there are two: the wider component and the prior find the other, by rare large weights."""
     model = two_modes("six")

@@ -54,7 +54,11 @@ class MixtureEstimator(ImportanceEstimator):
         return super().auxiliary_size + self.num_directions
 
     def start_at(self, theta: Tensor) -> Tensor:
-        """What the approximation leaves at ``theta``, and the other modes there: nearby they are followed, no others looked for."""
+        """What the approximation leaves at ``theta``, and the other modes there: nearby they are followed, no others looked for.
+
+        Of one latent a datum ``(C, W + 6 N)``: W numbers of the approximation, then alpha and centred f of up to three modes, zeros
+        for those there are not.
+        """
 
         def start(rows: slice) -> Tensor:
             part = self._at(rows)
@@ -81,7 +85,13 @@ class MixtureEstimator(ImportanceEstimator):
         """
         elsewhere = None
         if start is not None and self.model.num_latents == 1:
-            start, elsewhere = start.tensor_split([start.shape[-1] - 2 * _OTHERS * prior.mean.shape[-1]], -1)
+            of_others = 2 * _OTHERS * prior.mean.shape[-1]
+            if start.shape[-1] <= of_others:
+                raise ValueError(
+                    f"start has {start.shape[-1]} numbers a theta. Expected those of the approximation and {of_others} of other "
+                    f"modes; take what start_at(theta) of this estimator returns."
+                )
+            start, elsewhere = start.tensor_split([start.shape[-1] - of_others], -1)
         problem, own = self._approximate(prior, start)
         modes, is_new = _modes(problem, own, elsewhere)
         work = torch.stack([mode.num_iterations for mode in modes]).sum(0) + 2 * is_new.sum(-1)
