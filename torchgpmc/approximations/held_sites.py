@@ -89,7 +89,7 @@ class HeldSitesMarginal(NamedTuple):
             values: dict[str, Any] = at.hyperparameters.by_module
             prior = prior_part(model, model.bindings.among_latents, model.train_x, values, count)
             covariance = prior.covariance.expand(count, -1, -1).clone(memory_format=torch.contiguous_format)
-            covariance.diagonal(dim1=-2, dim2=-1).add_(model.jitter)
+            covariance.diagonal(dim1=-2, dim2=-1).add_(model.latent_jitter)
             mean = prior.mean.expand(count, -1)
             problem = LatentProblem(model, covariance, mean, likelihood_parameters(values["likelihood"]), model.targets)
             found = self._found(problem)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torchgpmc.calls.candidate import Candidate, described
 from torchgpmc.calls.chain_engines import CHAINS_MAY_TAKE_LONG
 from torchgpmc.calls.engines import candidates
-from torchgpmc.calls.integrated_mean import sampled_in_place_of
+from torchgpmc.calls.stand_ins import sampled_in_place_of
 from torchgpmc.calls.weighted_engines import operations_of_estimate
 from torchgpmc.checks import warn
 from torchgpmc.models import GPModel, checked_model

@@ -13,11 +13,11 @@ from torchgpmc.calls.candidate import WANTED, Candidate
 from torchgpmc.calls.default_call import Rule, sample_by_default
 from torchgpmc.calls.engines import candidates
 from torchgpmc.calls.forecast import warn_of_time
-from torchgpmc.calls.integrated_mean import in_terms_of, returned, sampled_in_place_of
 from torchgpmc.calls.interruption import before_draws
 from torchgpmc.calls.isolation import warn_of_isolated_data
 from torchgpmc.calls.loop import Found, Order
 from torchgpmc.calls.settings import check_settings, checked_seed
+from torchgpmc.calls.stand_ins import in_terms_of_model, returned, stand_ins
 from torchgpmc.checks import check_object, warn
 from torchgpmc.methods import NUTS
 from torchgpmc.models.gp_model import GPModel
@@ -125,8 +125,9 @@ def _sample_by_default(model: GPModel, order: Order, start: Posterior | None) ->
     With ``start`` those that can begin at its draws.
     """
     wanted, warmup_steps, num_chains, chain_chunk, *_ = order.settings
-    asked, model = model, model if start is not None else sampled_in_place_of(model)
     with before_draws(order.checkpoint):
+        others = [] if start is not None else stand_ins(model)
+        model = others[-1].model if others else model
         engines = candidates(model, wanted)
         if not (warmup_steps is num_chains is chain_chunk is None):
             engines = [engine.with_chains(num_chains, warmup_steps) for engine in engines if engine.num_chains is not None]
@@ -144,14 +145,14 @@ def _sample_by_default(model: GPModel, order: Order, start: Posterior | None) ->
             path = f"{os.fspath(order.checkpoint.path)}.{number + 1}"
             trial = trial._replace(checkpoint=order.checkpoint._replace(path=path))
 
-        rule = rule if model is asked else rule._replace(as_returned=partial(in_terms_of, asked, seed=order.seed))
+        rule = rule._replace(as_returned=partial(in_terms_of_model, others, seed=order.seed)) if others else rule
 
         def enough(num_kept: int, num_evaluations: float, so_far: Callable[[], Found]) -> bool:
             return rule(num_kept, num_evaluations, lambda: Posterior(model, *so_far()))
 
         return Posterior(model, *trial.on_model(model, enough))
 
-    return returned(asked, sample_by_default(engines, wanted, run), order.seed)
+    return returned(others, sample_by_default(engines, wanted, run), order.seed)
 
 
 def _check_one_data_set_a_chain(model: GPModel, settings: Settings) -> None:

@@ -20,7 +20,6 @@ from torchgpmc.adapter.covariance import CovarianceFunction, covariance_function
 from torchgpmc.adapter.functional import PureModule, constraint_of, parameters_with_owners
 from torchgpmc.adapter.kernel_checks import warn_without_slopes
 from torchgpmc.adapter.mean_function import MeanFunction
-from torchgpmc.arrays import as_tensor
 from torchgpmc.likelihoods.likelihood import Factorised
 from torchgpmc.models.latents import (
     Bindings,
@@ -35,11 +34,10 @@ from torchgpmc.models.latents import (
 from torchgpmc.models.refreshed import RefreshedModule
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.validation import (
-    check_devices,
+    as_tensors,
     check_dtype,
     check_inputs,
     check_modules,
-    check_same_order,
     check_targets,
     names_of,
     private_copy,
@@ -83,6 +81,7 @@ class GPModel(RefreshedModule):
 
     train_x: Tensor
     train_y: Tensor
+    replicates: Tensor | None  # (M,), how many data share each latent; see models/replicates.py
     layout: Layout
     covariance: CovarianceFunction
     mean_function: MeanFunction
@@ -110,16 +109,13 @@ class GPModel(RefreshedModule):
         check_modules(kernel, mean, likelihood)
         with torch.inference_mode(False):  # else autograd could follow no copy made here
             likelihood = convert_likelihood(likelihood)
-            device = next((parameter.device for parameter in kernel.parameters()), None)
-            check_same_order(train_x, train_y)
-            given = {"train_x": train_x, "train_y": train_y, **(extra_inputs or {})}
-            arrays = {name: as_tensor(name, value, device) for name, value in given.items()}
-            check_devices(**arrays, kernel=kernel, mean=mean, likelihood=likelihood)
+            arrays = as_tensors({"train_x": train_x, "train_y": train_y, **(extra_inputs or {})}, kernel, mean, likelihood)
             x = check_inputs("train_x", arrays.pop("train_x"), dtype)
             self.columns = names_of(train_x)
             self.register_buffer("train_x", x)
             y = check_targets(arrays.pop("train_y"), x, as_likelihood(likelihood), dtype).values
             self.register_buffer("train_y", y)
+            self.register_buffer("replicates", None)
             warn_of_data(x, y, mean, as_likelihood(likelihood))
             self.unit, self.jitter = unit_and_jitter(jitter, y, as_likelihood(likelihood))
             for name, value in arrays.items():
@@ -164,7 +160,12 @@ class GPModel(RefreshedModule):
 
     def _bind(self) -> Any:
         u = self.latent_inputs
-        return Bindings(self.covariance.bind(u, u), self.jitter * identity_matrix(len(u), u))
+        return Bindings(self.covariance.bind(u, u), self.latent_jitter * identity_matrix(len(u), u))
+
+    @property
+    def latent_jitter(self) -> float | Tensor:
+        """What the jitter adds to the variances of u, ``(M,)`` where they are means of several data's values."""
+        return self.jitter if self.replicates is None else self.jitter / self.replicates
 
     @property
     def latent_inputs(self) -> Tensor:
@@ -223,8 +224,7 @@ class GPModel(RefreshedModule):
             return self.targets
         if isinstance(targets, Targets):
             return targets
-        shape = as_likelihood(self.likelihood).target_shape(len(self.train_x))
-        return Targets(targets, targets.dim() > len(shape))
+        return Targets(targets, targets.dim() > len(as_likelihood(self.likelihood).target_shape(len(self.train_x))))
 
     def with_targets(self, targets: Tensor) -> GPModel:
         """A copy of the model with other targets: ``(N,)``, or ``(C, N)`` for one data set a chain (calibration tests).
@@ -280,9 +280,9 @@ class GPModel(RefreshedModule):
 
     def on_rows(self, rows: Tensor) -> Self:
         """The model of some of its data, those with the indices ``rows`` ``(n,)``: everything else is shared, nothing checked."""
-        model = self.with_buffers(train_x=self.train_x[rows], train_y=self.train_y[rows])
-        of_all = self._pure_likelihood
-        model._pure_likelihood = lambda values, function: of_all(values, lambda likelihood: function(likelihood.for_data(rows)))
+        of_each = {name: part[rows] for name in ("train_x", "train_y", "replicates") if (part := getattr(self, name)) is not None}
+        model = self.with_buffers(**of_each)
+        model._pure_likelihood = lambda values, function: self._pure_likelihood(values, lambda part: function(part.for_data(rows)))
         return model
 
     def prior(self, theta: Tensor) -> LatentPrior:
@@ -297,7 +297,7 @@ class GPModel(RefreshedModule):
         covariance = covariance_at(values["kernel"])
         if isinstance(covariance_at, BoundClosedForm) and not covariance.requires_grad:
             # New memory, which nothing else holds, unlike what kernels by others may return.
-            covariance.diagonal(dim1=-2, dim2=-1).add_(self.jitter)
+            covariance.diagonal(dim1=-2, dim2=-1).add_(self.latent_jitter)
         else:
             covariance = covariance + self.bindings.jitter
         return self._factorised(values, self.mean_function(values["mean"], u, count), covariance.expand(count, -1, -1))

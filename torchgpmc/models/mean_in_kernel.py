@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from gpytorch.means import ConstantMean, Mean
@@ -15,6 +15,8 @@ from torchgpmc.adapter.covariance import plus_constant
 from torchgpmc.adapter.functional import constraint_of
 from torchgpmc.models.full import GP
 from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.replicates import AtUniqueInputs
+from torchgpmc.models.restored import Restored
 from torchgpmc.numerics.linalg import cholesky, solve_lower
 from torchgpmc.numerics.random import normal_like
 from torchgpmc.numerics.special import log_standard_normal
@@ -64,7 +66,7 @@ def without_mean(model: GPModel) -> MeanInKernel | None:
         (tensor(1., dtype=torch.float64), tensor(5., dtype=torch.float64))
     """
     prior = _normal_prior(model.mean)
-    if type(model) is not GP or prior is None or _MEAN not in model.layout.names or model.layout.size < 2:
+    if type(model) not in (GP, AtUniqueInputs) or prior is None or _MEAN not in model.layout.names or model.layout.size < 2:
         return None
     if float(prior.scale) ** 2 * torch.finfo(model.train_x.dtype).eps > _ROUNDING * model.jitter:
         return None
@@ -86,15 +88,7 @@ def _normal_prior(mean: Mean) -> Any:
     return prior if type(prior) is NormalPrior and prior.loc.numel() == 1 else None
 
 
-class WithMean(NamedTuple):
-    """Draws in terms of the model with its mean."""
-
-    theta: Tensor  # (S, P)
-    v: Tensor  # (S, N)
-    change: Tensor  # (S,), of log p(theta, v, y)
-
-
-def with_mean(model: GP, other: MeanInKernel, theta: Tensor, v: Tensor, generator: torch.Generator) -> WithMean:
+def with_mean(model: GP, other: MeanInKernel, theta: Tensor, v: Tensor, generator: torch.Generator) -> Restored:
     r"""Draws of c and v given theta and f, of draws ``(S, P - 1)`` and ``(S, N)`` of the model without its mean.
 
     .. math:: c | f \sim N(m_0 + \sigma^2 1^T K^{-1} (f - m_0), \sigma^2), \quad \sigma^{-2} = s^{-2} + 1^T K^{-1} 1, \quad
@@ -120,4 +114,4 @@ def with_mean(model: GP, other: MeanInKernel, theta: Tensor, v: Tensor, generato
     widened[:, place] += shift
     log_prior = -0.5 * shift.square() / variance - 0.5 * math.log(2 * math.pi) - 0.5 * variance.log()
     change = log_prior + log_standard_normal(found) - log_standard_normal(v)
-    return WithMean(widened, found, change)
+    return Restored(widened, found, change, torch.zeros_like(change))

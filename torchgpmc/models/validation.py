@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -140,6 +141,19 @@ def private_copy(name: str, module: Any) -> Any:
             f"the {name} ({type(module).__name__}) cannot be copied, since it keeps results of earlier calls. Expected one that "
             f"keeps none: make it anew, and load_state_dict() the trained one's values."
         ) from error
+
+
+def as_tensors(given: Mapping[str, Any], kernel: nn.Module, mean: nn.Module | None, likelihood: nn.Module) -> dict[str, Tensor]:
+    """A model's arrays by name, ``train_x`` and ``train_y`` among them, on the device of its kernel.
+
+    Raises:
+        ValueError: rows in another order, or parts on different devices.
+    """
+    device = next((parameter.device for parameter in kernel.parameters()), None)
+    check_same_order(given["train_x"], given["train_y"])
+    arrays = {name: as_tensor(name, value, device) for name, value in given.items()}
+    check_devices(**arrays, kernel=kernel, mean=mean, likelihood=likelihood)
+    return arrays
 
 
 def check_same_order(x: Any, y: Any) -> None:
