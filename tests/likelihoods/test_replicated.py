@@ -37,6 +37,7 @@ CASES = {
     "poisson": (lambda: tg.likelihoods.Poisson(exposure=0.5), COUNTS),
     "exposures": (lambda: tg.likelihoods.Poisson(exposure=torch.linspace(0.5, 2.0, 7).double()), COUNTS),
     "negative binomial": (dispersed, COUNTS),
+    "student t": (lambda: tg.likelihoods.StudentT().double(), COUNTS - 2.5),
     "own": (Waiting, COUNTS + 0.5),
 }
 

@@ -42,11 +42,9 @@ def stand_ins(model: GPModel) -> list[StandIn]:
 
     Of 500 labels of passengers 11 differ in their inputs: 11 latents do, where a draw of 500 takes fifty times as long. With a
     constant mean among theta 500 counts of 1 to 5 were worth 159 of 4000 draws: where the functions' variance is small, the mean
-    is known to hundredths, and where it is not, to one. Of likelihoods whose p(f | y, theta) has one mode, which estimates and
-    chains take as well without the mean.
+    is known to hundredths, and where it is not, to one. It stays where p(f | y, theta) may have several modes.
     """
-    likelihood = as_likelihood(model.likelihood)
-    if model.targets.one_a_chain or not (model.factorises and model.num_latents == 1 and likelihood.is_log_concave):
+    if model.targets.one_a_chain or not (model.factorises and model.num_latents == 1):
         return []
     found: list[StandIn] = []
     other = without_replicates(model)
@@ -55,7 +53,7 @@ def stand_ins(model: GPModel) -> list[StandIn]:
         words = f"{model.latent_size} data at {other.latent_size} inputs, whose functions were sampled"
         found.append(StandIn(other, model, with_replicates, (_REPLICATES, words)))
         model = other
-    lesser = without_mean(model)
+    lesser = without_mean(model) if as_likelihood(model.likelihood).is_log_concave else None
     if lesser is not None:
         assert isinstance(model, GP)
         found.append(StandIn(lesser, model, with_mean, (_MEAN, _MEAN_WORDS)))

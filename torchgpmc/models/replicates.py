@@ -34,8 +34,8 @@ def without_replicates(model: GPModel) -> AtUniqueInputs | None:
 
     .. math:: \bar f \sim N(m(X_U), \; K(X_U, X_U) + jitter \cdot diag(1 / k)),
 
-    and what the data's own values are given it, :func:`with_replicates` draws. Of likelihoods of one latent a datum whose log is
-    concave in it; of kernels with a closed form, which tell equal inputs apart by nothing else.
+    and what the data's own values are given it, :func:`with_replicates` draws. Of likelihoods of one latent a datum that are not
+    normal; of kernels with a closed form, which tell equal inputs apart by nothing else.
 
     Source: Binois, Gramacy & Ludkovski 2018, "Practical heteroskedastic Gaussian process modeling", section 3.1.
 
@@ -51,7 +51,7 @@ def without_replicates(model: GPModel) -> AtUniqueInputs | None:
     if type(model) is not GP or model.targets.one_a_chain or not isinstance(model.covariance, ClosedForm):
         return None
     likelihood = model.likelihood
-    if not isinstance(likelihood, Factorised) or model.num_latents > 1 or not likelihood.is_log_concave:
+    if not isinstance(likelihood, Factorised) or likelihood.has_normal_sites or model.num_latents > 1:
         return None
     x, place, counts = torch.unique(model.train_x, dim=0, return_inverse=True, return_counts=True)
     if len(x) in (1, len(place)) or model.jitter > _SMALL_JITTER * model.unit:
