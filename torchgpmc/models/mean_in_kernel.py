@@ -17,7 +17,7 @@ from torchgpmc.models.full import GP
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.replicates import AtUniqueInputs
 from torchgpmc.models.restored import Restored
-from torchgpmc.numerics.linalg import cholesky, solve_lower
+from torchgpmc.numerics.linalg import solve_lower
 from torchgpmc.numerics.random import normal_like
 from torchgpmc.numerics.special import log_standard_normal
 
@@ -101,10 +101,8 @@ def with_mean(model: GP, other: MeanInKernel, theta: Tensor, v: Tensor, generato
         centre = other.mean.constant.expand(len(theta), 1)
         widened = torch.cat([theta[:, :place], centre, theta[:, place:]], 1)
         prior = model.prior(widened)
-        # What takes the time is the kernel's covariance, and it is the same but for a number.
-        deviation = (cholesky(prior.covariance + variance).factor @ v.unsqueeze(-1)).squeeze(-1)
-        white = solve_lower(prior.factor, torch.stack([deviation, torch.ones_like(deviation)], -1))
-    deviation, one = white.unbind(-1)
+        one = solve_lower(prior.factor, torch.ones_like(v).unsqueeze(-1)).squeeze(-1)
+    deviation = _under_constant(one, variance, v)
     precision = 1 / variance + one.square().sum(-1)
     shift = (deviation * one).sum(-1) / precision + noise * precision.rsqrt()
     found = deviation - shift.unsqueeze(-1) * one
@@ -115,3 +113,19 @@ def with_mean(model: GP, other: MeanInKernel, theta: Tensor, v: Tensor, generato
     log_prior = -0.5 * shift.square() / variance - 0.5 * math.log(2 * math.pi) - 0.5 * variance.log()
     change = log_prior + log_standard_normal(found) - log_standard_normal(v)
     return Restored(widened, found, change, torch.zeros_like(change))
+
+
+def _under_constant(one: Tensor, variance: Tensor, v: Tensor) -> Tensor:
+    r"""``L^-1 L_c v`` for L L' = K and L_c L_c' = K + s^2 1 1', of ``L^-1 1`` and v ``(S, N)``, in N operations.
+
+    L^-1 L_c is the factor of I + s^2 a a', a = L^-1 1, which has the rows
+
+    .. math:: C_{jj} = \sqrt{t_j / t_{j - 1}}, \quad C_{ij} = a_i s^2 a_j / \sqrt{t_{j - 1} t_j}, \quad
+        t_j = 1 + s^2 \sum_{k \le j} a_k^2.
+
+    Source: Gill, Golub, Murray & Saunders 1974, "Methods for modifying matrix factorizations", section 3.
+    """
+    after = 1 + variance * one.square().cumsum(-1)
+    before = torch.cat([torch.ones_like(after[:, :1]), after[:, :-1]], -1)
+    part = variance * one * v / (before * after).sqrt()
+    return (after / before).sqrt() * v + one * (part.cumsum(-1) - part)
