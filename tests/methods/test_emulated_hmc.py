@@ -198,6 +198,19 @@ def test_warm_up_learns_no_more_once_the_latest_weights_are_even():
     assert len(state.tuning.emulator.points) == len(state.tuning.position) == num_learned and not len(state.tuning.waits)
 
 
+@pytest.mark.parametrize(("most_noise", "learned"), [(1e-9, True), (0.5, False)])
+def test_warm_up_learns_no_more_where_the_latest_estimates_are_too_noisy(most_noise, learned):
+    """After as many thetas as are looked at, which the chains came to: not by what the first points, spread over all, have."""
+    run = tg.EmulatedHMC(num_importance=64, most_noise=most_noise).prepare(gp("probit"), Settings(2, 40, 16, None))
+    generator = torch.Generator().manual_seed(0)
+    state, estimates = run.init(generator), []
+    for _ in range(40):
+        state, _, stats = run.advance(state, generator)
+        estimates.append(float(stats["n_steps"].sum()))
+    made = sum(number > 0 for number in estimates)
+    assert made == (8 + 4 + 1 if learned else 40)  # 128 points of the spread, 64 that follow, and where chains are put then
+
+
 @pytest.mark.parametrize("enough", [1.0, 0.3])
 def test_draws_begin_at_points_that_are_not_astray(enough):
     """At some of the latest that taught, none twice, and none where the emulator had been far too high."""
@@ -332,6 +345,7 @@ def test_evidence_of_zero_everywhere_is_an_error():
         (tg.EmulatedHMC(num_trajectories=0), {}, "num_trajectories"),
         (tg.EmulatedHMC(scaled_to_draws=1), {}, "scaled_to_draws"),
         (tg.EmulatedHMC(enough=0.0), {}, "enough is 0.0. Expected a share above 0"),
+        (tg.EmulatedHMC(most_noise=0.0), {}, "most_noise is 0.0. Expected a variance above 0"),
     ],
 )
 def test_what_cannot_be_is_refused(method, options, message):

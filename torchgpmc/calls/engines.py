@@ -8,7 +8,7 @@ from torchgpmc.calls.chain_engines import chains, together
 from torchgpmc.calls.inducing_engines import of_inducing_values
 from torchgpmc.calls.one_latent_engines import of_one_latent
 from torchgpmc.calls.regression_engines import of_regression
-from torchgpmc.calls.several_latents_engines import of_classes, of_many_hyperparameters, of_noise
+from torchgpmc.calls.several_latents_engines import of_classes, of_noise
 from torchgpmc.calls.weighted_engines import MANY_HYPERPARAMETERS
 from torchgpmc.evidence import is_heteroskedastic
 from torchgpmc.methods import NUTS, AuxiliaryGradient, EllipticalSlice, Gibbs, Method, Slice
@@ -56,5 +56,5 @@ def candidates(model: GPModel, wanted: int = WANTED) -> list[Candidate]:
     if size <= MANY_HYPERPARAMETERS and is_heteroskedastic(model):
         return of_noise(model, wanted)
     if model.factorises and sees_differences(model):
-        return (of_classes if size <= MANY_HYPERPARAMETERS else of_many_hyperparameters)(model, wanted)
+        return of_classes(model, wanted)
     return together(model)

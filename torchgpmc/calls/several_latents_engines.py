@@ -7,10 +7,10 @@ from dataclasses import replace
 from functools import partial
 
 from torchgpmc.approximations import ClassEP
-from torchgpmc.calls.candidate import NOISE_BEFORE_BETTER, Candidate, Limits
+from torchgpmc.calls.candidate import NOISE_BEFORE_BETTER, Candidate, Limits, noise_or_some_use
 from torchgpmc.calls.chain_engines import NUM_CHAINS, SHORT_WARM_UP, together
 from torchgpmc.calls.class_costs import seconds_of_class_sweeps
-from torchgpmc.calls.emulated_engines import emulated
+from torchgpmc.calls.emulated_engines import emulated, emulated_twice
 from torchgpmc.calls.weighted_engines import (
     HARDLY,
     INTEGRATES_OUT,
@@ -24,32 +24,39 @@ from torchgpmc.methods import AMIS, ClassGibbs, EmulatedHMC
 from torchgpmc.models import GPModel
 from torchgpmc.runs.beginnings import AtModes, AtPrior
 
+# Of which weighted draws follow: iris with five hyperparameters takes 16 CPU seconds by these, 40 to 80 by an emulator.
+_MOST_HYPERPARAMETERS = 5
 _FEW_HYPERPARAMETERS, _FIRST_BATCH = 3, 100  # that draws from the prior find as well as a search for modes
 _FEW_FUNCTIONS = 3  # of which a search for modes costs little: iris and thyroid_type take 20 and 39 s with it, 22 and 74 without
 # Of so few functions estimates take longer than sweeps from here on (wine, 152 x 13: 20.7 s and 8.4; 250 x 18: 221 and 26). Of
 # fewer data they are quick, and serve labels that are noise, of which chains are slow.
 _FEW_CLASS_DATA = 150
 _SWEEPS_AN_EFFECTIVE_DRAW, _MORE_A_FUNCTION = 0.5, 0.25  # of each of four chains: three classes took 350 and 550, six 950
-_LEARNED = (
-    "chains of hyperparameters alone, on an emulator of evidence that hardly varies, where those with rough latents do not go."
-)
+_MORE_DRAWS = 256  # an estimate
+_LEARNED = "some hundred estimates teach an emulator what chains of hyperparameters alone can move on."
+_EVEN = "chains on an emulator, with estimates of data one after another, which hardly vary."
 
 
 def of_classes(model: GPModel, wanted: int) -> list[Candidate]:
     """Of several classes, whose functions share a covariance."""
+    if model.layout.size > _MOST_HYPERPARAMETERS:
+        return [*_learned(model, wanted), *together(model)]
     is_large = model.num_latents > _FEW_FUNCTIONS or len(model.train_x) > _FEW_CLASS_DATA
     first = [_in_turn(model, wanted)] if model.layout.size <= _FEW_HYPERPARAMETERS and is_large else []
     return [*first, *_through_estimates(model, wanted), *together(model)]
 
 
-def of_many_hyperparameters(model: GPModel, wanted: int) -> list[Candidate]:
-    """Of several classes and more hyperparameters than proposals follow.
+def _learned(model: GPModel, wanted: int) -> list[Candidate]:
+    """Of more hyperparameters than weighted draws follow.
 
-    Of 89 x 13, 14 of them, either engine has some 500 effective draws in 35 CPU seconds; of more data estimates are the dearer.
+    Of 200 x 7, three classes, eight hyperparameters: 1040 draws in 64 CPU seconds were worth 547, where weighted draws were not
+    done in 120 and sweeps in twice that were worth 6. 256 draws an estimate take a third longer than 64, those in turn thrice as
+    long.
     """
-    first, *others = together(model)
-    method = EmulatedHMC(approximation=ClassEP(), evidence=SequentialCandidates(), begin=AtModes(count=2))
-    return [first, emulated(model, method, _LEARNED, wanted)._replace(goes_on=True), *others]
+    quick = EmulatedHMC(approximation=ClassEP(), num_importance=_MORE_DRAWS, begin=AtModes(count=2), most_noise=NOISE_BEFORE_BETTER)
+    first = emulated(model, quick, _LEARNED, wanted).with_limits(most_noise=NOISE_BEFORE_BETTER)
+    better = emulated(model, replace(quick, evidence=SequentialCandidates(), most_noise=math.inf), _EVEN, wanted)
+    return [*emulated_twice(first), better._replace(goes_on=True, given=noise_or_some_use)]
 
 
 def of_noise(model: GPModel, wanted: int) -> list[Candidate]:

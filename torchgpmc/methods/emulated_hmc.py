@@ -70,6 +70,8 @@ class EmulatedHMC(MethodOptions):
             no use to a run that begins at none.
         enough: share of their number, from 0 to 1, that the latest 64 thetas must be worth by their weights for learning to end
             before warm-up does; 1: never.
+        most_noise: relative variance of estimates that ends learning, where half of the latest 64 have more: for runs that have
+            a use for draws all the same, as a default call that goes on from them with better estimates.
 
     Example:
         >>> import torch, torchgpmc as tg
@@ -93,6 +95,7 @@ class EmulatedHMC(MethodOptions):
     begin: AtModes | AtPrior = AtModes()  # noqa: RUF009  (frozen, so it may be shared)
     scaled_to_draws: bool = False
     enough: float = 1.0
+    most_noise: float = math.inf
 
     def at_draws(self, model: GPModel) -> EmulatedHMC:
         """Itself: half of the first points are around them."""
@@ -122,7 +125,7 @@ class EmulatedHMC(MethodOptions):
             return chains.start(num_chains, generator), None
 
         target = ChainTarget(None, size, size, start, chains.read, _LABEL)
-        warm_up = EmulatedWarmUp(warmup, spread_steps, chains, self.enough, known)
+        warm_up = EmulatedWarmUp(warmup, spread_steps, chains, self.enough, self.most_noise, known)
         return ChainRun(target, chains.kernel, warm_up, warmup, settings.num_samples, 1)
 
     def _check_options(self) -> None:
@@ -131,6 +134,8 @@ class EmulatedHMC(MethodOptions):
         check_flag("scaled_to_draws", self.scaled_to_draws)
         if not is_number(self.enough) or not 0 < self.enough <= 1:
             raise ValueError(f"enough is {self.enough!r}. Expected a share above 0 and at most 1, for instance 0.5.")
+        if not is_number(self.most_noise) or not self.most_noise > 0:
+            raise ValueError(f"most_noise is {self.most_noise!r}. Expected a variance above 0, for instance 0.1, or math.inf.")
         check_approximation("approximation", self.approximation)
         if not isinstance(self.begin, AtModes | AtPrior):
             raise TypeError(f"begin is {self.begin!r}. Expected torchgpmc.AtModes() or torchgpmc.AtPrior().")

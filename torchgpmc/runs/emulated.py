@@ -52,6 +52,7 @@ class EmulatedTuning(NamedTuple):
     position: Tensor  # (n, P), of z, wherever evidence was estimated
     log_target: Tensor  # (n,), of z, estimated
     log_density: Tensor  # (n,), of z, what the emulator had said
+    variance: Tensor  # (n,), relative, of the estimates
     emulator: Emulator  # of the first some of these; of none while points are spread
     starts: Tensor  # (C, P), where chains are put before their next step, if it is one; (0, P) for where they are
     anchors: Tensor  # (A, P), of z: points of the spread, then the best of what it gave
@@ -190,6 +191,7 @@ class EmulatedWarmUp(NamedTuple):
         spread_steps: of those, at the beginning.
         chains: what is tuned.
         enough: share of their number that the latest thetas are worth when it is done, by their weights; 1: never before the end.
+        most_noise: relative variance of the latest estimates that ends it, too.
         known: to be learned from besides.
     """
 
@@ -197,6 +199,7 @@ class EmulatedWarmUp(NamedTuple):
     spread_steps: int
     chains: EmulatedChains
     enough: float = 1.0
+    most_noise: float = math.inf
     known: Known | None = None
 
     def start(self, position: Tensor, covariance: Tensor | None, generator: torch.Generator) -> EmulatedTuning:
@@ -207,7 +210,7 @@ class EmulatedWarmUp(NamedTuple):
         step_size = position.new_tensor(_FIRST_STEP)
         empty = empty_emulator(position[0])
         sites, no_number = self.chains.sites_at(anchors), none[:, 0]
-        values = known.position, known.log_target, known.log_target
+        values = known.position, known.log_target, known.log_target, 0 * known.log_target
         return EmulatedTuning(step_size, *values, empty, none, anchors, sites, 0 * step_size, no_number)
 
     def update(self, tuning: EmulatedTuning, iteration: int, state: Any, info: Any, generator: torch.Generator) -> EmulatedTuning:
@@ -221,6 +224,7 @@ class EmulatedWarmUp(NamedTuple):
             position=torch.cat([tuning.position, state.position]),
             log_target=torch.cat([tuning.log_target, state.log_target]),
             log_density=torch.cat([tuning.log_density, state.log_density]),
+            variance=torch.cat([tuning.variance, state.estimate.variance]),
             starts=state.position[:0],
         )
         if iteration == self.spread_steps:
@@ -236,8 +240,12 @@ class EmulatedWarmUp(NamedTuple):
         return _learned(tuning) if len(tuning.position) >= _GROWTH * len(tuning.emulator.points) else tuning
 
     def _is_enough(self, tuning: EmulatedTuning, num_followed: int) -> bool:
-        """Whether the latest of the points that chains came to have even weights."""
-        if self.enough >= 1 or num_followed < _LATEST:
+        """Whether the latest of the points that chains came to have even weights, or estimates too noisy to go on with."""
+        if num_followed < _LATEST:
+            return False
+        if float(tuning.variance[-_LATEST:].nan_to_num(nan=math.inf).median()) > self.most_noise:
+            return True
+        if self.enough >= 1:
             return False
         log_weights = (tuning.log_target - tuning.log_density)[-_LATEST:]
         return float(kish_effective_size(log_weights)) >= self.enough * _LATEST
