@@ -20,7 +20,7 @@ from torchgpmc.storage.draws import Draws
 from torchgpmc.trees import concatenate
 
 # Inputs that differ, of those that there are, from which on the model of all data is as quick: probits have closed forms there.
-_MOST_INPUTS, _MOST_OF_PROBITS = 0.8, 0.5
+_MOST_INPUTS, _MOST_OF_PROBITS = 0.8, 0.6
 _STREAM = 999  # of random numbers, which no engine of a call has
 _CHUNK_ELEMENTS = 4_000_000  # of covariance matrices
 _UNEVEN = 0.1  # deviation of log weights that chains cannot have
