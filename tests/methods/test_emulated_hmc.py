@@ -198,17 +198,25 @@ def test_warm_up_learns_no_more_once_the_latest_weights_are_even():
     assert len(state.tuning.emulator.points) == len(state.tuning.position) == num_learned and not len(state.tuning.waits)
 
 
-@pytest.mark.parametrize(("most_noise", "learned"), [(1e-9, True), (0.5, False)])
-def test_warm_up_learns_no_more_where_the_latest_estimates_are_too_noisy(most_noise, learned):
-    """After as many thetas as are looked at, which the chains came to: not by what the first points, spread over all, have."""
-    run = tg.EmulatedHMC(num_importance=64, most_noise=most_noise).prepare(gp("probit"), Settings(2, 40, 16, None))
+def learned_by(most_noise, steps=14):
+    """Iterations that estimate anything, of two more than it takes to look at the first estimates; and the last tuning."""
+    run = tg.EmulatedHMC(num_importance=64, most_noise=most_noise).prepare(gp("probit"), Settings(2, steps, 16, None))
     generator = torch.Generator().manual_seed(0)
-    state, estimates = run.init(generator), []
-    for _ in range(40):
+    state, made = run.init(generator), 0
+    for _ in range(steps):
         state, _, stats = run.advance(state, generator)
-        estimates.append(float(stats["n_steps"].sum()))
-    made = sum(number > 0 for number in estimates)
-    assert made == (8 + 4 + 1 if learned else 40)  # 128 points of the spread, 64 that follow, and where chains are put then
+        made += float(stats["n_steps"].sum()) > 0
+    return made, state.tuning
+
+
+def test_warm_up_learns_no_more_where_half_of_the_latest_estimates_are_too_noisy():
+    """Half of those at thetas that the chains came to: not of the first points, which are spread over all."""
+    everything, tuning = learned_by(math.inf)
+    looked_at = tuning.variance[: 16 * 11][-64:]  # 7 iterations spread points, of 14; four follow
+    assert everything == 14 and len(tuning.variance) == 16 * 13  # the last is where chains are put
+    least, middle = float(looked_at.min()), float(looked_at.median())
+    for most_noise, ends in ((0.99 * middle, True), (1.01 * least, True), (1.01 * middle, False)):
+        assert (learned_by(most_noise)[0] == 7 + 4 + 1) == ends  # and where chains are put then
 
 
 @pytest.mark.parametrize("enough", [1.0, 0.3])

@@ -9,6 +9,8 @@ from gpytorch.priors import GammaPrior, NormalPrior
 
 import torchgpmc as tg
 from tests.problems import inputs
+from torchgpmc.approximations.held_sites import HeldSitesMarginal
+from torchgpmc.approximations.marginal import ApproximateMarginal
 from torchgpmc.calls.stand_ins import in_terms_of_model, sampled_in_place_of, stand_ins
 from torchgpmc.models.mean_in_kernel import MeanInKernel
 from torchgpmc.models.replicates import AtUniqueInputs, with_replicates, without_replicates
@@ -57,15 +59,24 @@ def whitened(number, size, seed=2):
     return torch.randn(number, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+@pytest.fixture
+def any_jitter(monkeypatch):
+    """Such that it shows where it goes."""
+    monkeypatch.setattr("torchgpmc.models.replicates._SMALL_JITTER", 10.0)
+    return 0.5
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_the_prior_is_that_of_the_datas_mean_at_each_input(kernel):
-    model = model_of(kernel=kernel)
+def test_the_prior_is_that_of_the_datas_mean_at_each_input(kernel, any_jitter):
+    model = model_of(kernel=kernel, jitter=any_jitter)
     other = without_replicates(model)
     theta = thetas(model)
     counts = other.replicates
     average = torch.zeros(5, 12).double().index_put((other.place, torch.arange(12)), torch.ones(12).double()) / counts[:, None]
     expected = average @ model.prior(theta).covariance @ average.mT
     torch.testing.assert_close(other.prior(theta).covariance, expected, rtol=1e-10, atol=1e-13)
+    some = torch.tensor([3, 0])
+    torch.testing.assert_close(other.on_rows(some).prior(theta).covariance, expected[:, some][:, :, some], rtol=1e-10, atol=1e-13)
     assert other.layout.names == model.layout.names
     # What chains climb has the same jitter as what estimates factorise.
     v = whitened(3, 5)
@@ -73,6 +84,24 @@ def test_the_prior_is_that_of_the_datas_mean_at_each_input(kernel):
     value = other.log_likelihood(other.at_data(other.layout.raw_values(position)), v) + other.layout.log_prior(position)
     (slope,) = torch.autograd.grad(value.sum(), position)
     torch.testing.assert_close(other.value_and_grad(theta, v, other.targets)[1][:, : theta.shape[1]], slope, rtol=1e-7, atol=1e-8)
+
+
+def test_searches_for_modes_have_the_same_jitter(any_jitter):
+    other = without_replicates(model_of(jitter=any_jitter))
+    theta = thetas(other, 2)
+    found = HeldSitesMarginal.at(other, tg.EP(), theta[:1])(theta)
+    torch.testing.assert_close(found, ApproximateMarginal(other, tg.EP())(theta), rtol=0.0, atol=0.02)
+
+
+def test_weights_and_the_evidence_of_draws_go_with_them(any_jitter):
+    model = model_of("poisson", place=torch.arange(60) % 5, jitter=any_jitter)
+    others = stand_ins(model)
+    weights, evidence = torch.randn(2, 1, 200, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    draws = Draws(thetas(model, 200)[None], whitened(200, 5)[None], weights)
+    posterior = Posterior(others[-1].model, draws, {"lp": 0 * evidence, "log_evidence": evidence}, {})
+    found = in_terms_of_model(others, posterior, 0)
+    assert float((found.log_weights - weights).std()) > 0.1  # as of so large a jitter
+    assert torch.equal(found.stats["log_evidence"], evidence)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -215,6 +244,7 @@ def test_a_mean_is_integrated_out_beside_it(tmp_path):
     posterior, again = (tg.sample(model, seed=0, num_samples=1500, progress=False, checkpoint=file) for _ in range(2))
     assert torch.equal(posterior.whitened, again.whitened) and torch.equal(posterior.theta, again.theta)
     assert {"replicates", "mean.constant"} <= set(posterior.info) and posterior.complaints() == []
+    assert "log_evidence" not in posterior.stats  # of theta without the mean
     expected = tg.sample(model, tg.AMIS(tg.EP(), num_importance=64), num_samples=6000, seed=1, progress=False)
     agree(posterior, expected, (*model.layout.names, "lp"))
     # What goes on from its draws has all data's values, and the mean among theta.
@@ -222,9 +252,8 @@ def test_a_mean_is_integrated_out_beside_it(tmp_path):
     assert further.theta.shape[-1] == posterior.theta.shape[-1] and "replicates" not in further.info
 
 
-def test_chains_whose_jitter_matters_are_not_returned_in_silence(monkeypatch):
-    monkeypatch.setattr("torchgpmc.models.replicates._SMALL_JITTER", 10.0)
-    model = model_of("poisson", place=torch.arange(60) % 5, jitter=0.5)
+def test_chains_whose_jitter_matters_are_not_returned_in_silence(any_jitter):
+    model = model_of("poisson", place=torch.arange(60) % 5, jitter=any_jitter)
     others = stand_ins(model)
     draws = Draws(thetas(model, 200).view(4, 50, -1), whitened(200, 5).view(4, 50, -1), None)
     posterior = Posterior(others[-1].model, draws, {"lp": torch.zeros(4, 50).double()}, {})
