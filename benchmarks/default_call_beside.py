@@ -25,6 +25,10 @@ def reference(posterior, draws):
     if lattice.serves(model):
         # Where the evidence is exact a draw takes no longer than a cell.
         return lattice.reference(model, (4 if model.is_conjugate else 1) * draws)
+    if model.num_latents > 1:
+        # Of fourteen hyperparameters 3600 sweeps were worth 50 draws.
+        few = model.layout.size <= _FOR_PROPOSALS
+        return _chains(model, tg.ClassGibbs(), 3 * draws, 80) if few else _chains(model, tg.NUTS(max_tree_depth=8), draws, draws)
     if model.is_conjugate or model.collapses:
         return _on_evidence(posterior, draws)
     if model.has_latents_at_data:

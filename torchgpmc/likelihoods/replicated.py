@@ -9,6 +9,7 @@ from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
 from torchgpmc.likelihoods.likelihood import Derivatives, Factorised
+from torchgpmc.numerics.groups import sums_of_groups
 
 
 class Replicated(Factorised, Likelihood):
@@ -77,8 +78,7 @@ class Replicated(Factorised, Likelihood):
 
     def _added_up(self, of_entries: Tensor) -> Tensor:
         """(..., E) to ``(..., U)``."""
-        total = of_entries.new_zeros(*of_entries.shape[:-1], len(self.begins) - 1)
-        return total.index_add(-1, self.place, of_entries * self.times)
+        return sums_of_groups(of_entries * self.times, self.place, len(self.begins) - 1)
 
     def pointwise_log_prob(self, f: Tensor, targets: Tensor) -> Tensor:
         return self._added_up(self.of_one.pointwise_log_prob(f[..., self.place], self.observed))

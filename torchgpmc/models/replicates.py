@@ -12,6 +12,7 @@ from torchgpmc.models.full import GP
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.latents import likelihood_values
 from torchgpmc.models.restored import Restored
+from torchgpmc.numerics.groups import sums_of_groups
 from torchgpmc.numerics.linalg import cholesky, solve_lower
 from torchgpmc.numerics.random import normal_like
 from torchgpmc.numerics.special import log_standard_normal
@@ -62,7 +63,7 @@ def without_replicates(model: GPModel) -> AtUniqueInputs | None:
     other.train_x, other.replicates = x, counts.to(x)
     other.register_buffer("place", place)
     # No one looks at these but those who count them.
-    other.train_y = torch.zeros_like(counts.to(x)).index_add(0, place, model.train_y) / counts
+    other.train_y = sums_of_groups(model.train_y, place, len(x)) / counts
     other.likelihood = _of_values(likelihood, model.train_y, place, len(x))
     other.refresh()
     return other
@@ -108,8 +109,7 @@ def with_replicates(model: GP, other: AtUniqueInputs, theta: Tensor, v: Tensor, 
 
 def _within(other: AtUniqueInputs, values: Tensor) -> Tensor:
     """What ``(S, N)`` are apart from their mean at each input."""
-    total = values.new_zeros(len(values), len(other.train_x)).index_add(1, other.place, values)
-    return values - (total / other.replicates)[:, other.place]
+    return values - (sums_of_groups(values, other.place, len(other.train_x)) / other.replicates)[:, other.place]
 
 
 def _whitened(covariance: Tensor, place: Tensor, jitter: float, centred: Tensor) -> tuple[Tensor, Tensor]:
