@@ -20,8 +20,8 @@ class Replicated(Factorised, Likelihood):
     Made by :func:`replicated`. It has the parameters, priors and names of the likelihood of one datum, and targets of its own:
     those that its methods are given are not looked at.
 
-    Source: Binois, Gramacy & Ludkovski 2018, "Practical heteroskedastic Gaussian process modeling", section 3.1, where they are
-    called replicates.
+    Source: Binois, Gramacy & Ludkovski 2018, "Practical heteroscedastic Gaussian process modeling for large simulation
+    experiments", where they are called replicates.
     """
 
     observed: Tensor  # (E,), entries: observations of a value that differ

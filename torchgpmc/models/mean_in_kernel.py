@@ -123,7 +123,7 @@ def _under_constant(one: Tensor, variance: Tensor, v: Tensor) -> Tensor:
     .. math:: C_{jj} = \sqrt{t_j / t_{j - 1}}, \quad C_{ij} = a_i s^2 a_j / \sqrt{t_{j - 1} t_j}, \quad
         t_j = 1 + s^2 \sum_{k \le j} a_k^2.
 
-    Source: Gill, Golub, Murray & Saunders 1974, "Methods for modifying matrix factorizations", section 3.
+    Source: Gill, Golub, Murray & Saunders 1974, "Methods for modifying matrix factorizations".
     """
     after = 1 + variance * one.square().cumsum(-1)
     before = torch.cat([torch.ones_like(after[:, :1]), after[:, :-1]], -1)

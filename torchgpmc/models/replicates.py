@@ -38,7 +38,8 @@ def without_replicates(model: GPModel) -> AtUniqueInputs | None:
     and what the data's own values are given it, :func:`with_replicates` draws. Of likelihoods of one latent a datum that are not
     normal; of kernels with a closed form, which tell equal inputs apart by nothing else.
 
-    Source: Binois, Gramacy & Ludkovski 2018, "Practical heteroskedastic Gaussian process modeling", section 3.1.
+    Source: Binois, Gramacy & Ludkovski 2018, "Practical heteroscedastic Gaussian process modeling for large simulation
+    experiments", whose noise is normal.
 
     Example:
         >>> import torch, torchgpmc as tg
