@@ -7,14 +7,16 @@ import warnings
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
-from gpytorch.priors import GammaPrior
+from gpytorch.means import ConstantMean
+from gpytorch.priors import GammaPrior, NormalPrior
 from sklearn.datasets import make_classification
 
 import torchgpmc as tg
-from tests.problems import fixed_kernel, gp, gp_regression, inputs, sparse_gp, targets
+from tests.problems import Halved, fixed_kernel, gp, gp_regression, inputs, kernel, sparse_gp, targets
 from tests.runs.resume import dies_and_resumes
 from torchgpmc.models import JointLogDensity
-from torchgpmc.runs import class_chains
+from torchgpmc.runs import class_chains, class_search
+from torchgpmc.runs.class_theta import ThetaGivenWhite
 from torchgpmc.runs.run import Settings
 
 OPTIONS = {"num_samples": 8, "warmup_steps": 10, "num_chains": 3, "seed": 4, "progress": False}
@@ -27,25 +29,38 @@ def four_classes(_=None, num_data=12):
     return tg.GP(x, (2 * x[:, 0]).floor() + 2 * (2 * x[:, 1]).floor(), kernel, likelihood)
 
 
+def many_lengthscales(_=None, num_data=12):
+    """More hyperparameters than quadratics are fitted to."""
+    likelihood = tg.likelihoods.Softmax(num_classes=3, mixing_weights=False)
+    mean = ConstantMean(constant_prior=NormalPrior(0.0, 1.0))
+    return tg.GP(inputs(num_data, 3), targets("softmax", num_data), kernel(3), likelihood, mean=mean)
+
+
+BOTH = pytest.mark.parametrize("make", [four_classes, many_lengthscales])
+
+
 def quiet(model, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", tg.SamplingWarning)
         return tg.sample(model, tg.ClassGibbs(), **{**OPTIONS, **options})
 
 
+@BOTH
 @pytest.mark.parametrize("advances", [6, 14])
-def test_a_run_that_died_resumes_to_the_same_bits(advances, tmp_path, monkeypatch):
+def test_a_run_that_died_resumes_to_the_same_bits(make, advances, tmp_path, monkeypatch):
     with pytest.warns(tg.SamplingWarning):  # draws so few
-        assert dies_and_resumes(four_classes, tg.ClassGibbs(), OPTIONS, advances, tmp_path / "run", monkeypatch)
+        assert dies_and_resumes(make, tg.ClassGibbs(), OPTIONS, advances, tmp_path / "run", monkeypatch)
 
 
-def test_chains_in_chunks_have_the_same_draws():
+@BOTH
+def test_chains_in_chunks_have_the_same_draws(make):
     # Not to the last bit: products of other batches round differently.
-    torch.testing.assert_close(quiet(four_classes(), chain_chunk=2).theta, quiet(four_classes()).theta, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(quiet(make(), chain_chunk=2).theta, quiet(make()).theta, rtol=1e-6, atol=1e-6)
 
 
-def test_nothing_is_tuned_after_warm_up():
-    run = tg.ClassGibbs().prepare(four_classes(), Settings(4, 10, 2, None))
+@BOTH
+def test_nothing_is_tuned_after_warm_up(make):
+    run = tg.ClassGibbs().prepare(make(), Settings(4, 10, 2, None))
     generator = torch.Generator().manual_seed(0)
     state, tunings = run.init(generator), []
     for _ in range(14):
@@ -60,7 +75,7 @@ def test_what_is_kept_of_a_tuning_is_of_no_other():
     tuning = chains.first_tuning()
     first = chains.designed(tuning)
     assert chains.designed(copy.deepcopy(tuning)) is first and chains.designed(tuning._replace(step_size=None)) is first
-    other = tuning._replace(log_precision=tuning.log_precision + 0.1)  # about the same centre
+    other = tuning._replace(sites=tuning.sites._replace(log_precision=tuning.sites.log_precision + 0.1))  # about the same centre
     fresh = class_chains.ClassChains(JointLogDensity(model), 8, None).designed(other)
     for found, expected in zip(chains.designed(other), fresh, strict=True):
         assert torch.equal(found.coordinates.log_volume, expected.coordinates.log_volume)
@@ -71,6 +86,11 @@ def test_coordinates_follow_theta_so_that_four_of_five_are_accepted():
     posterior = quiet(four_classes(num_data=40), num_samples=60, warmup_steps=60)
     assert float(posterior.stats["hyper_acceptance"].mean()) > 0.6
     assert 0.65 < float(posterior.stats["acceptance_rate"].mean()) < 0.95
+
+
+def test_trajectories_of_theta_are_tuned():
+    posterior = quiet(many_lengthscales(num_data=30), num_samples=60, warmup_steps=100)
+    assert 0.6 < float(posterior.stats["hyper_acceptance"].mean()) < 0.95
 
 
 def test_chains_start_where_the_posterior_is():
@@ -110,9 +130,44 @@ def test_predictions_average_over_all_latents_of_a_theta():
     assert float((parts[0] - parts[1]).abs().max()) > 0.01
 
 
-def test_trajectories_in_single_precision_are_judged_in_double():
+def test_theta_moves_by_trajectories_in_the_density_of_theta_and_v():
+    model = many_lengthscales()
+    chains = class_chains.ClassChains(JointLogDensity(model), 8, None)
+    assert chains.by_trajectories
+    tuning, generator = chains.first_tuning(), torch.Generator().manual_seed(0)
+    position = chains.starts(tuning, 3, generator)
+    white = chains.kernel(tuning).init(position, generator).white.position
+    density = ThetaGivenWhite(chains.joint, tuning, white)
+
+    def written_out(along):
+        theta = tuning.theta(along)
+        at = chains.at(theta, tuning)
+        v = at.coordinates.latents(white, at.factor)
+        return chains.joint(torch.cat([theta, v], -1)) + at.coordinates.log_volume
+
+    along = tuning.standardised(position[:, : model.layout.size])
+    along[0, 1] = 3.5  # beyond where sites follow
+    value, gradient = density.value_and_grad(along)
+    torch.testing.assert_close(value, written_out(along), rtol=1e-10, atol=1e-9)
+    for column in range(model.layout.size):
+        step = torch.zeros_like(along)
+        step[:, column] = 1e-5
+        expected = (written_out(along + step) - written_out(along - step)) / 2e-5
+        torch.testing.assert_close(gradient[:, column], expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(density.select(torch.tensor([2]))(along[2:]), value[2:])
+
+
+def test_what_is_not_written_out_moves_by_quadratics():
+    model = Halved(inputs(8, 3), targets("softmax", 8), kernel(3), tg.likelihoods.Softmax(num_classes=3, mixing_weights=False))
+    chains = class_chains.ClassChains(JointLogDensity(model), 8, None)
+    assert not chains.by_trajectories and len(chains.points) == 1 + 2 * model.layout.size**2
+    assert not class_chains.ClassChains(JointLogDensity(four_classes()), 8, None).by_trajectories
+
+
+@BOTH
+def test_trajectories_in_single_precision_are_judged_in_double(make):
     """Where the gradient is rough, and where the likelihood has none written out, the value is that of [theta, v]."""
-    model = four_classes()
+    model = make()
     chains = class_chains.ClassChains(JointLogDensity(model), 8, None)
     tuning = chains.first_tuning()
     generator = torch.Generator().manual_seed(0)
@@ -154,11 +209,11 @@ def test_options_out_of_range_are_named(option, value):
 
 def test_the_search_looks_at_some_of_many_data(monkeypatch):
     seen = []
-    fitted = class_chains.fitted_class_sites
+    fitted = class_search.fitted_class_sites
     monkeypatch.setattr(
-        class_chains, "fitted_class_sites", lambda model, *rest: seen.append(len(model.train_x)) or fitted(model, *rest)
+        class_search, "fitted_class_sites", lambda model, *rest: seen.append(len(model.train_x)) or fitted(model, *rest)
     )
-    monkeypatch.setattr(class_chains, "_ROUGH_DATA", 10)
+    monkeypatch.setattr(class_search, "_ROUGH_DATA", 10)
     class_chains.ClassChains(JointLogDensity(four_classes(num_data=25)), 8, None).first_tuning()
     first = seen.index(25)
     assert first > 1 and set(seen[:first]) == {9} and set(seen[first:]) == {25}
@@ -170,5 +225,5 @@ def test_the_search_leaves_a_prior_under_which_inputs_are_all_far_apart(seed):
     x, y = make_classification(120, 18, n_informative=8, n_classes=4, n_clusters_per_class=1, class_sep=2.0, random_state=seed)
     kernel = ScaleKernel(RBFKernel(lengthscale_prior=GammaPrior(3.0, 12.0)), outputscale_prior=GammaPrior(2.0, 0.15))
     model = tg.GP((x - x.mean(0)) / x.std(0), y, kernel, tg.likelihoods.Softmax(num_classes=4, mixing_weights=False))
-    centre, _ = class_chains._rough_theta(model)
+    centre, _ = class_search.rough_theta(model)
     assert float(centre[model.layout.columns("kernel.base_kernel.lengthscale")].exp()) > 2.0

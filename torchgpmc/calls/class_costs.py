@@ -13,13 +13,14 @@ from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.numerics.linalg import identity_matrix
 from torchgpmc.numerics.random import make_generator, normal_like
 from torchgpmc.parameters.normal_scale import normal_scale
-from torchgpmc.runs.class_chains import ClassChains, ClassTuning
-from torchgpmc.samplers.adaptation import start_moments
+from torchgpmc.runs.class_chains import ClassChains
+from torchgpmc.runs.class_tuning import FollowingSites
 
 # Rounds of sites for one theta: of the search, which looks at so many data at most, and of the fits before chains and in warm-up.
 _SEARCHED, _MORE_A_HYPERPARAMETER, _ROUGH_DATA = 600, 250, 200
 _ROUNDS = 2
 _DEVIATION = 0.3  # of theta, in the prior's
+_THETA_STEP = 0.4  # of trajectories of many hyperparameters, in deviations
 
 
 def seconds_of_class_sweeps(model: GPModel, num_chains: int, sweeps: float) -> float:
@@ -30,15 +31,14 @@ def seconds_of_class_sweeps(model: GPModel, num_chains: int, sweeps: float) -> f
     sites = partial(fitted_class_sites, model, scale.theta(_DEVIATION * z)[0], _ROUNDS)
     rounds = (_SEARCHED + _MORE_A_HYPERPARAMETER * size) * min(1.0, (_ROUGH_DATA / num_data) ** 2)
     centre = scale.theta(0 * z[:1])[0][0]
-    level = model.train_x.new_zeros(size + 1, num_data)
+    level = model.train_x.new_zeros(2 * size + 1, num_data)
     level[0] = -math.log(num_functions)
-    shift = model.train_x.new_zeros(size + 1, num_functions, num_data)
-    step_size = model.train_x.new_tensor(model.latent_size**-0.25)
+    shift = model.train_x.new_zeros(2 * size + 1, num_functions, num_data)
+    step_sizes = model.train_x.new_tensor(model.latent_size**-0.25), model.train_x.new_tensor(_THETA_STEP)
     root = _DEVIATION * identity_matrix(size, centre)
-    moments = start_moments(size, size + model.latent_size, centre)
     as_sites_say = model.train_x.new_ones(model.latent_size)
-    tuning = ClassTuning(step_size, centre, root, level, shift, as_sites_say, moments)
     chains = ClassChains(JointLogDensity(model), ClassGibbs().num_steps, None)
+    tuning = chains.tuned(centre, root, FollowingSites(level, shift), as_sites_say, step_sizes)
     kernel = chains.kernel(tuning)
     state = kernel.init(chains.starts(tuning, num_chains, generator), generator)
     return rounds * seconds_of(sites) / (num_chains * _ROUNDS) + sweeps * seconds_of(partial(kernel.step, state, generator))

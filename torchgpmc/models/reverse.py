@@ -90,18 +90,21 @@ def has_slope(likelihood: Any) -> bool:
     return written and is_newest(kind, "log_prob_and_slope", ("log_prob", "pointwise_log_prob", "forward"))
 
 
-class _Likelihood(NamedTuple):
+class LikelihoodPart(NamedTuple):
+    """log p(y given f) with its derivatives in f and in the likelihood's sampled parameters."""
+
     log_prob: Tensor  # (C,)
     latent_slope: Tensor  # (C, N) or (C, N, K)
     slopes: dict[str, Tensor]
 
 
-def _likelihood(model: GPModel, values: dict[str, Tensor], sampled: list[str], f: Tensor, targets: Targets) -> _Likelihood:
+def likelihood_part(model: GPModel, values: dict[str, Tensor], sampled: list[str], f: Tensor, targets: Targets) -> LikelihoodPart:
+    """At f ``(C, N)``, of several latents ``(C, N, K)``."""
     if not sampled and has_slope(model.likelihood):
         log_prob, slope = model.likelihood_function(
             likelihood_parameters(values), lambda module: module.log_prob_and_slope(f, targets.values)
         )
-        return _Likelihood(log_prob, slope, {})
+        return LikelihoodPart(log_prob, slope, {})
     leaves = {name: values[name].detach().requires_grad_(True) for name in sampled}
     leaf = f.detach().requires_grad_(True)
     with torch.enable_grad():
@@ -109,7 +112,7 @@ def _likelihood(model: GPModel, values: dict[str, Tensor], sampled: list[str], f
         log_prob = model.likelihood_function(parameters, lambda module: module.log_prob(leaf, targets.values))
         slope, *others = torch.autograd.grad(log_prob.sum(), [leaf, *leaves.values()], allow_unused=True)
     slopes = {name: other for name, other in zip(leaves, others, strict=True) if other is not None}
-    return _Likelihood(log_prob.detach(), torch.zeros_like(f) if slope is None else slope, slopes)
+    return LikelihoodPart(log_prob.detach(), torch.zeros_like(f) if slope is None else slope, slopes)
 
 
 # Methods of a model that its gradient by parts is written out for.
@@ -146,7 +149,7 @@ def value_and_grad_by_parts(
         latents = white_under_prior(factor, shaped) if sites is None else white_under_sites(factor, prior.mean, sites, shaped)
         f = latents.centred + prior.mean.unsqueeze(1)
         single = model.num_latents == 1
-        likelihood = _likelihood(
+        likelihood = likelihood_part(
             model, values["likelihood"], layout.sampled_names("likelihood"), f.squeeze(1) if single else f.mT, targets
         )
         found = latents.slopes(likelihood.latent_slope.unsqueeze(1) if single else likelihood.latent_slope.mT)

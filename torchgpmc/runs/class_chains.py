@@ -1,12 +1,15 @@
 """Chains of [theta, v] for several classes: theta and the latents in turn, in coordinates that are white at every theta.
 
 Given theta the latents move by Hamiltonian trajectories in w, which factorise nothing, and of which a theta gets several, for
-predictions to average over their ends. Gradients are rough, values at the ends are not. Given w theta is proposed from a quadratic
-fitted to the density at some thetas that stay, whose factors are worked out once, on the other side of it from where theta is: so
-each theta that is tried takes two factorisations, four of five are accepted, and data that know of theta through w let go of it in
-half the sweeps. Where w is wide, sites being too sure of some data, steps are longer. Sites are a
-linear function of theta (of their precision, in logarithms), fitted to those of :mod:`torchgpmc.approximations.class_variational`
-at some thetas, and frozen with all else before the first kept draw.
+predictions to average over their ends. Gradients are rough, values at the ends are not.
+
+Given w few hyperparameters are proposed from a quadratic fitted to the density at some thetas that stay, whose factors are worked
+out once, on the other side of it from where theta is: so each theta that is tried takes two factorisations, four of five are
+accepted, and data that know of theta through w let go of it in half the sweeps. More move by trajectories, too, whose steps each
+take the gradient of what is factorised: of ten, quadratics would be fitted to 201 thetas.
+
+Where w is wide, sites being too sure of some data, steps are longer. Sites follow theta, fitted to those of
+:mod:`torchgpmc.approximations.class_variational` at some thetas, and are frozen with all else before the first kept draw.
 """
 
 from __future__ import annotations
@@ -18,78 +21,33 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.approximations.class_variational import FittedSites, SharedSites, fitted_class_sites
 from torchgpmc.density import AutogradDensity, mask_failures, mask_value
-from torchgpmc.models.class_coordinates import ClassMap, class_map
-from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.class_coordinates import class_basis, class_map
 from torchgpmc.models.joint_density import JointLogDensity
-from torchgpmc.numerics.linalg import cholesky, identity_matrix, solve_lower
-from torchgpmc.numerics.random import log_uniform, make_generator, normal_like
-from torchgpmc.parameters.normal_scale import NormalScale, normal_scale
-from torchgpmc.runs.blocks import KeptPrior, LatentsGivenTheta, kept_prior
+from torchgpmc.numerics.linalg import cholesky
+from torchgpmc.numerics.random import log_uniform, normal_like
+from torchgpmc.runs.blocks import LatentsGivenTheta, kept_prior
 from torchgpmc.runs.chain import combined
-from torchgpmc.samplers.adaptation import PositionMoments, start_moments, update_moments
-from torchgpmc.samplers.fitted_proposals import design, fitted_proposal
+from torchgpmc.runs.class_search import rough_theta
+from torchgpmc.runs.class_theta import ThetaGivenWhite, has_slope_in_theta
+from torchgpmc.runs.class_tuning import AtTheta, ClassTuning, FollowingSites
+from torchgpmc.samplers.adaptation import start_moments, update_moments
+from torchgpmc.samplers.fitted_proposals import FEW, design, fitted_proposal
 from torchgpmc.samplers.hmc import HMCInfo, HMCState, transition
 from torchgpmc.samplers.preconditioner import Preconditioner
 from torchgpmc.trees import concatenate, take, where
 from torchgpmc.types import Sampler
 
-_SEED = 0  # of the search for where theta lies, which a run that is resumed makes again
-_FAR = 1.5, 3.0, 5.0, 8.0  # along each hyperparameter, in the prior's deviations: data may say what the prior hardly allows
-_DRAWS_AROUND = 12
-_ROUGH_DATA = 200  # that the first search looks at, of more
-_MOST_CLIMBS, _CLIMBING_SWEEPS, _WORTH_A_CLIMB = 8, 5, 0.5  # nats
-_FIRST_DEVIATION = 0.3  # of theta, in the prior's
-_SITES_REACH, _FARTHEST = 0.8, 4.0  # of the thetas that sites are fitted at, in deviations; of the line, in those
 _SWEEPS, _MORE_SWEEPS = 25, 8
 _WINDOWS = 1, 2, 4, 7, 11, 16  # their ends, in twentieths of warm-up: the lower bound may have theta far from where it lies
 _KNOWN = 40.0  # positions that the covariance before a window counts for, and deviations
 _OVERDISPERSION = 2.0
 _LARGEST_STEP = 1.5  # times V^-1/4
+_THETA_STEP = 0.5  # deviations, before warm-up
 _ADAPTATION, _SETTLING = 0.3, 5.0
 _TRAJECTORIES = 2  # of a sweep, after which latents are nearly independent of those before
 # Of trajectories, at least, and twice that at most: a quarter of the period in w on average. After a half |w| is as before.
 _LENGTH = math.pi / 3
-
-
-class ClassTuning(NamedTuple):
-    """The step size of the latents, where theta lies, and sites."""
-
-    step_size: Tensor  # ()
-    centre: Tensor  # (P,)
-    root: Tensor  # (P, P), lower triangular, of theta's covariance
-    log_precision: Tensor  # (P + 1, N), of sites: at the centre, and slopes
-    shift: Tensor  # the same of their shifts, (P + 1, K, N)
-    deviation: Tensor  # (V,), of w: of some data much wider than under their sites
-    moments: PositionMoments  # of [theta, w] since the last window
-
-    @property
-    def coordinates(self) -> tuple[Tensor, ...]:
-        """All that decides what thetas are tried, and their sites."""
-        return self.centre, self.root, self.log_precision, self.shift
-
-    def standardised(self, theta: Tensor) -> Tensor:
-        """theta ``(C, P)`` in deviations."""
-        return solve_lower(self.root, (theta - self.centre).mT).mT
-
-    def theta(self, standardised: Tensor) -> Tensor:
-        """Back again."""
-        return self.centre + standardised @ self.root.mT
-
-    def sites(self, theta: Tensor) -> SharedSites:
-        """At ``theta`` ``(C, P)``."""
-        along = (self.standardised(theta) / _SITES_REACH).clamp(-_FARTHEST, _FARTHEST)
-        terms = torch.cat([torch.ones_like(along[:, :1]), along], -1)
-        log_precision, shift = (torch.tensordot(terms, part, 1) for part in (self.log_precision, self.shift))
-        return SharedSites(log_precision.exp(), shift)
-
-
-class AtTheta(NamedTuple):
-    """What depends on theta and the tuning alone."""
-
-    kept: KeptPrior
-    coordinates: ClassMap
 
 
 class ClassState(NamedTuple):
@@ -112,6 +70,17 @@ class ClassInfo(NamedTuple):
     n_failures: Tensor
 
 
+class _Moved(NamedTuple):
+    """A theta, and what goes with it."""
+
+    theta: Tensor  # (C, P)
+    at: AtTheta
+    white: HMCState  # of w there
+    acceptance: Tensor  # (C,)
+    n_steps: Tensor  # evaluations
+    n_failures: Tensor
+
+
 class _OfWhite(AutogradDensity):
     """log p(theta, v(w), y) + log |dv / dw| of w ``(C, V)``."""
 
@@ -123,8 +92,9 @@ class _OfWhite(AutogradDensity):
 
     def _evaluate(self, white: Tensor) -> Tensor:
         coordinates = self.at.coordinates
-        differences = coordinates.differences(white, self.at.kept.at.prior.factor)
-        likelihood = self.given.at_deviation(differences) if self.given.sees_f_alone else self.given(coordinates.latents(white))
+        differences = coordinates.differences(white)
+        given = self.given
+        likelihood = given.at_deviation(differences) if given.sees_f_alone else given(coordinates.latents(white, self.at.factor))
         return self.value_at(white, differences, likelihood)
 
     def value_at(self, white: Tensor, differences: Tensor, likelihood: Tensor) -> Tensor:
@@ -179,7 +149,8 @@ class ClassChains:
         self.model = model = joint.model
         self.num_steps = num_steps
         self.chain_chunk = chain_chunk
-        self.points = design(model.layout.size, model.train_x)
+        self.by_trajectories = model.layout.size > FEW and has_slope_in_theta(model)
+        self.points = design(model.layout.size, model.train_x)[: 0 if self.by_trajectories else None]
         self._designed: tuple[tuple[Tensor, ...], list[AtTheta]] | None = None
 
     def at(self, theta: Tensor, tuning: ClassTuning) -> AtTheta:
@@ -191,7 +162,8 @@ class ClassChains:
         with torch.no_grad():
             hyperparameters, log_prior = self.model.layout.raw_values_and_log_prior(theta)
             kept = kept_prior(self.model, self.model.at_data(hyperparameters), log_prior)
-            return AtTheta(kept, class_map(kept.at.prior.factor, *tuning.sites(theta)))
+            sites = tuning.sites.at(tuning.standardised(theta))
+            return AtTheta(kept, class_map(kept.at.prior.factor, tuning.basis, *sites))
 
     def designed(self, tuning: ClassTuning) -> list[AtTheta]:
         """At each of the thetas that stay.
@@ -207,9 +179,10 @@ class ClassChains:
         """Sweeps: a theta, and some trajectories of the latents, whose ends are all draws given it."""
         size = self.model.layout.size
         scale = Preconditioner(tuning.deviation.new_zeros(0, 0), tuning.deviation)
+        as_it_is = Preconditioner(tuning.deviation.new_zeros(0, 0), torch.ones_like(tuning.centre))
 
         def seen(theta: Tensor, at: AtTheta, white: HMCState, further: Tensor) -> ClassState:
-            position = torch.cat([theta, at.coordinates.latents(white.position)], -1)
+            position = torch.cat([theta, at.coordinates.latents(white.position, at.factor)], -1)
             return ClassState(position, white.log_density - at.coordinates.log_volume, at, white, further)
 
         def begun(at: AtTheta, white: Tensor) -> HMCState:
@@ -220,9 +193,13 @@ class ClassChains:
             theta, v = position.tensor_split([size], -1)
             at = self.at(theta, tuning)
             further = v.unsqueeze(1).repeat(1, _TRAJECTORIES - 1, 1)
-            return seen(theta, at, begun(at, at.coordinates.white(v)), further)
+            return seen(theta, at, begun(at, at.coordinates.white(v, at.factor)), further)
 
-        def theta_moved(state: ClassState, generator: torch.Generator) -> tuple[Tensor, AtTheta, HMCState, Tensor]:
+        def steps_of(step_size: Tensor, generator: torch.Generator) -> int:
+            length = _LENGTH * (1 + float(torch.rand((), generator=generator, device=generator.device)))
+            return min(max(round(length / float(step_size)), 1), self.num_steps)
+
+        def by_a_quadratic(state: ClassState, generator: torch.Generator) -> _Moved:
             theta, at, white = state.position[:, :size], state.at, state.white
             values = [_NearlyOfWhite(_OfWhite(self.joint, there))(white.position) for there in self.designed(tuning)]
             proposal = fitted_proposal(self.points, torch.stack(values, -1))
@@ -234,26 +211,38 @@ class ClassChains:
             other = begun(other_at, white.position)
             log_ratio = other.log_density - white.log_density + proposal.log_density(here) - proposal.log_density(there)
             log_ratio = torch.nan_to_num(log_ratio, nan=-torch.inf)
-            return *where(log_u < log_ratio, (other_theta, other_at, other), (theta, at, white)), log_ratio
+            theta, at, white = where(log_u < log_ratio, (other_theta, other_at, other), (theta, at, white))
+            work = torch.full_like(log_ratio, float(len(self.points) + 1))
+            return _Moved(theta, at, white, log_ratio.clamp_max(0.0).exp(), work, torch.isinf(log_ratio).to(work))
+
+        def by_a_trajectory(state: ClassState, generator: torch.Generator) -> _Moved:
+            theta, white = state.position[:, :size], state.white.position
+            density = ThetaGivenWhite(self.joint, tuning, white)
+            here = tuning.standardised(theta)
+            start = HMCState(here, *density.value_and_grad(here))
+            steps = steps_of(tuning.theta_step_size, generator)
+            end, info, _, _ = transition(density, as_it_is, tuning.theta_step_size, steps, start, generator)
+            theta = torch.where((end.position == here).all(-1, keepdim=True), theta, tuning.theta(end.position))
+            at = self.at(theta, tuning)
+            return _Moved(theta, at, begun(at, white), info.acceptance_rate, info.n_steps + 1, info.n_failures)
+
+        theta_moved = by_a_trajectory if self.by_trajectories else by_a_quadratic
 
         def latents_moved(at: AtTheta, white: HMCState, generator: torch.Generator) -> tuple[HMCState, HMCInfo]:
-            length = _LENGTH * (1 + float(torch.rand((), generator=generator, device=generator.device)))
-            steps = min(max(round(length / float(tuning.step_size)), 1), self.num_steps)
+            steps = steps_of(tuning.step_size, generator)
             exact = _OfWhite(self.joint, at)
             return transition(_NearlyOfWhite(exact), scale, tuning.step_size, steps, white, generator, exact)[:2]
 
         def step(state: ClassState, generator: torch.Generator) -> tuple[ClassState, ClassInfo]:
-            theta, at, white, log_ratio = theta_moved(state, generator)
+            theta, at, white, acceptance, work, failures = theta_moved(state, generator)
             whites, infos = [], []
             for _ in range(_TRAJECTORIES):
                 white, info = latents_moved(at, white, generator)
                 whites.append(white.position)
                 infos.append(info)
             known = combined(infos)
-            work = known["n_steps"] + len(self.points) + 1
-            failures = known["n_failures"] + torch.isinf(log_ratio)
-            further = torch.stack([at.coordinates.latents(position) for position in whites[:-1]], 1)
-            acceptance = log_ratio.clamp_max(0.0).exp()
+            further = torch.stack([at.coordinates.latents(position, at.factor) for position in whites[:-1]], 1)
+            work, failures = work + known["n_steps"], failures + known["n_failures"]
             of_sweep = ClassInfo(known["acceptance_rate"], acceptance, known["diverging"], work, failures)
             return seen(theta, at, white, further), of_sweep
 
@@ -266,28 +255,32 @@ class ClassChains:
         theta = tuning.theta(spread)
         possible = torch.isfinite(_OfWhite(self.joint, self.at(theta, tuning))(white)).unsqueeze(-1)
         theta = torch.where(possible, theta, tuning.centre)
-        return torch.cat([theta, self.at(theta, tuning).coordinates.latents(white)], -1)
+        at = self.at(theta, tuning)
+        return torch.cat([theta, at.coordinates.latents(white, at.factor)], -1)
 
     def first_tuning(self) -> ClassTuning:
         """From a search by the lower bound of p(y | theta)."""
-        centre, deviation = _rough_theta(self.model)
+        centre, deviation = rough_theta(self.model)
         step_size = centre.new_tensor(_LARGEST_STEP / self.model.latent_size**0.25)
         root = cholesky(deviation @ deviation.mT).factor
-        return self.renewed(centre, root, centre.new_ones(self.model.latent_size), step_size, None)
+        sites = FollowingSites.around(self.model, centre, root, _SWEEPS, None)
+        deviation = centre.new_ones(self.model.latent_size)
+        return self.tuned(centre, root, sites, deviation, (step_size, centre.new_tensor(_THETA_STEP)))
 
-    def renewed(
-        self, centre: Tensor, root: Tensor, deviation: Tensor, step_size: Tensor, before: ClassTuning | None
+    def tuned(
+        self, centre: Tensor, root: Tensor, sites: FollowingSites, deviation: Tensor, step_sizes: tuple[Tensor, Tensor]
     ) -> ClassTuning:
-        """With sites fitted around ``centre``, beginning from those of ``before``."""
-        unit = identity_matrix(len(centre), centre)
-        along = torch.cat([torch.zeros_like(unit[:1]), unit, -unit])
-        theta = centre + _SITES_REACH * along @ root.mT
-        start = None if before is None else before.sites(theta)
-        sites = fitted_class_sites(self.model, theta, _SWEEPS if before is None else _MORE_SWEEPS, start).sites
-        terms = torch.linalg.pinv(torch.cat([torch.ones_like(along[:, :1]), along], -1))
-        log_precision, shift = (torch.tensordot(terms, part, 1) for part in (sites.precision.log(), sites.shift))
+        """With moments yet to be seen, and a basis at the centre where theta moves by trajectories.
+
+        Quadratics are of few hyperparameters, of which w lets go anyway: five hundred data take twice the time with a basis.
+        """
+        basis = centre.new_zeros(0, 0)
+        if self.by_trajectories:
+            with torch.no_grad():
+                prior = self.model.prior(centre[None])
+                basis = class_basis(prior.factor, sites.at(torch.zeros_like(centre)[None]).precision)
         moments = start_moments(len(centre), len(centre) + len(deviation), centre)
-        return ClassTuning(step_size, centre, root, log_precision, shift, deviation, moments)
+        return ClassTuning(*step_sizes, centre, root, sites, basis, deviation, moments)
 
 
 class ClassWarmUp(NamedTuple):
@@ -313,15 +306,20 @@ class ClassWarmUp(NamedTuple):
         """From the positions and the acceptance rates ``(C,)``."""
         gain = _ADAPTATION / math.sqrt(1 + iteration / _SETTLING)
         step_size = tuning.step_size * (gain * (info.acceptance_rate.mean() - self.target_acceptance)).exp()
+        theta_step_size = tuning.theta_step_size * (gain * (info.hyper_acceptance.mean() - self.target_acceptance)).exp()
         size = len(tuning.centre)
         position = torch.cat([state.position[:, :size], state.white.position], -1)
-        tuning = tuning._replace(step_size=step_size, moments=update_moments(tuning.moments, position))
+        moments = update_moments(tuning.moments, position)
+        tuning = tuning._replace(step_size=step_size, theta_step_size=theta_step_size, moments=moments)
         if not self.restarts(iteration):
             return tuning
-        moments, weight = tuning.moments, tuning.moments.num_seen + _KNOWN
+        weight = moments.num_seen + _KNOWN
         root, ok = cholesky((moments.dense + _KNOWN * tuning.root @ tuning.root.mT) / weight)
+        root = torch.where(ok, root, tuning.root)
         deviation = ((moments.diagonal + _KNOWN * tuning.deviation.square()) / weight).sqrt()
-        return self.chains.renewed(moments.mean[:size], torch.where(ok, root, tuning.root), deviation, step_size, tuning)
+        centre, before = moments.mean[:size], (tuning.sites, torch.cat([tuning.centre[None], tuning.root]))
+        sites = FollowingSites.around(self.chains.model, centre, root, _MORE_SWEEPS, before)
+        return self.chains.tuned(centre, root, sites, deviation, (step_size, theta_step_size))
 
     def restarts(self, iteration: int) -> bool:
         """At the ends of windows, since coordinates change."""
@@ -330,56 +328,3 @@ class ClassWarmUp(NamedTuple):
     def statistics(self, tuning: ClassTuning) -> dict[str, Tensor]:
         """The step size."""
         return {"step_size": tuning.step_size}
-
-
-def _rough_theta(model: GPModel) -> tuple[Tensor, Tensor]:
-    """Where a lower bound of the posterior is highest ``(P,)``, nearly, and deviations there ``(P, P)``, a diagonal matrix."""
-    rows = torch.arange(len(model.train_x), device=model.train_x.device)[:: -(-len(model.train_x) // _ROUGH_DATA)]
-    few = model.with_buffers(train_x=model.train_x[rows], train_y=model.train_y[rows])
-    scale = normal_scale(model.layout)
-    best, deviation = _climbed(model, scale, _best_of_a_few(few, scale))
-    ends = [scale.theta(best + sign * deviation)[0] for sign in (1, -1)]
-    return scale.theta(best)[0][0], (0.5 * (ends[0] - ends[1])[0]).diag()
-
-
-def _bound(model: GPModel, scale: NormalScale, z: Tensor, num_sweeps: int, start: SharedSites | None = None) -> FittedSites:
-    """Of the posterior on the scale of the priors, at ``z`` ``(C, P)``."""
-    sites, bound = fitted_class_sites(model, scale.theta(z)[0], num_sweeps, start)
-    return FittedSites(sites, bound - 0.5 * z.square().sum(-1))
-
-
-def _best_of_a_few(model: GPModel, scale: NormalScale) -> Tensor:
-    """``(1, P)``, of thetas along the axes and around the best of them.
-
-    Draws from the prior are no help where it has inputs so far apart that f is white noise, which no longer depends on theta: of a
-    dozen columns and more, under a prior that one would have for two or three.
-    """
-    unit = identity_matrix(model.layout.size, model.train_x)
-    axes = torch.cat([distance * side for distance in _FAR for side in (unit, -unit)])
-    best = _best_of(model, scale, torch.cat([torch.zeros_like(unit[:1]), axes]))
-    around = normal_like(best.expand(_DRAWS_AROUND, -1), make_generator(_SEED, best.device))
-    return _best_of(model, scale, torch.cat([best, best + 0.5 * around]))
-
-
-def _best_of(model: GPModel, scale: NormalScale, z: Tensor) -> Tensor:
-    """The one ``(1, P)`` of some thetas ``(C, P)`` whose bound is highest."""
-    bound = torch.nan_to_num(_bound(model, scale, z, _SWEEPS).bound, nan=-torch.inf)
-    return z[bound.argmax()][None]
-
-
-def _climbed(model: GPModel, scale: NormalScale, best: Tensor) -> tuple[Tensor, Tensor]:
-    """From ``best`` ``(1, P)`` by quadratics fitted around it, and deviations ``(P,)`` by the last of them."""
-    points = design(model.layout.size, best)
-    highest = _bound(model, scale, best, _SWEEPS)
-    for _ in range(_MOST_CLIMBS):
-        around = _bound(model, scale, best + _FIRST_DEVIATION * points, _CLIMBING_SWEEPS, highest.sites).bound
-        proposal = fitted_proposal(points, around[None])
-        there = best + _FIRST_DEVIATION * proposal.mean
-        found = _bound(model, scale, there, _MORE_SWEEPS, highest.sites)
-        gain = float(found.bound) - float(highest.bound)
-        if gain > 0:
-            best, highest = there, found
-        if gain < _WORTH_A_CLIMB:
-            break
-    covariance = (proposal.axes[0] / proposal.precision[0]) @ proposal.axes[0].mT
-    return best, _FIRST_DEVIATION * covariance.diagonal().sqrt()

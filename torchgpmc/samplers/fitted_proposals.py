@@ -30,6 +30,18 @@ class _Choices(NamedTuple):
 
 
 _CHOICES = _Choices()
+FEW = 3  # dimensions, in which points on planes are few, too
+
+
+def along_axes(dimension: int, like: Tensor) -> Tensor:
+    """Points ``(1 + 2 dimension, dimension)`` that a quadratic without mixed terms is fitted to: the centre, two a coordinate.
+
+    Example:
+        >>> along_axes(2, torch.zeros(())).shape
+        torch.Size([5, 2])
+    """
+    unit = torch.eye(dimension, dtype=like.dtype, device=like.device)
+    return _CHOICES.reach * torch.cat([torch.zeros_like(unit[:1]), torch.stack([unit, -unit], 1).flatten(0, 1)])
 
 
 def design(dimension: int, like: Tensor) -> Tensor:
@@ -39,12 +51,11 @@ def design(dimension: int, like: Tensor) -> Tensor:
         >>> design(1, torch.zeros(())).flatten(), len(design(3, torch.zeros(())))
         (tensor([ 0.0000,  1.3000, -1.3000]), 19)
     """
-    unit = torch.eye(dimension, dtype=like.dtype, device=like.device)
-    points = [like.new_zeros(dimension)]
-    points += [sign * row for row in unit for sign in (1, -1)]
+    axes = along_axes(dimension, like)
+    unit = axes[1::2]
     pairs = itertools.combinations(range(dimension), 2)
-    points += [one * unit[i] + other * unit[j] for i, j in pairs for one in (1, -1) for other in (1, -1)]
-    return _CHOICES.reach * torch.stack(points)
+    planes = [one * unit[i] + other * unit[j] for i, j in pairs for one in (1, -1) for other in (1, -1)]
+    return torch.cat([axes, torch.stack(planes)]) if planes else axes
 
 
 class FittedProposal(NamedTuple):
@@ -90,7 +101,8 @@ class FittedProposal(NamedTuple):
 
 
 def fitted_proposal(points: Tensor, log_density: Tensor) -> FittedProposal:
-    """The proposal of values ``(C, J)`` at the points of :func:`design` ``(J, P)``; -inf where a value is not known.
+    """The proposal of values ``(C, J)`` at the points ``(J, P)`` of :func:`design`, or of :func:`along_axes`, whose quadratics have
+    no mixed terms; -inf where a value is not known.
 
     Curvatures are kept where proposals are not far wider or narrower than the whole target, in whose deviations points are.
 
