@@ -19,7 +19,8 @@ from torchgpmc.models.following import following_map
 from torchgpmc.models.latents import likelihood_values
 from torchgpmc.models.whitening import GaussianSites
 from torchgpmc.runs.blocks import JointWithPrior, LatentsGivenTheta
-from torchgpmc.runs.class_chains import ClassChains, ClassTuning
+from torchgpmc.runs.class_chains import ClassChains
+from torchgpmc.runs.class_tuning import ClassTuning, FollowingSites
 from torchgpmc.runs.control_inputs import prior_of_controls
 from torchgpmc.runs.integrated_latents import ThroughEstimates
 from torchgpmc.runs.parameterizations import ThetaBlock
@@ -231,17 +232,23 @@ def white_at_every_theta(model, density, like):
     return Sampler(init, step)
 
 
-def classes_in_turn(model, density, like):
+def classes_in_turn(model, density, like, by_trajectories=False):
     """Theta and the latents of several classes in turn, white under sites that follow theta and which no data made."""
-    size, generator = model.layout.size, torch.Generator().manual_seed(6)
-    log_precision = 0.4 * torch.randn(size + 1, len(model.train_x), generator=generator).to(like)
-    shift = 0.4 * torch.randn(size + 1, *model.latent_shape, generator=generator).to(like)
-    shift = shift - shift.mean(1, keepdim=True)
+    size, num_data, generator = model.layout.size, len(model.train_x), torch.Generator().manual_seed(6)
+    log_precision = 0.4 * torch.randn(2 * size + 1, num_data, generator=generator).to(like)
+    shift = 0.4 * torch.randn(2 * size + 1, *model.latent_shape, generator=generator).to(like)
+    sites = FollowingSites(log_precision, shift - shift.mean(1, keepdim=True))
+    basis = torch.linalg.qr(torch.randn(num_data, num_data, generator=generator).to(like)).Q
     root = (0.7 * torch.eye(size) + 0.2 * torch.ones(size, size).tril(-1)).to(like)
     deviation = (0.6 + 0.8 * torch.rand(model.latent_size, generator=generator)).to(like)
     moments = start_moments(size, size + len(deviation), like)
-    tuning = ClassTuning(torch.tensor(0.6).to(like), like.new_full((size,), -0.3), root, log_precision, shift, deviation, moments)
-    return ClassChains(density, 3, None).kernel(tuning)
+    centre, steps = like.new_full((size,), -0.3), (torch.tensor(0.6).to(like), torch.tensor(0.5).to(like))
+    tuning = ClassTuning(
+        *steps, centre, root, sites, basis if by_trajectories else basis[:0, :0], deviation, moments, like.new_zeros(0, size)
+    )
+    chains = ClassChains(density, 3, None)
+    chains.by_trajectories = by_trajectories
+    return chains.kernel(tuning)
 
 
 def _sweep(model, density, like):

@@ -38,11 +38,12 @@ from tests.statistical.kernels import (
 )
 from torchgpmc.evidence import ImportanceEstimator
 from torchgpmc.models import JointLogDensity
-from torchgpmc.models.class_coordinates import class_map
+from torchgpmc.models.class_coordinates import class_map, class_root
 from torchgpmc.models.following import FollowingMap
 from torchgpmc.models.latents import likelihood_values
 from torchgpmc.models.whitening import GaussianSites, whiten_under_sites
-from torchgpmc.runs import class_chains, white_moves
+from torchgpmc.runs import class_chains, class_theta, white_moves
+from torchgpmc.runs.class_theta import ThetaGivenWhite
 from torchgpmc.runs.integrated_latents import ThroughEstimates
 from torchgpmc.runs.parameterizations import _single_site_precision, _WhiteUnderSites
 from torchgpmc.samplers import hmc
@@ -215,19 +216,37 @@ def test_a_missing_volume_at_every_theta_is_caught(monkeypatch):
     assert geweke_at_every_theta(monkeypatch, chains=PLANTED) > 1
 
 
-def geweke_of_classes(monkeypatch, **options):
-    monkeypatch.setitem(SAMPLERS, "classes", Row("hmc", classes_in_turn))
+def geweke_of_classes(monkeypatch, by_trajectories=False, **options):
+    monkeypatch.setitem(SAMPLERS, "classes", Row("hmc", partial(classes_in_turn, by_trajectories=by_trajectories)))
     return geweke(gp("softmax", num_data=2), "classes", seed=25, rounds=5, **options)
 
 
 @pytest.mark.slow
 @pytest.mark.statistical
-def test_classes_in_turn_are_exact(monkeypatch):
-    assert geweke_of_classes(monkeypatch, chains=15_000) < 1
+@pytest.mark.parametrize(("by_trajectories", "chains"), [(False, 15_000), (True, 8000)])
+def test_classes_in_turn_are_exact(by_trajectories, chains, monkeypatch):
+    assert geweke_of_classes(monkeypatch, by_trajectories, chains=chains) < 1
 
 
 def no_volume(monkeypatch):
     monkeypatch.setattr(class_chains, "class_map", lambda *of: class_map(*of)._replace(log_volume=of[0].new_zeros(len(of[0]))))
+
+
+def no_volume_along_trajectories(monkeypatch):
+    def without(factor, *others):
+        return class_root(factor, *others)._replace(log_narrowing=factor.new_zeros(len(factor)))
+
+    monkeypatch.setattr(class_theta, "class_root", without)
+
+
+def no_prior_along_trajectories(monkeypatch):
+    value_and_grad = ThetaGivenWhite.value_and_grad
+
+    def without(self, position):
+        value, gradient = value_and_grad(self, position)
+        return value - self.joint.model.layout.evaluate(self.tuning.theta(position)).log_prior, gradient
+
+    monkeypatch.setattr(ThetaGivenWhite, "value_and_grad", without)
 
 
 def no_proposal_density(monkeypatch):
@@ -235,10 +254,10 @@ def no_proposal_density(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plant", [no_volume, no_proposal_density])
+@pytest.mark.parametrize("plant", [no_volume, no_proposal_density, no_volume_along_trajectories, no_prior_along_trajectories])
 def test_what_is_left_out_of_classes_in_turn_is_caught(plant, monkeypatch):
     plant(monkeypatch)
-    assert geweke_of_classes(monkeypatch, chains=PLANTED) > 1
+    assert geweke_of_classes(monkeypatch, "trajectories" in plant.__name__, chains=PLANTED) > 1
 
 
 @pytest.mark.slow
