@@ -243,9 +243,7 @@ def classes_in_turn(model, density, like, by_trajectories=False):
     deviation = (0.6 + 0.8 * torch.rand(model.latent_size, generator=generator)).to(like)
     moments = start_moments(size, size + len(deviation), like)
     centre, steps = like.new_full((size,), -0.3), (torch.tensor(0.6).to(like), torch.tensor(0.5).to(like))
-    tuning = ClassTuning(
-        *steps, centre, root, sites, basis if by_trajectories else basis[:0, :0], deviation, moments, like.new_zeros(0, size)
-    )
+    tuning = ClassTuning(*steps, centre, root, sites, basis if by_trajectories else basis[:0, :0], deviation, moments)
     chains = ClassChains(density, 3, None)
     chains.by_trajectories = by_trajectories
     return chains.kernel(tuning)

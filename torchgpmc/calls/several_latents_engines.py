@@ -68,7 +68,7 @@ def _by_trajectories(model: GPModel, wanted: int) -> Candidate:
     Of 200 x 8, six classes, nine hyperparameters: 556 effective draws in 232 CPU seconds, where an emulator of estimates had 93 in
     177.
     """
-    why = "theta, then the latents of many classes, by trajectories in coordinates in which they are nearly independent: no estimates."
+    why = "theta, then the latents of many classes, by trajectories in coordinates that make them nearly independent: no estimates."
     return _in_turn(model, wanted)._replace(why=why, warmup_steps=_LONGER_WARM_UP)
 
 
