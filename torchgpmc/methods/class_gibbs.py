@@ -22,17 +22,21 @@ from torchgpmc.storage.draws import Draw
 
 @dataclass(frozen=True)
 class ClassGibbs(MethodOptions):
-    """Theta and the latents of several classes in turn, nearly independent of one another: for few hyperparameters.
+    """Theta and the latents of several classes in turn, nearly independent of one another.
 
     The latents move by Hamiltonian trajectories in coordinates that are white under Gaussian sites at every theta, the sites
-    following theta too (:mod:`torchgpmc.models.class_coordinates`, :mod:`torchgpmc.runs.class_chains`). Theta, given these, is
-    proposed from a quadratic fitted to the density at 1 + 2 P^2 thetas that stay, whose matrices are kept: of N data and any number
-    of functions 28 (1 + 2 P^2) N^2 bytes; on the other side of it from the present theta, so that theta and the latents wander
-    less. A sweep takes two factorisations of N x N matrices, and two trajectories: both latent vectors are draws given its theta,
-    and predictions average over them. Gradients and the fit are in single precision, what draws are accepted by in double: the
-    posterior is the exact one.
+    following theta too (:mod:`torchgpmc.models.class_coordinates`, :mod:`torchgpmc.runs.class_chains`). Given these, theta of up to
+    P = 3 hyperparameters is proposed from a quadratic fitted to the density at 1 + 2 P^2 thetas that stay, whose matrices are kept:
+    of N data and any number of functions 28 (1 + 2 P^2) N^2 bytes; on the other side of it from the present theta, so that theta
+    and the latents wander less. A sweep takes two factorisations of N x N matrices, and two trajectories: both latent vectors are
+    draws given its theta, and predictions average over them. Gradients and the fit are in single precision, what draws are
+    accepted by in double: the posterior is the exact one.
 
-    Sites after Opper & Archambeau (2009), overrelaxed proposals after Adler (1981).
+    Of more hyperparameters, and of a model whose prior and likelihood no subclass has redefined, theta moves by a trajectory, too,
+    some five steps of some 25 N^3 operations a chain, in double precision.
+
+    Sites after Opper & Archambeau (2009), overrelaxed proposals after Adler (1981), the adjoint of a Cholesky factor after Murray
+    (2016).
 
     For :class:`Softmax` without mixing weights, and other log-concave likelihoods of differences between functions.
 
