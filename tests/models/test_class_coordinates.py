@@ -136,7 +136,25 @@ def test_the_basis_of_equal_variances_is_not_that_of_rounding():
     covariance = torch.exp(-2 * (x[:, None] - x).square()) + 1e-6 * torch.eye(30, dtype=torch.float64)
     factor, precision = torch.linalg.cholesky(covariance)[None], torch.ones(1, 30, dtype=torch.float64)
     noise = 1e-15 * normals(1, 30, 30, seed=3).tril()
-    torch.testing.assert_close(class_basis(factor + noise, precision), class_basis(factor, precision), rtol=1e-3, atol=1e-3)
+    found, expected = (class_basis(factor + more, precision) for more in (noise, 0 * noise))
+    torch.testing.assert_close(found.abs(), expected.abs(), rtol=1e-3, atol=1e-3)
+
+
+def test_signs_of_the_basis_make_no_difference():
+    factor, basis, precision, shift = made(3)
+    turned = basis * torch.tensor([1.0, -1.0, -1.0, 1.0]).double()
+    torch.testing.assert_close(
+        class_map(factor, turned, precision, shift).spread, class_map(factor, basis, precision, shift).spread
+    )
+
+
+def test_a_covariance_without_a_root_fails_alone():
+    """Where K is singular I + L' A L is not, but S is."""
+    factor, basis, precision, shift = made(3)
+    factor[1] = 0
+    found = class_map(factor, basis, precision, shift)
+    torch.testing.assert_close(found.log_volume[0], class_map(*made(3)).log_volume[0])
+    assert bool(found.log_volume[1].isnan())
 
 
 @pytest.mark.parametrize("classes", [2, 4])

@@ -15,7 +15,7 @@ import torchgpmc as tg
 from tests.problems import Halved, fixed_kernel, gp, gp_regression, inputs, kernel, sparse_gp, targets
 from tests.runs.resume import dies_and_resumes
 from torchgpmc.models import JointLogDensity
-from torchgpmc.runs import class_chains, class_search
+from torchgpmc.runs import class_chains, class_search, class_theta
 from torchgpmc.runs.class_theta import ThetaGivenWhite
 from torchgpmc.runs.run import Settings
 
@@ -88,7 +88,8 @@ def test_coordinates_follow_theta_so_that_four_of_five_are_accepted():
     assert 0.65 < float(posterior.stats["acceptance_rate"].mean()) < 0.95
 
 
-def test_trajectories_of_theta_are_tuned():
+def test_trajectories_of_theta_are_tuned(monkeypatch):
+    monkeypatch.setattr(class_chains, "_THETA_STEP", 4.0)  # with which one in twenty is accepted
     posterior = quiet(many_lengthscales(num_data=30), num_samples=60, warmup_steps=100)
     assert 0.6 < float(posterior.stats["hyper_acceptance"].mean()) < 0.95
 
@@ -133,7 +134,7 @@ def test_predictions_average_over_all_latents_of_a_theta():
 def test_theta_moves_by_trajectories_in_the_density_of_theta_and_v():
     model = many_lengthscales()
     chains = class_chains.ClassChains(JointLogDensity(model), 8, None)
-    assert chains.by_trajectories
+    assert chains.by_trajectories and len(chains.points) == 0
     tuning, generator = chains.first_tuning(), torch.Generator().manual_seed(0)
     position = chains.starts(tuning, 3, generator)
     white = chains.kernel(tuning).init(position, generator).white.position
@@ -155,6 +156,22 @@ def test_theta_moves_by_trajectories_in_the_density_of_theta_and_v():
         expected = (written_out(along + step) - written_out(along - step)) / 2e-5
         torch.testing.assert_close(gradient[:, column], expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(density.select(torch.tensor([2]))(along[2:]), value[2:])
+
+
+def test_a_theta_whose_covariance_does_not_factorise_is_no_end_of_a_trajectory(monkeypatch):
+    model = many_lengthscales()
+    chains = class_chains.ClassChains(JointLogDensity(model), 8, None)
+    tuning = chains.first_tuning()
+    density = ThetaGivenWhite(chains.joint, tuning, torch.zeros(2, model.latent_size).double())
+    cholesky = class_theta.cholesky
+    monkeypatch.setattr(class_theta, "cholesky", lambda matrix: cholesky(matrix)._replace(ok=torch.tensor([True, False])))
+    value, gradient = density.value_and_grad(torch.zeros(2, model.layout.size).double())
+    assert bool(value[0].isfinite()) and float(value[1]) == -torch.inf and float(gradient[1].abs().max()) == 0
+
+
+def test_quadratics_have_the_root_that_is_there_at_once():
+    for make, size in ((four_classes, 0), (many_lengthscales, 12)):
+        assert class_chains.ClassChains(JointLogDensity(make()), 8, None).first_tuning().basis.shape == (size, size)
 
 
 def test_what_is_not_written_out_moves_by_quadratics():
@@ -227,3 +244,16 @@ def test_the_search_leaves_a_prior_under_which_inputs_are_all_far_apart(seed):
     model = tg.GP((x - x.mean(0)) / x.std(0), y, kernel, tg.likelihoods.Softmax(num_classes=4, mixing_weights=False))
     centre, _ = class_search.rough_theta(model)
     assert float(centre[model.layout.columns("kernel.base_kernel.lengthscale")].exp()) > 2.0
+
+
+def test_the_search_climbs_along_the_axes_of_many(monkeypatch):
+    """Of ten hyperparameters 21 thetas a step, not 201."""
+    seen = []
+    fitted = class_search.fitted_class_sites
+    monkeypatch.setattr(
+        class_search, "fitted_class_sites", lambda model, theta, *rest: seen.append(len(theta)) or fitted(model, theta, *rest)
+    )
+    model = many_lengthscales()
+    class_search.rough_theta(model)
+    climbs = seen[3:]  # after thetas along the axes, around the best, and the best
+    assert set(climbs) == {1, 1 + 2 * model.layout.size}

@@ -147,7 +147,7 @@ def class_root(factor: Tensor, basis: Tensor, precision: Tensor) -> ClassRoot:
 
 
 def class_basis(factor: Tensor, precision: Tensor) -> Tensor:
-    """U ``(N, N)``: principal axes of S at one theta, variances falling.
+    """U ``(N, N)``: principal axes of S at one theta, variances falling; their signs make no difference to G.
 
     Where variances are equal but for rounding, those of a smooth kernel's jitter, for instance, any axes would do; data in their
     order decide, so that rounding does not.
@@ -161,6 +161,4 @@ def class_basis(factor: Tensor, precision: Tensor) -> Tensor:
     covariance = root @ root.mT
     order = torch.linspace(1.0, 0.0, size, dtype=factor.dtype, device=factor.device)
     covariance.diagonal().add_(_BETWEEN_EQUALS * covariance.diagonal().max() * order)
-    axes = torch.linalg.eigh(covariance).eigenvectors.flip(-1)
-    largest = axes.gather(0, axes.abs().argmax(0, keepdim=True))
-    return axes * largest.sign()
+    return torch.linalg.eigh(covariance).eigenvectors.flip(-1)
