@@ -169,6 +169,16 @@ def test_a_theta_whose_covariance_does_not_factorise_is_no_end_of_a_trajectory(m
     assert bool(value[0].isfinite()) and float(value[1]) == -torch.inf and float(gradient[1].abs().max()) == 0
 
 
+def test_trajectories_of_theta_that_leave_are_divergences():
+    model = many_lengthscales()
+    chains = class_chains.ClassChains(JointLogDensity(model), 8, None)
+    tuning, generator = chains.first_tuning(), torch.Generator().manual_seed(0)
+    for step_size, diverge in ((0.1, False), (50.0, True)):
+        kernel = chains.kernel(tuning._replace(theta_step_size=torch.tensor(step_size).double()))
+        state = kernel.init(chains.starts(tuning, 8, generator), generator)
+        assert bool(kernel.step(state, generator)[1].diverging.any()) is diverge
+
+
 def test_quadratics_have_the_root_that_is_there_at_once():
     for make, size in ((four_classes, 0), (many_lengthscales, 12)):
         assert class_chains.ClassChains(JointLogDensity(make()), 8, None).first_tuning().basis.shape == (size, size)

@@ -29,8 +29,9 @@ from torchgpmc.numerics.random import log_uniform, normal_like
 from torchgpmc.runs.blocks import LatentsGivenTheta, kept_prior
 from torchgpmc.runs.chain import combined
 from torchgpmc.runs.class_search import rough_theta
-from torchgpmc.runs.class_theta import ThetaGivenWhite, has_slope_in_theta
+from torchgpmc.runs.class_theta import ThetaGivenWhite, has_slope_in_theta, shared_by_threads
 from torchgpmc.runs.class_tuning import AtTheta, ClassTuning, FollowingSites
+from torchgpmc.runs.run import in_chunks
 from torchgpmc.samplers.adaptation import start_moments, update_moments
 from torchgpmc.samplers.fitted_proposals import FEW, design, fitted_proposal
 from torchgpmc.samplers.hmc import HMCInfo, HMCState, transition
@@ -77,6 +78,7 @@ class _Moved(NamedTuple):
     at: AtTheta
     white: HMCState  # of w there
     acceptance: Tensor  # (C,)
+    diverging: Tensor
     n_steps: Tensor  # evaluations
     n_failures: Tensor
 
@@ -213,18 +215,19 @@ class ClassChains:
             log_ratio = torch.nan_to_num(log_ratio, nan=-torch.inf)
             theta, at, white = where(log_u < log_ratio, (other_theta, other_at, other), (theta, at, white))
             work = torch.full_like(log_ratio, float(len(self.points) + 1))
-            return _Moved(theta, at, white, log_ratio.clamp_max(0.0).exp(), work, torch.isinf(log_ratio).to(work))
+            failed = torch.isinf(log_ratio)
+            return _Moved(theta, at, white, log_ratio.clamp_max(0.0).exp(), torch.zeros_like(failed), work, failed.to(work))
 
         def by_a_trajectory(state: ClassState, generator: torch.Generator) -> _Moved:
             theta, white = state.position[:, :size], state.white.position
-            density = ThetaGivenWhite(self.joint, tuning, white)
+            density = in_chunks(shared_by_threads(ThetaGivenWhite(self.joint, tuning, white)), len(white), self.chain_chunk)
             here = tuning.standardised(theta)
             start = HMCState(here, *density.value_and_grad(here))
             steps = steps_of(tuning.theta_step_size, generator)
             end, info, _, _ = transition(density, as_it_is, tuning.theta_step_size, steps, start, generator)
             theta = torch.where((end.position == here).all(-1, keepdim=True), theta, tuning.theta(end.position))
             at = self.at(theta, tuning)
-            return _Moved(theta, at, begun(at, white), info.acceptance_rate, info.n_steps + 1, info.n_failures)
+            return _Moved(theta, at, begun(at, white), info.acceptance_rate, info.diverging, info.n_steps + 1, info.n_failures)
 
         theta_moved = by_a_trajectory if self.by_trajectories else by_a_quadratic
 
@@ -234,7 +237,7 @@ class ClassChains:
             return transition(_NearlyOfWhite(exact), scale, tuning.step_size, steps, white, generator, exact)[:2]
 
         def step(state: ClassState, generator: torch.Generator) -> tuple[ClassState, ClassInfo]:
-            theta, at, white, acceptance, work, failures = theta_moved(state, generator)
+            theta, at, white, acceptance, diverging, work, failures = theta_moved(state, generator)
             whites, infos = [], []
             for _ in range(_TRAJECTORIES):
                 white, info = latents_moved(at, white, generator)
@@ -243,7 +246,7 @@ class ClassChains:
             known = combined(infos)
             further = torch.stack([at.coordinates.latents(position, at.factor) for position in whites[:-1]], 1)
             work, failures = work + known["n_steps"], failures + known["n_failures"]
-            of_sweep = ClassInfo(known["acceptance_rate"], acceptance, known["diverging"], work, failures)
+            of_sweep = ClassInfo(known["acceptance_rate"], acceptance, known["diverging"] | diverging, work, failures)
             return seen(theta, at, white, further), of_sweep
 
         return Sampler(init, step)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchgpmc.density import mask_failures
+from torchgpmc.density import SharedDensity, mask_failures
 from torchgpmc.models.class_coordinates import class_root
 from torchgpmc.models.class_reverse import class_slopes
 from torchgpmc.models.gp_model import GPModel
@@ -60,6 +60,15 @@ class ThetaGivenWhite:
     def select(self, rows: Tensor) -> ThetaGivenWhite:
         """Of some chains."""
         return ThetaGivenWhite(self.joint.select(rows), self.tuning, self.white[rows])
+
+
+_OPERATIONS = 25  # N^3 of a value and its gradient
+
+
+def shared_by_threads(density: ThetaGivenWhite) -> SharedDensity:
+    """The density, whose chains are shared by the cores where each has enough to do."""
+    x = density.joint.model.train_x
+    return SharedDensity(density, _OPERATIONS * float(len(x)) ** 3, x.device, len(x) ** 2)
 
 
 _OF_THE_MODEL = methods_of(GPModel, ("prior_at", "latents", "log_likelihood", "log_likelihood_of_f"))
