@@ -36,6 +36,27 @@ def many_lengthscales(_=None, num_data=12):
     return tg.GP(inputs(num_data, 3), targets("softmax", num_data), kernel(3), likelihood, mean=mean)
 
 
+class Sharpened(tg.likelihoods.Softmax):
+    """A user's, with a parameter of its own."""
+
+    def __init__(self):
+        super().__init__(num_classes=3, mixing_weights=False)
+        self.raw_sharpness = torch.nn.Parameter(torch.zeros(1))
+        self.register_prior("sharpness_prior", NormalPrior(0.0, 1.0), "raw_sharpness")
+
+    def pointwise_log_prob(self, f, targets):
+        return super().pointwise_log_prob(f * self.raw_sharpness.exp().unsqueeze(-1), targets)
+
+    def curvature(self, f, targets):
+        sharpness = self.raw_sharpness.exp().unsqueeze(-1)
+        found = super().curvature(f * sharpness, targets)
+        return found._replace(first=sharpness * found.first, second=sharpness.unsqueeze(-1).square() * found.second)
+
+
+def sharpened():
+    return tg.GP(inputs(12, 3), targets("softmax", 12), kernel(3), Sharpened())
+
+
 BOTH = pytest.mark.parametrize("make", [four_classes, many_lengthscales])
 
 
@@ -131,8 +152,9 @@ def test_predictions_average_over_all_latents_of_a_theta():
     assert float((parts[0] - parts[1]).abs().max()) > 0.01
 
 
-def test_theta_moves_by_trajectories_in_the_density_of_theta_and_v():
-    model = many_lengthscales()
+@pytest.mark.parametrize("make", [many_lengthscales, sharpened])
+def test_theta_moves_by_trajectories_in_the_density_of_theta_and_v(make):
+    model = make()
     chains = class_chains.ClassChains(JointLogDensity(model), 8, None)
     assert chains.by_trajectories and len(chains.points) == 0
     tuning, generator = chains.first_tuning(), torch.Generator().manual_seed(0)
