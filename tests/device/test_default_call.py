@@ -46,8 +46,8 @@ MODELS = {
 
 LONG = ("many labels' lengthscales", "sparse", "outliers")
 LONG += ("counts, many lengthscales", "levels, many lengthscales", "classes", "classes, many lengthscales")
-# Chains on an emulator make of rounding what chance makes of others.
-EMULATED = ("many labels' lengthscales", "levels, many lengthscales", "classes, many lengthscales")
+# Chains on an emulator of levels and classes make of rounding what chance makes of others.
+EMULATED = ("levels, many lengthscales", "classes, many lengthscales")
 
 
 def shortened(engine):
@@ -70,9 +70,11 @@ def test_every_engine(monkeypatch, name):
     there, here = (quiet_sample(model, **options) for model in models)
     assert [trial["engine"] for trial in there.info["tried"]] == [trial["engine"] for trial in here.info["tried"]]
     if name in EMULATED:
-        assert bool(there.theta.isfinite().all())
+        (found, _), (expected, sd) = (torch.std_mean(run.theta.flatten(0, 1), 0)[::-1] for run in (there, here))
+        assert float(((found - expected).abs() / sd).max()) < 1
     else:
-        precision = 1e-3 if is_real() else 1e-5
+        # Those of labels were learned from orthants, whose guide is in single precision.
+        precision = 0.05 if name == "many labels' lengthscales" else 1e-3 if is_real() else 1e-5
         torch.testing.assert_close(there.theta, here.theta, rtol=precision, atol=precision)
     assert ("Do not trust" in str(there.summary())) == bool(there.complaints())
 
