@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from torchgpmc.numerics.threads import even_slices, side_by_side, torch_threads_back
+from torchgpmc.numerics.threads import even_slices, side_by_side, slices, torch_threads_back
 from torchgpmc.trees import concatenate, take
 from torchgpmc.types import Density, LinearDensity, LogDensity, Resolution
+
+Result = TypeVar("Result")
 
 
 def mask_failures(value: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
@@ -214,6 +216,33 @@ class ChunkedDensity:
         return getattr(self.density, name)
 
 
+def shared_by_rows(
+    function: Callable[[slice], Result], count: int, work: float, device: torch.device, elements: int = 1, chunk: int | None = None
+) -> list[Result]:
+    """``function`` of slices of a batch's rows, which are shared by the cores where each has enough to do.
+
+    Args:
+        function: of some rows.
+        count: of rows.
+        work: of one row, in floating-point operations, roughly.
+        device: where they live.
+        elements: of one row's largest tensor; on the CPU tensors are to keep their memory from one operation to the next.
+        chunk: rows at once, at most.
+
+    Example:
+        >>> shared_by_rows(lambda rows: rows.stop - rows.start, 5, 1.0, torch.device("cpu"), chunk=2)
+        [2, 2, 1]
+    """
+    if count * work < 2 * WORTH_A_THREAD:
+        return [function(rows) for rows in (slices(count, chunk) if chunk else [slice(0, count)])]
+    largest = max(1, _LARGEST // elements) if device.type == "cpu" else count
+    parts = even_slices(count, min(largest, chunk or count), device, max(1, math.ceil(WORTH_A_THREAD / work)))
+    if len(parts) > 1:
+        return side_by_side(function, parts, device)
+    with torch_threads_back() if count * work > _WORTH_TORCH_THREADS else nullcontext():
+        return [function(parts[0])]
+
+
 class SharedDensity:
     """A density whose rows are shared by the cores where each has enough to do; random numbers stay the same, rounding may not.
 
@@ -239,15 +268,12 @@ class SharedDensity:
         self.elements = elements
 
     def _shared(self, count: int, function: Callable[[Any, slice], Any]) -> list[Any]:
-        if count * self.work < 2 * WORTH_A_THREAD:  # as most often: the rest would take a tenth of a small gradient's time
-            return [function(self.density, slice(None))]
-        largest = max(1, _LARGEST // self.elements) if self.device.type == "cpu" else count
-        slices = even_slices(count, largest, self.device, max(1, math.ceil(WORTH_A_THREAD / self.work)))
-        if len(slices) > 1:
-            rows = torch.arange(count, device=self.device)
-            return side_by_side(lambda part: function(self.density.select(rows[part]), part), slices, self.device)
-        with torch_threads_back() if count * self.work > _WORTH_TORCH_THREADS else nullcontext():
-            return [function(self.density, slice(None))]
+        def of(rows: slice) -> Any:
+            if rows == slice(0, count):  # as most often: choosing rows would take a tenth of a small gradient's time
+                return function(self.density, slice(None))
+            return function(self.density.select(torch.arange(count, device=self.device)[rows]), rows)
+
+        return shared_by_rows(of, count, self.work, self.device, self.elements)
 
     def __call__(self, position: Tensor) -> Tensor:
         return torch.cat(self._shared(len(position), lambda density, rows: density(position[rows])))

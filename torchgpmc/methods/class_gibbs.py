@@ -58,7 +58,7 @@ class ClassGibbs(MethodOptions):
         torch.Size([8, 600, 9, 3])
     """
 
-    num_steps: int = 16
+    num_steps: int = 32
     target_accept_prob: float = 0.8
     thinning: int = 1
 

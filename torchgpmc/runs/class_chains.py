@@ -5,8 +5,8 @@ predictions to average over their ends. Gradients are rough, values at the ends 
 
 Given w few hyperparameters are proposed from a quadratic fitted to the density at some thetas that stay, whose factors are worked
 out once, on the other side of it from where theta is: so each theta that is tried takes two factorisations, four of five are
-accepted, and data that know of theta through w let go of it in half the sweeps. More move by trajectories, too, whose steps each
-take the gradient of what is factorised: of ten, quadratics would be fitted to 201 thetas.
+accepted, and data that know of theta through w let go of it in half the sweeps. More, for ten of which quadratics would be fitted
+to 201 thetas, move together with w, by :mod:`torchgpmc.runs.class_trajectories`.
 
 Where w is wide, sites being too sure of some data, steps are longer. Sites follow theta, fitted to those of
 :mod:`torchgpmc.approximations.class_variational` at some thetas, and are frozen with all else before the first kept draw.
@@ -21,22 +21,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.density import AutogradDensity, mask_failures, mask_value
-from torchgpmc.models.class_coordinates import class_basis, class_map
+from torchgpmc.models.class_coordinates import class_map
 from torchgpmc.models.joint_density import JointLogDensity
-from torchgpmc.numerics.linalg import cholesky
+from torchgpmc.numerics.linalg import cholesky, identity_matrix, solve_lower
 from torchgpmc.numerics.random import log_uniform, normal_like
-from torchgpmc.runs.blocks import LatentsGivenTheta, kept_prior
+from torchgpmc.runs.blocks import kept_prior
 from torchgpmc.runs.chain import combined
 from torchgpmc.runs.class_search import rough_theta
-from torchgpmc.runs.class_theta import ThetaGivenWhite, has_slope_in_theta, shared_by_threads
+from torchgpmc.runs.class_trajectories import Phase, ThetaAndWhite, has_slope_in_theta, trajectory
 from torchgpmc.runs.class_tuning import AtTheta, ClassTuning, FollowingSites
-from torchgpmc.runs.run import in_chunks
+from torchgpmc.runs.class_white import NearlyOfWhite, OfWhite
 from torchgpmc.samplers.adaptation import start_moments, update_moments
 from torchgpmc.samplers.fitted_proposals import FEW, design, fitted_proposal
-from torchgpmc.samplers.hmc import HMCInfo, HMCState, transition
+from torchgpmc.samplers.hmc import DIVERGENCE_THRESHOLD, HMCInfo, HMCState, kinetic_energy, transition
 from torchgpmc.samplers.preconditioner import Preconditioner
-from torchgpmc.trees import concatenate, take, where
+from torchgpmc.trees import concatenate, where
 from torchgpmc.types import Sampler
 
 _SWEEPS, _MORE_SWEEPS = 25, 8
@@ -44,7 +43,7 @@ _WINDOWS = 1, 2, 4, 7, 11, 16  # their ends, in twentieths of warm-up: the lower
 _KNOWN = 40.0  # positions that the covariance before a window counts for, and deviations
 _OVERDISPERSION = 2.0
 _LARGEST_STEP = 1.5  # times V^-1/4
-_THETA_STEP = 0.5  # deviations, before warm-up
+_THETA_STEP, _THETA_SCALE = 0.2, 0.5  # before warm-up: of trajectories, and deviations of theta given w
 _ADAPTATION, _SETTLING = 0.3, 5.0
 _TRAJECTORIES = 2  # of a sweep, after which latents are nearly independent of those before
 # Of trajectories, at least, and twice that at most: a quarter of the period in w on average. After a half |w| is as before.
@@ -58,7 +57,8 @@ class ClassState(NamedTuple):
     log_density: Tensor  # (C,)
     at: AtTheta
     white: HMCState  # of w
-    further: Tensor  # (C, J - 1, V), what latents were before at this theta: draws given it as well
+    further: Tensor  # (C, J - 1, V): draws given this theta as well
+    slope: Tensor  # (C, P), of the density in theta, in deviations; (C, 0) where trajectories do not take it
 
 
 class ClassInfo(NamedTuple):
@@ -69,72 +69,6 @@ class ClassInfo(NamedTuple):
     diverging: Tensor
     n_steps: Tensor  # evaluations
     n_failures: Tensor
-
-
-class _Moved(NamedTuple):
-    """A theta, and what goes with it."""
-
-    theta: Tensor  # (C, P)
-    at: AtTheta
-    white: HMCState  # of w there
-    acceptance: Tensor  # (C,)
-    diverging: Tensor
-    n_steps: Tensor  # evaluations
-    n_failures: Tensor
-
-
-class _OfWhite(AutogradDensity):
-    """log p(theta, v(w), y) + log |dv / dw| of w ``(C, V)``."""
-
-    def __init__(self, joint: JointLogDensity, at: AtTheta):
-        self.joint = joint
-        self.at = at
-        self.given = LatentsGivenTheta(joint, at.kept, with_prior=False)
-        super().__init__(self._evaluate)
-
-    def _evaluate(self, white: Tensor) -> Tensor:
-        coordinates = self.at.coordinates
-        differences = coordinates.differences(white)
-        given = self.given
-        likelihood = given.at_deviation(differences) if given.sees_f_alone else given(coordinates.latents(white, self.at.factor))
-        return self.value_at(white, differences, likelihood)
-
-    def value_at(self, white: Tensor, differences: Tensor, likelihood: Tensor) -> Tensor:
-        """From differences of functions and the log likelihood ``(C,)``."""
-        return self.at.kept.log_prior + likelihood + self.at.coordinates.log_prior(white, differences)
-
-    def select(self, rows: Tensor) -> _OfWhite:
-        """Of some chains."""
-        return _OfWhite(self.joint.select(rows), take(self.at, rows))
-
-
-class _NearlyOfWhite:
-    """The same but for rounding, in a third of the time, where the likelihood is one of f: products in single precision."""
-
-    def __init__(self, exact: _OfWhite):
-        self.exact = exact
-
-    def __call__(self, position: Tensor) -> Tensor:
-        if not self.exact.given.sees_f_alone:
-            return self.exact(position)
-        with torch.no_grad():
-            differences = self.exact.at.coordinates.near_differences(position)
-            return mask_value(self.exact.value_at(position, differences, self.exact.given.at_deviation(differences)))
-
-    def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        """By two products where the likelihood has its slope in f, else not nearly."""
-        coordinates = self.exact.at.coordinates
-        with torch.no_grad():
-            differences = coordinates.near_differences(position)
-            found = self.exact.given.value_and_slope_at_deviation(differences)
-            if found is None:
-                return self.exact.value_and_grad(position)
-            value = self.exact.value_at(position, differences, found[0])
-            return mask_failures(value, coordinates.gradient(position, differences, found[1]))
-
-    def select(self, rows: Tensor) -> _NearlyOfWhite:
-        """Of some chains."""
-        return _NearlyOfWhite(self.exact.select(rows))
 
 
 class ClassChains:
@@ -165,7 +99,7 @@ class ClassChains:
             hyperparameters, log_prior = self.model.layout.raw_values_and_log_prior(theta)
             kept = kept_prior(self.model, self.model.at_data(hyperparameters), log_prior)
             sites = tuning.sites.at(tuning.standardised(theta))
-            return AtTheta(kept, class_map(kept.at.prior.factor, tuning.basis, *sites))
+            return AtTheta(kept, class_map(kept.at.prior.factor, *sites))
 
     def designed(self, tuning: ClassTuning) -> list[AtTheta]:
         """At each of the thetas that stay.
@@ -178,76 +112,123 @@ class ClassChains:
         return self._designed[1]
 
     def kernel(self, tuning: ClassTuning) -> Sampler:
-        """Sweeps: a theta, and some trajectories of the latents, whose ends are all draws given it."""
-        size = self.model.layout.size
+        """A theta, and some latent vectors that are draws given it."""
+        return self._together(tuning) if self.by_trajectories else self._in_turn(tuning)
+
+    def _begun(self, at: AtTheta, white: Tensor) -> HMCState:
+        density = OfWhite(self.joint, at)
+        return HMCState(white, density(white), NearlyOfWhite(density).value_and_grad(white)[1])
+
+    def _seen(self, theta: Tensor, at: AtTheta, white: HMCState, further: Tensor, slope: Tensor) -> ClassState:
+        position = torch.cat([theta, at.coordinates.latents(white.position, at.factor)], -1)
+        return ClassState(position, white.log_density - at.coordinates.log_volume, at, white, further, slope)
+
+    def _first(self, position: Tensor, tuning: ClassTuning) -> ClassState:
+        theta, v = position.tensor_split([self.model.layout.size], -1)
+        at = self.at(theta, tuning)
+        further = v.unsqueeze(1).repeat(1, _TRAJECTORIES - 1, 1)
+        return self._seen(theta, at, self._begun(at, at.coordinates.white(v, at.factor)), further, theta[:, :0])
+
+    def _steps_of(self, step_size: Tensor, generator: torch.Generator, length: float = _LENGTH) -> int:
+        length = length * (1 + float(torch.rand((), generator=generator, device=generator.device)))
+        return min(max(round(length / float(step_size)), 1), self.num_steps)
+
+    def _latents_moved(
+        self, tuning: ClassTuning, at: AtTheta, white: HMCState, generator: torch.Generator
+    ) -> tuple[HMCState, HMCInfo]:
         scale = Preconditioner(tuning.deviation.new_zeros(0, 0), tuning.deviation)
-        as_it_is = Preconditioner(tuning.deviation.new_zeros(0, 0), torch.ones_like(tuning.centre))
+        steps, exact = self._steps_of(tuning.step_size, generator), OfWhite(self.joint, at)
+        return transition(NearlyOfWhite(exact), scale, tuning.step_size, steps, white, generator, exact)[:2]
 
-        def seen(theta: Tensor, at: AtTheta, white: HMCState, further: Tensor) -> ClassState:
-            position = torch.cat([theta, at.coordinates.latents(white.position, at.factor)], -1)
-            return ClassState(position, white.log_density - at.coordinates.log_volume, at, white, further)
-
-        def begun(at: AtTheta, white: Tensor) -> HMCState:
-            density = _OfWhite(self.joint, at)
-            return HMCState(white, density(white), _NearlyOfWhite(density).value_and_grad(white)[1])
+    def _in_turn(self, tuning: ClassTuning) -> Sampler:
+        """Theta from a quadratic, then trajectories of the latents, whose ends are all draws given it."""
+        size = self.model.layout.size
 
         def init(position: Tensor, generator: torch.Generator) -> ClassState:
-            theta, v = position.tensor_split([size], -1)
-            at = self.at(theta, tuning)
-            further = v.unsqueeze(1).repeat(1, _TRAJECTORIES - 1, 1)
-            return seen(theta, at, begun(at, at.coordinates.white(v, at.factor)), further)
+            return self._first(position, tuning)
 
-        def steps_of(step_size: Tensor, generator: torch.Generator) -> int:
-            length = _LENGTH * (1 + float(torch.rand((), generator=generator, device=generator.device)))
-            return min(max(round(length / float(step_size)), 1), self.num_steps)
-
-        def by_a_quadratic(state: ClassState, generator: torch.Generator) -> _Moved:
+        def theta_moved(state: ClassState, generator: torch.Generator) -> tuple[Tensor, AtTheta, HMCState, Tensor]:
             theta, at, white = state.position[:, :size], state.at, state.white
-            values = [_NearlyOfWhite(_OfWhite(self.joint, there))(white.position) for there in self.designed(tuning)]
+            values = [NearlyOfWhite(OfWhite(self.joint, there))(white.position) for there in self.designed(tuning)]
             proposal = fitted_proposal(self.points, torch.stack(values, -1))
             here = tuning.standardised(theta)
             there = proposal.opposite(here, generator)
             log_u = log_uniform(white.log_density.shape, white.log_density, generator)
             other_theta = tuning.theta(there)
             other_at = self.at(other_theta, tuning)
-            other = begun(other_at, white.position)
+            other = self._begun(other_at, white.position)
             log_ratio = other.log_density - white.log_density + proposal.log_density(here) - proposal.log_density(there)
             log_ratio = torch.nan_to_num(log_ratio, nan=-torch.inf)
             theta, at, white = where(log_u < log_ratio, (other_theta, other_at, other), (theta, at, white))
-            work = torch.full_like(log_ratio, float(len(self.points) + 1))
-            failed = torch.isinf(log_ratio)
-            return _Moved(theta, at, white, log_ratio.clamp_max(0.0).exp(), torch.zeros_like(failed), work, failed.to(work))
-
-        def by_a_trajectory(state: ClassState, generator: torch.Generator) -> _Moved:
-            theta, white = state.position[:, :size], state.white.position
-            density = in_chunks(shared_by_threads(ThetaGivenWhite(self.joint, tuning, white)), len(white), self.chain_chunk)
-            here = tuning.standardised(theta)
-            start = HMCState(here, *density.value_and_grad(here))
-            steps = steps_of(tuning.theta_step_size, generator)
-            end, info, _, _ = transition(density, as_it_is, tuning.theta_step_size, steps, start, generator)
-            theta = torch.where((end.position == here).all(-1, keepdim=True), theta, tuning.theta(end.position))
-            at = self.at(theta, tuning)
-            return _Moved(theta, at, begun(at, white), info.acceptance_rate, info.diverging, info.n_steps + 1, info.n_failures)
-
-        theta_moved = by_a_trajectory if self.by_trajectories else by_a_quadratic
-
-        def latents_moved(at: AtTheta, white: HMCState, generator: torch.Generator) -> tuple[HMCState, HMCInfo]:
-            steps = steps_of(tuning.step_size, generator)
-            exact = _OfWhite(self.joint, at)
-            return transition(_NearlyOfWhite(exact), scale, tuning.step_size, steps, white, generator, exact)[:2]
+            return theta, at, white, log_ratio
 
         def step(state: ClassState, generator: torch.Generator) -> tuple[ClassState, ClassInfo]:
-            theta, at, white, acceptance, diverging, work, failures = theta_moved(state, generator)
+            theta, at, white, log_ratio = theta_moved(state, generator)
             whites, infos = [], []
             for _ in range(_TRAJECTORIES):
-                white, info = latents_moved(at, white, generator)
+                white, info = self._latents_moved(tuning, at, white, generator)
                 whites.append(white.position)
                 infos.append(info)
             known = combined(infos)
             further = torch.stack([at.coordinates.latents(position, at.factor) for position in whites[:-1]], 1)
-            work, failures = work + known["n_steps"], failures + known["n_failures"]
-            of_sweep = ClassInfo(known["acceptance_rate"], acceptance, known["diverging"] | diverging, work, failures)
-            return seen(theta, at, white, further), of_sweep
+            work, failed = len(self.points) + 1 + known["n_steps"], torch.isinf(log_ratio).to(log_ratio)
+            of_theta = log_ratio.clamp_max(0.0).exp()
+            failures = failed + known["n_failures"]
+            of_sweep = ClassInfo(known["acceptance_rate"], of_theta, known["diverging"], work, failures)
+            return self._seen(theta, at, white, further, state.slope), of_sweep
+
+        return Sampler(init, step)
+
+    def _together(self, tuning: ClassTuning) -> Sampler:
+        """Theta and the latents by one trajectory; from its end others of the latents, of which chains take nothing."""
+        size, density = self.model.layout.size, ThetaAndWhite(self.joint, tuning)
+        # A quarter of the period in the direction that w holds most, given or taken a third.
+        length = _LENGTH / float(torch.linalg.svdvals(tuning.scale).amin())
+
+        def slope_at(theta: Tensor, white: Tensor) -> Tensor:
+            along, chunk = tuning.standardised(theta), self.chain_chunk or len(theta)
+            rows = torch.arange(len(theta), device=theta.device).split(chunk)
+            return torch.cat([density.select(part).slope(along[part], white[part]) for part in rows])
+
+        def init(position: Tensor, generator: torch.Generator) -> ClassState:
+            state = self._first(position, tuning)
+            return state._replace(slope=slope_at(position[:, :size], state.white.position))
+
+        def moved(state: ClassState, generator: torch.Generator) -> tuple[ClassState, Tensor, Tensor, int]:
+            theta, white = state.position[:, :size], state.white
+            start = Phase(
+                tuning.standardised(theta),
+                white.position,
+                normal_like(theta, generator),
+                normal_like(white.position, generator),
+                state.slope,
+                torch.zeros_like(white.log_density),
+            )
+            log_u = log_uniform(white.log_density.shape, white.log_density, generator)
+            steps = self._steps_of(tuning.theta_step_size, generator, length)
+            end = trajectory(density, start, steps, self.chain_chunk)
+            other_theta = tuning.theta(end.along)
+            other_at = self.at(other_theta, tuning)
+            other = self._begun(other_at, end.white)
+            log_ratio = other.log_density - white.log_density + _energy(start) - _energy(end)
+            log_ratio = torch.nan_to_num(log_ratio, nan=-torch.inf)
+            there = self._seen(other_theta, other_at, other, state.further, end.slope)
+            return where(log_u < log_ratio, there, state), log_ratio, end.n_failures, steps
+
+        def step(state: ClassState, generator: torch.Generator) -> tuple[ClassState, ClassInfo]:
+            state, log_ratio, failures, steps = moved(state, generator)
+            white, whites, infos = state.white, [], []
+            for _ in range(_TRAJECTORIES - 1):
+                white, info = self._latents_moved(tuning, state.at, white, generator)
+                whites.append(state.at.coordinates.latents(white.position, state.at.factor))
+                infos.append(info)
+            known = combined(infos)
+            diverging = known["diverging"] | (log_ratio < -DIVERGENCE_THRESHOLD)
+            of_theta = log_ratio.clamp_max(0.0).exp()
+            work, failures = known["n_steps"] + steps, failures + known["n_failures"]
+            return state._replace(further=torch.stack(whites, 1)), ClassInfo(
+                known["acceptance_rate"], of_theta, diverging, work, failures
+            )
 
         return Sampler(init, step)
 
@@ -256,7 +237,7 @@ class ClassChains:
         spread = _OVERDISPERSION * normal_like(tuning.centre.expand(num_chains, -1), generator)
         white = normal_like(tuning.centre.new_empty(num_chains, self.model.latent_size), generator)
         theta = tuning.theta(spread)
-        possible = torch.isfinite(_OfWhite(self.joint, self.at(theta, tuning))(white)).unsqueeze(-1)
+        possible = torch.isfinite(OfWhite(self.joint, self.at(theta, tuning))(white)).unsqueeze(-1)
         theta = torch.where(possible, theta, tuning.centre)
         at = self.at(theta, tuning)
         return torch.cat([theta, at.coordinates.latents(white, at.factor)], -1)
@@ -264,26 +245,24 @@ class ClassChains:
     def first_tuning(self) -> ClassTuning:
         """From a search by the lower bound of p(y | theta)."""
         centre, deviation = rough_theta(self.model)
-        step_size = centre.new_tensor(_LARGEST_STEP / self.model.latent_size**0.25)
+        step_sizes = centre.new_tensor(_LARGEST_STEP / self.model.latent_size**0.25), centre.new_tensor(_THETA_STEP)
         root = cholesky(deviation @ deviation.mT).factor
         sites = FollowingSites.around(self.model, centre, root, _SWEEPS, None)
-        deviation = centre.new_ones(self.model.latent_size)
-        return self.tuned(centre, root, sites, deviation, (step_size, centre.new_tensor(_THETA_STEP)))
+        scale = _THETA_SCALE * identity_matrix(len(centre), centre)
+        return self.tuned(centre, root, scale, sites, centre.new_ones(self.model.latent_size), step_sizes)
 
     def tuned(
-        self, centre: Tensor, root: Tensor, sites: FollowingSites, deviation: Tensor, step_sizes: tuple[Tensor, Tensor]
+        self,
+        centre: Tensor,
+        root: Tensor,
+        scale: Tensor,
+        sites: FollowingSites,
+        deviation: Tensor,
+        step_sizes: tuple[Tensor, Tensor],
     ) -> ClassTuning:
-        """With moments yet to be seen, and a basis at the centre where theta moves by trajectories.
-
-        Quadratics are of few hyperparameters, of which w lets go anyway: five hundred data take twice the time with a basis.
-        """
-        basis = centre.new_zeros(0, 0)
-        if self.by_trajectories:
-            with torch.no_grad():
-                prior = self.model.prior(centre[None])
-                basis = class_basis(prior.factor, sites.at(torch.zeros_like(centre)[None]).precision)
+        """With moments yet to be seen."""
         moments = start_moments(len(centre), len(centre) + len(deviation), centre)
-        return ClassTuning(*step_sizes, centre, root, sites, basis, deviation, moments)
+        return ClassTuning(*step_sizes, centre, root, scale, sites, deviation, moments, torch.zeros_like(root))
 
 
 class ClassWarmUp(NamedTuple):
@@ -313,7 +292,8 @@ class ClassWarmUp(NamedTuple):
         size = len(tuning.centre)
         position = torch.cat([state.position[:, :size], state.white.position], -1)
         moments = update_moments(tuning.moments, position)
-        tuning = tuning._replace(step_size=step_size, theta_step_size=theta_step_size, moments=moments)
+        slopes = tuning.slopes + state.slope.mT @ state.slope if self.chains.by_trajectories else tuning.slopes
+        tuning = tuning._replace(step_size=step_size, theta_step_size=theta_step_size, moments=moments, slopes=slopes)
         if not self.restarts(iteration):
             return tuning
         weight = moments.num_seen + _KNOWN
@@ -322,7 +302,7 @@ class ClassWarmUp(NamedTuple):
         deviation = ((moments.diagonal + _KNOWN * tuning.deviation.square()) / weight).sqrt()
         centre, before = moments.mean[:size], (tuning.sites, torch.cat([tuning.centre[None], tuning.root]))
         sites = FollowingSites.around(self.chains.model, centre, root, _MORE_SWEEPS, before)
-        return self.chains.tuned(centre, root, sites, deviation, (step_size, theta_step_size))
+        return self.chains.tuned(centre, root, _scale(tuning, root, weight), sites, deviation, (step_size, theta_step_size))
 
     def restarts(self, iteration: int) -> bool:
         """At the ends of windows, since coordinates change."""
@@ -331,3 +311,15 @@ class ClassWarmUp(NamedTuple):
     def statistics(self, tuning: ClassTuning) -> dict[str, Tensor]:
         """The step size."""
         return {"step_size": tuning.step_size}
+
+
+def _scale(tuning: ClassTuning, root: Tensor, weight: Tensor) -> Tensor:
+    """Of the inverse mass matrix in deviations by a new ``root``: the mean product of slopes is the density's mean curvature."""
+    curvature = (tuning.slopes + _KNOWN * torch.cholesky_inverse(tuning.scale)) / weight
+    turned = solve_lower(tuning.root, root)
+    lower, ok = cholesky(torch.linalg.inv(turned.mT @ curvature @ turned))
+    return torch.where(ok, lower, tuning.scale)
+
+
+def _energy(phase: Phase) -> Tensor:
+    return kinetic_energy(phase.along_momentum) + kinetic_energy(phase.white_momentum)
