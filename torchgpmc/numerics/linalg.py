@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 from torchgpmc.numerics.threads import slices
 
 _BLOCKS = 4  # of columns
+_WORTH_HALVES = 100  # rows: of fewer more calls cost what fewer operations gain
 _BESIDE = 2.0**-6  # of the largest number, of which single precision rounds 1e-7
 
 
@@ -192,8 +193,13 @@ def identity_matrix(size: int, like: Tensor) -> Tensor:
 
 
 def inverse_lower(factor: Tensor) -> Tensor:
-    """L^-1 of lower triangular L ``(..., N, N)``."""
-    return solve_lower(factor, identity_matrix(factor.shape[-1], factor).expand_as(factor))
+    """L^-1 of lower triangular L ``(..., N, N)``: of many rows by halves, whose zeros LAPACK would work out."""
+    size = factor.shape[-1]
+    if size < _WORTH_HALVES:
+        return solve_lower(factor, identity_matrix(size, factor).expand_as(factor))
+    first, low, last = _halves(factor)
+    first, last = inverse_lower(first), inverse_lower(last)
+    return _of_halves(first, -(last @ low) @ first, last)
 
 
 def triangular_log_determinant(factor: Tensor) -> Tensor:
@@ -255,8 +261,25 @@ def root_under_sites(factor: Tensor, precision: Tensor) -> Cholesky:
 
 
 def divided_by_root(factor: Tensor, root: Tensor) -> Tensor:
-    """L G^-1 ``(C, N, N)``, lower."""
-    return torch.linalg.solve_triangular(root.mT, factor.mT, upper=True).mT
+    """L G^-1 ``(C, N, N)``, lower: of many rows by halves, as :func:`inverse_lower`."""
+    if factor.shape[-1] < _WORTH_HALVES:
+        return torch.linalg.solve_triangular(root.mT, factor.mT, upper=True).mT
+    (first, low, last), (root_first, root_low, root_last) = _halves(factor), _halves(root)
+    last = divided_by_root(last, root_last)
+    low = torch.linalg.solve_triangular(root_first.mT, (low - last @ root_low).mT, upper=True).mT
+    return _of_halves(divided_by_root(first, root_first), low, last)
+
+
+def _halves(lower: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """First diagonal block of a lower triangular matrix, the one below it, and the last."""
+    half = lower.shape[-1] // 2
+    return lower[..., :half, :half], lower[..., half:, :half], lower[..., half:, half:]
+
+
+def _of_halves(first: Tensor, low: Tensor, last: Tensor) -> Tensor:
+    """Back again."""
+    above = first.new_zeros(*first.shape[:-1], last.shape[-1])
+    return torch.cat([torch.cat([first, above], -1), torch.cat([low, last], -1)], -2)
 
 
 def normal_from_natural(precision: Tensor, linear: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -28,12 +28,12 @@ from torchgpmc.numerics.random import log_uniform, normal_like
 from torchgpmc.runs.blocks import kept_prior
 from torchgpmc.runs.chain import combined
 from torchgpmc.runs.class_search import rough_theta
-from torchgpmc.runs.class_trajectories import Phase, ThetaAndWhite, has_slope_in_theta, trajectory
+from torchgpmc.runs.class_trajectories import Phase, ThetaAndWhite, has_slope_in_theta, slope_in_theta, trajectory
 from torchgpmc.runs.class_tuning import AtTheta, ClassTuning, FollowingSites
 from torchgpmc.runs.class_white import NearlyOfWhite, OfWhite
 from torchgpmc.samplers.adaptation import start_moments, update_moments
 from torchgpmc.samplers.fitted_proposals import FEW, design, fitted_proposal
-from torchgpmc.samplers.hmc import DIVERGENCE_THRESHOLD, HMCInfo, HMCState, kinetic_energy, transition
+from torchgpmc.samplers.hmc import DIVERGENCE_THRESHOLD, HMCInfo, HMCState, transition
 from torchgpmc.samplers.preconditioner import Preconditioner
 from torchgpmc.trees import concatenate, where
 from torchgpmc.types import Sampler
@@ -180,54 +180,50 @@ class ClassChains:
         return Sampler(init, step)
 
     def _together(self, tuning: ClassTuning) -> Sampler:
-        """Theta and the latents by one trajectory; from its end others of the latents, of which chains take nothing."""
+        """Theta and the latents by one trajectory, then the latents by another.
+
+        The first may well be of half a period of w, after which |w| is as before; the second is of a quarter.
+        """
         size, density = self.model.layout.size, ThetaAndWhite(self.joint, tuning)
-        # A quarter of the period in the direction that w holds most, given or taken a third.
+        # A quarter of the period in the direction that w holds most, give or take a third.
         length = _LENGTH / float(torch.linalg.svdvals(tuning.scale).amin())
 
-        def slope_at(theta: Tensor, white: Tensor) -> Tensor:
-            along, chunk = tuning.standardised(theta), self.chain_chunk or len(theta)
-            rows = torch.arange(len(theta), device=theta.device).split(chunk)
-            return torch.cat([density.select(part).slope(along[part], white[part]) for part in rows])
+        def with_slope(state: ClassState) -> ClassState:
+            along = tuning.standardised(state.position[:, :size])
+            return state._replace(slope=slope_in_theta(density, along, state.white.position, self.chain_chunk))
 
         def init(position: Tensor, generator: torch.Generator) -> ClassState:
-            state = self._first(position, tuning)
-            return state._replace(slope=slope_at(position[:, :size], state.white.position))
+            return with_slope(self._first(position, tuning))
 
-        def moved(state: ClassState, generator: torch.Generator) -> tuple[ClassState, Tensor, Tensor, int]:
+        def moved(state: ClassState, generator: torch.Generator) -> tuple[ClassState, ClassInfo]:
             theta, white = state.position[:, :size], state.white
-            start = Phase(
-                tuning.standardised(theta),
-                white.position,
-                normal_like(theta, generator),
-                normal_like(white.position, generator),
-                state.slope,
-                torch.zeros_like(white.log_density),
-            )
+            momenta = normal_like(theta, generator), normal_like(white.position, generator)
+            failures = torch.zeros_like(white.log_density)
+            start = Phase(tuning.standardised(theta), white.position, *momenta, state.slope, failures)
             log_u = log_uniform(white.log_density.shape, white.log_density, generator)
             steps = self._steps_of(tuning.theta_step_size, generator, length)
             end = trajectory(density, start, steps, self.chain_chunk)
-            other_theta = tuning.theta(end.along)
-            other_at = self.at(other_theta, tuning)
-            other = self._begun(other_at, end.white)
-            log_ratio = other.log_density - white.log_density + _energy(start) - _energy(end)
+            theta = tuning.theta(end.along)
+            at = self.at(theta, tuning)
+            other = self._begun(at, end.white)
+            log_ratio = other.log_density - white.log_density + start.kinetic_energy - end.kinetic_energy
             log_ratio = torch.nan_to_num(log_ratio, nan=-torch.inf)
-            there = self._seen(other_theta, other_at, other, state.further, end.slope)
-            return where(log_u < log_ratio, there, state), log_ratio, end.n_failures, steps
+            acceptance, work = log_ratio.clamp_max(0.0).exp(), torch.full_like(log_ratio, steps)
+            info = ClassInfo(acceptance, acceptance, log_ratio < -DIVERGENCE_THRESHOLD, work, end.n_failures)
+            return where(log_u < log_ratio, self._seen(theta, at, other, state.further, state.slope), state), info
 
         def step(state: ClassState, generator: torch.Generator) -> tuple[ClassState, ClassInfo]:
-            state, log_ratio, failures, steps = moved(state, generator)
-            white, whites, infos = state.white, [], []
-            for _ in range(_TRAJECTORIES - 1):
-                white, info = self._latents_moved(tuning, state.at, white, generator)
-                whites.append(state.at.coordinates.latents(white.position, state.at.factor))
-                infos.append(info)
-            known = combined(infos)
-            diverging = known["diverging"] | (log_ratio < -DIVERGENCE_THRESHOLD)
-            of_theta = log_ratio.clamp_max(0.0).exp()
-            work, failures = known["n_steps"] + steps, failures + known["n_failures"]
-            return state._replace(further=torch.stack(whites, 1)), ClassInfo(
-                known["acceptance_rate"], of_theta, diverging, work, failures
+            state, of_theta = moved(state, generator)
+            further = state.at.coordinates.latents(state.white.position, state.at.factor).unsqueeze(1)
+            white, info = self._latents_moved(tuning, state.at, state.white, generator)
+            position = state.position[:, :size]
+            state = with_slope(self._seen(position, state.at, white, further, state.slope))
+            return state, ClassInfo(
+                info.acceptance_rate,
+                of_theta.hyper_acceptance,
+                of_theta.diverging | info.diverging,
+                of_theta.n_steps + info.n_steps,
+                of_theta.n_failures + info.n_failures,
             )
 
         return Sampler(init, step)
@@ -319,7 +315,3 @@ def _scale(tuning: ClassTuning, root: Tensor, weight: Tensor) -> Tensor:
     turned = solve_lower(tuning.root, root)
     lower, ok = cholesky(torch.linalg.inv(turned.mT @ curvature @ turned))
     return torch.where(ok, lower, tuning.scale)
-
-
-def _energy(phase: Phase) -> Tensor:
-    return kinetic_energy(phase.along_momentum) + kinetic_energy(phase.white_momentum)

@@ -10,8 +10,8 @@ Given w, theta would wander: of ten hyperparameters one is held by w to a quarte
 
 from __future__ import annotations
 
-import math
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,10 +26,13 @@ from torchgpmc.numerics.linalg import cholesky
 from torchgpmc.overriding import keeps_methods, methods_of
 from torchgpmc.parameters.layout import Evaluated
 from torchgpmc.runs.class_tuning import ClassTuning
+from torchgpmc.samplers.hmc import kinetic_energy
 from torchgpmc.trees import concatenate, take
 
+Result = TypeVar("Result")
+
 _OPERATIONS = 20  # N^3 of a step of theta, of one chain
-_SHORTER = 2.0  # steps of w than trajectories of w alone take: what the two together err by is w's for the most part
+_SHORTER = 1.5  # steps of w than trajectories of w alone take, about: they are cheap
 
 
 class Phase(NamedTuple):
@@ -41,6 +44,11 @@ class Phase(NamedTuple):
     white_momentum: Tensor  # (C, V)
     slope: Tensor  # (C, P), of the log density in theta, in deviations
     n_failures: Tensor  # (C,)
+
+    @property
+    def kinetic_energy(self) -> Tensor:
+        """Of all momenta ``(C,)``."""
+        return kinetic_energy(self.along_momentum) + kinetic_energy(self.white_momentum)
 
 
 class _There(NamedTuple):
@@ -103,38 +111,50 @@ class ThetaAndWhite:
         values = there.evaluated.hyperparameters.by_module["likelihood"]
         return likelihood_part(model, values, model.layout.sampled_names("likelihood"), f.mT, self.joint.targets)
 
-    def slope(self, along: Tensor, white: Tensor) -> Tensor:
-        """The slope in theta ``(C, P)`` where trajectories begin."""
-        with torch.no_grad():
-            return self.in_theta(self.there(along), along, white)
-
     def select(self, rows: Tensor) -> ThetaAndWhite:
         """Of some chains."""
         return ThetaAndWhite(self.joint.select(rows), self.tuning)
 
 
-def trajectory(density: ThetaAndWhite, phase: Phase, num_steps: int, chunk: int | None) -> Phase:
-    """Where ``num_steps`` steps of theta lead; chains are shared by the cores, ``chunk`` at most at once.
+def slope_in_theta(density: ThetaAndWhite, along: Tensor, white: Tensor, chunk: int | None) -> Tensor:
+    """The slope in theta ``(C, P)``, where trajectories begin; chains are shared by the cores, ``chunk`` at most at once."""
 
-    Steps are of the tuning's sizes: of theta in its mass matrix's deviations, of w at most half the step that w alone takes.
+    def found(rows: Tensor) -> Tensor:
+        part = density.select(rows)
+        return part.in_theta(part.there(along[rows]), along[rows], white[rows])
+
+    return torch.cat(_shared(found, along, density, 1, chunk))
+
+
+def trajectory(density: ThetaAndWhite, phase: Phase, num_steps: int, chunk: int | None) -> Phase:
+    """Where ``num_steps`` steps of theta lead.
+
+    Steps are of the tuning's sizes: of theta in its mass matrix's deviations, of w some two thirds of what w alone takes.
     """
-    model = density.joint.model
-    size = len(model.train_x)
+    found = _shared(
+        lambda rows: _followed(density.select(rows), take(phase, rows), num_steps), phase.along, density, num_steps, chunk
+    )
+    return found[0] if len(found) == 1 else concatenate(found)
+
+
+def _shared(
+    function: Callable[[Tensor], Result], along: Tensor, density: ThetaAndWhite, num_steps: int, chunk: int | None
+) -> list[Result]:
+    """``function`` of chains, which are shared by the cores."""
+    size, index = len(density.joint.model.train_x), torch.arange(len(along), device=along.device)
     work = _OPERATIONS * float(size) ** 3 * num_steps
 
-    def followed(rows: slice) -> Phase:
-        index = torch.arange(len(phase.along), device=phase.along.device)[rows]
+    def of(rows: slice) -> Result:
         with torch.no_grad():
-            return _followed(density.select(index), take(phase, index), num_steps)
+            return function(index[rows])
 
-    parts = shared_by_rows(followed, len(phase.along), work, phase.along.device, size**2, chunk)
-    return parts[0] if len(parts) == 1 else concatenate(parts)
+    return shared_by_rows(of, len(along), work, along.device, size**2, chunk)
 
 
 def _followed(density: ThetaAndWhite, phase: Phase, num_steps: int) -> Phase:
     tuning = density.tuning
     step_size, scale, deviation = float(tuning.theta_step_size), tuning.scale, tuning.deviation
-    inner_steps = max(1, math.ceil(_SHORTER * 0.5 * step_size / float(tuning.step_size)))
+    inner_steps = max(1, round(_SHORTER * 0.5 * step_size / float(tuning.step_size)))
     inner = 0.5 * step_size / inner_steps
     along, white, rho, sigma, slope, n_failures = phase
     there = density.there(along)
