@@ -4,18 +4,17 @@ import pytest
 import torch
 
 from tests.approximations.test_class_ep import normals
-from torchgpmc.models.class_coordinates import ClassMap, class_basis, class_map, class_root
+from torchgpmc.models.class_coordinates import ClassMap, class_map
 from torchgpmc.models.class_reverse import class_slopes
 from torchgpmc.numerics.special import log_standard_normal
 
 
-def made(classes, count=2, size=4, turned=True):
+def made(classes, count=2, size=4):
     root = normals(count, size, size)
     factor = torch.linalg.cholesky(root @ root.mT + 0.1 * torch.eye(size, dtype=torch.float64))
     precision = 3 * normals(count, size, seed=1).square() + 1e-3
     shift = normals(count, classes, size, seed=2)
-    basis = class_basis(factor[:1], precision[:1]) if turned else torch.zeros(0, 0, dtype=torch.float64)
-    return factor, basis, precision, shift - shift.mean(1, keepdim=True)
+    return factor, precision, shift - shift.mean(1, keepdim=True)
 
 
 def of_one(found, row):
@@ -32,11 +31,10 @@ def functions_of(factor, v):
     return v.view(len(v), -1, factor.shape[-1]) @ factor.mT
 
 
-@pytest.mark.parametrize("turned", [True, False])
 @pytest.mark.parametrize("classes", [2, 3, 5])
-def test_w_is_standard_normal_where_v_has_the_sites_posterior(classes, turned):
-    factor, basis, precision, shift = made(classes, turned=turned)
-    found = class_map(factor, basis, precision, shift)
+def test_w_is_standard_normal_where_v_has_the_sites_posterior(classes):
+    factor, precision, shift = made(classes)
+    found = class_map(factor, precision, shift)
     for row in range(2):
         apart = torch.eye(classes, dtype=torch.float64) - 1 / classes
         prior = torch.block_diag(*[factor[row]] * classes)
@@ -51,9 +49,8 @@ def test_w_is_standard_normal_where_v_has_the_sites_posterior(classes, turned):
         torch.testing.assert_close(one.log_volume[0], root.slogdet().logabsdet)
 
 
-@pytest.mark.parametrize("turned", [True, False])
-def test_one_theta_serves_all_rows_and_every_row_has_its_own(turned):
-    factor, *others = made(3, turned=turned)
+def test_one_theta_serves_all_rows_and_every_row_has_its_own():
+    factor, *others = made(3)
     found = class_map(factor, *others)
     white = normals(2, 12, seed=3)
     v, differences = found.latents(white, factor), found.differences(white)
@@ -71,16 +68,16 @@ def test_one_theta_serves_all_rows_and_every_row_has_its_own(turned):
 
 @pytest.mark.parametrize("classes", [2, 4])
 def test_differences_are_those_of_the_functions(classes):
-    factor, basis, precision, shift = made(classes)
-    found, white = class_map(factor, basis, precision, shift), normals(2, 4 * classes, seed=3)
+    factor, precision, shift = made(classes)
+    found, white = class_map(factor, precision, shift), normals(2, 4 * classes, seed=3)
     f = functions_of(factor, found.latents(white, factor))
     torch.testing.assert_close(found.differences(white), f - f.mean(1, keepdim=True))
     near(found.near_differences(white), f - f.mean(1, keepdim=True))
 
 
 def test_the_prior_and_gradients_are_those_of_v():
-    factor, basis, precision, shift = made(3)
-    found, white = class_map(factor, basis, precision, shift), normals(2, 12, seed=3).requires_grad_(True)
+    factor, precision, shift = made(3)
+    found, white = class_map(factor, precision, shift), normals(2, 12, seed=3).requires_grad_(True)
     slope = normals(2, 3, 4, seed=4)
     slope = slope - slope.mean(1, keepdim=True)  # of what sees differences
     v = found.latents(white, factor)
@@ -92,80 +89,45 @@ def test_the_prior_and_gradients_are_those_of_v():
 
 
 def test_a_row_that_does_not_factorise_fails_alone():
-    factor, basis, precision, shift = made(3)
+    factor, precision, shift = made(3)
     factor[1, 0, 0] = torch.nan
-    found = class_map(factor, basis, precision, shift)
+    found = class_map(factor, precision, shift)
     torch.testing.assert_close(found.log_volume[0], class_map(*made(3)).log_volume[0])
     assert bool(found.log_volume[1].isnan())
-
-
-def plain_root(covariance, basis):
-    """The root written out, with a graph."""
-    return basis @ torch.linalg.cholesky(basis.mT @ covariance @ basis) @ basis.mT
 
 
 def under_sites(factor, precision):
     return torch.linalg.inv(torch.linalg.inv(factor @ factor.mT) + precision.diag_embed())
 
 
-def test_the_basis_makes_the_root_symmetric_where_it_is_taken():
-    factor, basis, precision, shift = made(3)
-    spread = class_map(factor, basis, precision, shift).spread
-    covariance = under_sites(factor, precision)
-    torch.testing.assert_close(spread, plain_root(covariance, basis))
-    values, axes = torch.linalg.eigh(covariance)
-    symmetric = axes @ (values.sqrt().unsqueeze(-1) * axes.mT)
-    torch.testing.assert_close(spread[0], symmetric[0], rtol=1e-5, atol=1e-5)
-    assert float((spread[1] - symmetric[1]).abs().max()) > 0.01  # at another theta nearly
+def test_the_root_is_the_lower_one():
+    factor, precision, shift = made(3)
+    torch.testing.assert_close(class_map(factor, precision, shift).spread, torch.linalg.cholesky(under_sites(factor, precision)))
 
 
-def test_functions_move_less_than_under_the_order_of_the_data():
-    factor, basis, precision, shift = made(3, size=12)
+def test_functions_move_less_than_under_a_root_that_is_not_triangular():
+    factor, precision, shift = made(3, size=12)
     nearby = factor + 0.1 * normals(2, 12, 12, seed=8).tril()
 
-    def moved(axes):
-        before, after = (class_map(one, axes, precision, shift).spread for one in (factor, nearby))
-        return float((after - before)[0].square().sum())
+    def at_once(chol):
+        inner = torch.eye(12, dtype=torch.float64) + chol.mT @ (precision.unsqueeze(-1) * chol)
+        return torch.linalg.solve_triangular(torch.linalg.cholesky(inner), chol.mT, upper=False).mT
 
-    assert moved(basis) < 0.8 * min(moved(torch.eye(12, dtype=torch.float64)), moved(basis[:0, :0]))
+    def moved(root):
+        return float((root(nearby) - root(factor))[0].square().sum())
 
-
-def test_the_basis_of_equal_variances_is_not_that_of_rounding():
-    """A smooth kernel's smallest variances are all the jitter's."""
-    x = torch.linspace(0, 1, 30, dtype=torch.float64)
-    covariance = torch.exp(-2 * (x[:, None] - x).square()) + 1e-6 * torch.eye(30, dtype=torch.float64)
-    factor, precision = torch.linalg.cholesky(covariance)[None], torch.ones(1, 30, dtype=torch.float64)
-    noise = 1e-15 * normals(1, 30, 30, seed=3).tril()
-    found, expected = (class_basis(factor + more, precision) for more in (noise, 0 * noise))
-    torch.testing.assert_close(found.abs(), expected.abs(), rtol=1e-3, atol=1e-3)
-
-
-def test_signs_of_the_basis_make_no_difference():
-    factor, basis, precision, shift = made(3)
-    turned = basis * torch.tensor([1.0, -1.0, -1.0, 1.0]).double()
-    torch.testing.assert_close(
-        class_map(factor, turned, precision, shift).spread, class_map(factor, basis, precision, shift).spread
-    )
-
-
-def test_a_covariance_without_a_root_fails_alone():
-    """Where K is singular I + L' A L is not, but S is."""
-    factor, basis, precision, shift = made(3)
-    factor[1] = 0
-    found = class_map(factor, basis, precision, shift)
-    torch.testing.assert_close(found.log_volume[0], class_map(*made(3)).log_volume[0])
-    assert bool(found.log_volume[1].isnan())
+    assert moved(lambda chol: class_map(chol, precision, shift).spread) < 0.8 * moved(at_once)
 
 
 @pytest.mark.parametrize("classes", [2, 4])
 def test_slopes_are_those_of_the_root_written_out(classes):
-    factor, basis, precision, shift = made(classes)
+    factor, precision, shift = made(classes)
     white, slope = normals(2, 4 * classes, seed=3), normals(2, classes, 4, seed=4)
     slope = slope - slope.mean(1, keepdim=True)
     leaves = [part.clone().requires_grad_(True) for part in (factor @ factor.mT, precision.log(), shift)]
     covariance, log_alpha, b = leaves
     alpha, chol = log_alpha.exp(), torch.linalg.cholesky(covariance)
-    spread = plain_root(under_sites(chol, alpha), basis)
+    spread = torch.linalg.cholesky(under_sites(chol, alpha))
     rows = white.view(2, classes, 4)
     shared = rows.mean(1, keepdim=True)
     b_apart = b - b.mean(1, keepdim=True)
@@ -174,10 +136,9 @@ def test_slopes_are_those_of_the_root_written_out(classes):
     volume = (classes - 1) * 0.5 * (torch.logdet(spread @ spread.mT) - torch.logdet(covariance))
     value = log_standard_normal(v.flatten(1)) + volume + (differences * slope).sum((-2, -1))
     expected = torch.autograd.grad(value.sum(), leaves)
-    root = class_root(factor, basis, precision)
-    coordinates = root.coordinates(precision, shift)
+    coordinates = class_map(factor, precision, shift)
     torch.testing.assert_close(coordinates.differences(white), differences)
-    found = class_slopes(root, basis, coordinates, shift, white, differences.detach(), slope)
+    found = class_slopes(coordinates, white, differences.detach(), slope)
     torch.testing.assert_close(found.covariance, 0.5 * (expected[0] + expected[0].mT))
     torch.testing.assert_close(found.log_precision, expected[1])
     torch.testing.assert_close(found.shift, expected[2])

@@ -15,8 +15,9 @@ import torchgpmc as tg
 from tests.problems import Halved, fixed_kernel, gp, gp_regression, inputs, kernel, sparse_gp, targets
 from tests.runs.resume import dies_and_resumes
 from torchgpmc.models import JointLogDensity
-from torchgpmc.runs import class_chains, class_search, class_theta
-from torchgpmc.runs.class_theta import ThetaGivenWhite
+from torchgpmc.runs import class_chains, class_search, class_trajectories
+from torchgpmc.runs.class_trajectories import Phase, ThetaAndWhite, slope_in_theta, trajectory
+from torchgpmc.runs.class_white import NearlyOfWhite, OfWhite
 from torchgpmc.runs.run import Settings
 
 OPTIONS = {"num_samples": 8, "warmup_steps": 10, "num_chains": 3, "seed": 4, "progress": False}
@@ -110,7 +111,7 @@ def test_coordinates_follow_theta_so_that_four_of_five_are_accepted():
 
 
 def test_trajectories_of_theta_are_tuned(monkeypatch):
-    monkeypatch.setattr(class_chains, "_THETA_STEP", 4.0)  # with which one in twenty is accepted
+    monkeypatch.setattr(class_chains, "_THETA_STEP", 3.0)  # with which one in twenty is accepted
     posterior = quiet(many_lengthscales(num_data=30), num_samples=60, warmup_steps=100)
     assert 0.6 < float(posterior.stats["hyper_acceptance"].mean()) < 0.95
 
@@ -152,58 +153,145 @@ def test_predictions_average_over_all_latents_of_a_theta():
     assert float((parts[0] - parts[1]).abs().max()) > 0.01
 
 
-@pytest.mark.parametrize("make", [many_lengthscales, sharpened])
-def test_theta_moves_by_trajectories_in_the_density_of_theta_and_v(make):
-    model = make()
-    chains = class_chains.ClassChains(JointLogDensity(model), 8, None)
-    assert chains.by_trajectories and len(chains.points) == 0
-    tuning, generator = chains.first_tuning(), torch.Generator().manual_seed(0)
-    position = chains.starts(tuning, 3, generator)
-    white = chains.kernel(tuning).init(position, generator).white.position
-    density = ThetaGivenWhite(chains.joint, tuning, white)
+def about_to_move(model, num_chains=3):
+    """Chains, a tuning whose masses are not all alike, and where some trajectories begin."""
+    chains, generator = class_chains.ClassChains(JointLogDensity(model), 8, None), torch.Generator().manual_seed(0)
+    tuning = chains.first_tuning()
+    more = torch.randn(tuning.scale.shape, generator=generator).double().tril(-1)
+    tuning = tuning._replace(scale=tuning.scale + 0.1 * more, deviation=tuning.deviation + 0.1 * tuning.deviation.cumsum(0) / 36)
+    state = chains.kernel(tuning).init(chains.starts(tuning, num_chains, generator), generator)
+    along, white = tuning.standardised(state.position[:, : model.layout.size]), state.white.position
+    momenta = (torch.randn(values.shape, generator=generator).double() for values in (along, white))
+    return chains, tuning, Phase(along, white, *momenta, state.slope, torch.zeros(num_chains).double())
 
-    def written_out(along):
+
+def followed(chains, tuning, phase, num_steps=5, chunk=None):
+    return trajectory(ThetaAndWhite(chains.joint, tuning), phase, num_steps, chunk)
+
+
+@pytest.mark.parametrize("make", [many_lengthscales, sharpened])
+def test_slopes_in_theta_and_w_are_those_of_the_density_of_theta_and_v(make):
+    model = make()
+    chains, tuning, phase = about_to_move(model)
+    assert chains.by_trajectories and len(chains.points) == 0
+
+    def written_out(along, white):
         theta = tuning.theta(along)
         at = chains.at(theta, tuning)
         v = at.coordinates.latents(white, at.factor)
         return chains.joint(torch.cat([theta, v], -1)) + at.coordinates.log_volume
 
-    along = tuning.standardised(position[:, : model.layout.size])
+    along, white = phase.along.clone(), phase.white
     along[0, 1] = 3.5  # beyond where sites follow
-    value, gradient = density.value_and_grad(along)
-    torch.testing.assert_close(value, written_out(along), rtol=1e-10, atol=1e-9)
+    density = ThetaAndWhite(chains.joint, tuning)
+    slope = slope_in_theta(density, along, white, None)
     for column in range(model.layout.size):
         step = torch.zeros_like(along)
         step[:, column] = 1e-5
-        expected = (written_out(along + step) - written_out(along - step)) / 2e-5
-        torch.testing.assert_close(gradient[:, column], expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(density.select(torch.tensor([2]))(along[2:]), value[2:])
+        expected = (written_out(along + step, white) - written_out(along - step, white)) / 2e-5
+        torch.testing.assert_close(slope[:, column], expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(slope_in_theta(density.select(torch.tensor([2])), along[2:], white[2:], None), slope[2:])
+    in_white = density.in_white(density.there(along), white)
+    for column in (0, 17, 35):
+        step = torch.zeros_like(white)
+        step[:, column] = 1e-5
+        expected = (written_out(along, white + step) - written_out(along, white - step)) / 2e-5
+        torch.testing.assert_close(in_white[:, column], expected, rtol=1e-3, atol=1e-4)
 
 
-def test_a_theta_whose_covariance_does_not_factorise_is_no_end_of_a_trajectory(monkeypatch):
-    model = many_lengthscales()
-    chains = class_chains.ClassChains(JointLogDensity(model), 8, None)
-    tuning = chains.first_tuning()
-    density = ThetaGivenWhite(chains.joint, tuning, torch.zeros(2, model.latent_size).double())
-    cholesky = class_theta.cholesky
-    monkeypatch.setattr(class_theta, "cholesky", lambda matrix: cholesky(matrix)._replace(ok=torch.tensor([True, False])))
-    value, gradient = density.value_and_grad(torch.zeros(2, model.layout.size).double())
-    assert bool(value[0].isfinite()) and float(value[1]) == -torch.inf and float(gradient[1].abs().max()) == 0
+def test_a_trajectory_is_its_own_inverse_with_momenta_reversed():
+    chains, tuning, phase = about_to_move(many_lengthscales())
+    there = followed(chains, tuning, phase)
+    assert float((there.along - phase.along).abs().min(-1).values.min()) > 0.01
+    back = followed(chains, tuning, there._replace(along_momentum=-there.along_momentum, white_momentum=-there.white_momentum))
+    for found, expected in zip(back, phase, strict=True):
+        if expected is phase.along_momentum or expected is phase.white_momentum:
+            expected = -expected
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(there.slope, slope_in_theta(ThetaAndWhite(chains.joint, tuning), there.along, there.white, None))
 
 
-def test_trajectories_of_theta_that_leave_are_divergences():
+def test_trajectories_keep_the_energy_to_the_square_of_the_step():
+    """Of masses and of slopes in theta or in w that were wrong the energy would change at any step."""
+    chains, tuning, phase = about_to_move(many_lengthscales())
+
+    def energy(phase):
+        theta = tuning.theta(phase.along)
+        at = chains.at(theta, tuning)
+        return phase.kinetic_energy - OfWhite(chains.joint, at)(phase.white)
+
+    errors = []
+    for num_steps in (4, 16, 64):
+        shorter = tuning._replace(
+            theta_step_size=torch.tensor(1.2 / num_steps).double(), step_size=torch.tensor(0.8 / num_steps).double()
+        )
+        errors.append(float((energy(followed(chains, shorter, phase, num_steps)) - energy(phase)).abs().max()))
+    assert errors[0] < 1.0 and errors[1] < errors[0] / 8 and errors[2] < errors[1] / 8
+
+
+def test_chains_in_chunks_and_of_several_threads_follow_the_same_trajectories(monkeypatch):
+    chains, tuning, phase = about_to_move(many_lengthscales())
+    together = followed(chains, tuning, phase)
+    chunked = followed(chains, tuning, phase, chunk=2)
+    monkeypatch.setattr(class_trajectories, "_OPERATIONS", 1e9)
+    shared = followed(chains, tuning, phase)
+    for found, other, expected in zip(chunked, shared, together, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(other, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_theta_whose_covariance_does_not_factorise_is_counted_and_no_end_of_a_trajectory(monkeypatch):
+    chains, tuning, phase = about_to_move(many_lengthscales(), 2)
+    cholesky = class_trajectories.cholesky
+    monkeypatch.setattr(class_trajectories, "cholesky", lambda matrix: cholesky(matrix)._replace(ok=torch.tensor([True, False])))
+    end = followed(chains, tuning, phase)
+    assert end.n_failures.tolist() == [0, 5] and bool(end.along.isfinite().all() and end.white.isfinite().all())
+    assert float(end.slope[1].abs().max()) == 0 and float(end.slope[0].abs().min()) > 0
+
+
+def test_trajectories_that_leave_are_divergences_and_refused():
     model = many_lengthscales()
     chains = class_chains.ClassChains(JointLogDensity(model), 8, None)
     tuning, generator = chains.first_tuning(), torch.Generator().manual_seed(0)
     for step_size, diverge in ((0.1, False), (50.0, True)):
         kernel = chains.kernel(tuning._replace(theta_step_size=torch.tensor(step_size).double()))
         state = kernel.init(chains.starts(tuning, 8, generator), generator)
-        assert bool(kernel.step(state, generator)[1].diverging.any()) is diverge
+        new, info = kernel.step(state, generator)
+        assert bool(info.diverging.any()) is diverge and bool(new.log_density.isfinite().all())
+        size = model.layout.size
+        refused = (new.position[:, :size] == state.position[:, :size]).all(-1)
+        assert bool(refused.all()) is diverge and not bool(torch.equal(new.white.position, state.white.position))
 
 
-def test_quadratics_have_the_root_that_is_there_at_once():
-    for make, size in ((four_classes, 0), (many_lengthscales, 12)):
-        assert class_chains.ClassChains(JointLogDensity(make()), 8, None).first_tuning().basis.shape == (size, size)
+def test_the_slope_that_is_kept_is_that_of_the_present_theta_and_w():
+    model = many_lengthscales()
+    chains = class_chains.ClassChains(JointLogDensity(model), 8, None)
+    tuning, generator = chains.first_tuning(), torch.Generator().manual_seed(0)
+    kernel = chains.kernel(tuning)
+    state = kernel.init(chains.starts(tuning, 8, generator), generator)
+    for _ in range(3):
+        state, _ = kernel.step(state, generator)
+        fresh = kernel.init(state.position, generator)
+        torch.testing.assert_close(state.slope, fresh.slope, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(state.white.position, fresh.white.position)
+
+
+def test_masses_are_the_mean_curvature_in_deviations_of_the_next_window():
+    model = many_lengthscales()
+    chains = class_chains.ClassChains(JointLogDensity(model), 8, None)
+    tuning, size = chains.first_tuning(), model.layout.size
+    slopes = (
+        torch.randn(500, size, generator=torch.Generator().manual_seed(0)).double()
+        @ torch.diag(torch.arange(1.0, size + 1)).double()
+    )
+    seen = tuning._replace(slopes=slopes.mT @ slopes)
+    root = 0.5 * tuning.root + 0.1 * torch.ones_like(tuning.root).tril()
+    weight = torch.tensor(540.0).double()
+    scale = class_chains._scale(seen, root, weight)
+    before = slopes @ torch.linalg.inv(tuning.root)  # in theta
+    expected = (before.mT @ before + 40 * torch.linalg.inv((tuning.root @ tuning.scale) @ (tuning.root @ tuning.scale).mT)) / weight
+    found = torch.linalg.inv(scale @ scale.mT)
+    torch.testing.assert_close(found, root.mT @ expected @ root)
 
 
 def test_what_is_not_written_out_moves_by_quadratics():
@@ -225,8 +313,8 @@ def test_trajectories_in_single_precision_are_judged_in_double(make):
     for _ in range(3):
         state, _ = kernel.step(state, generator)
     torch.testing.assert_close(state.log_density, chains.joint(state.position), rtol=1e-12, atol=1e-9)
-    exact = class_chains._OfWhite(chains.joint, state.at)
-    near = class_chains._NearlyOfWhite(exact)
+    exact = OfWhite(chains.joint, state.at)
+    near = NearlyOfWhite(exact)
     value, gradient = exact.value_and_grad(state.white.position)
     torch.testing.assert_close(state.white.log_density, value, rtol=1e-12, atol=1e-9)
     for found in (near(state.white.position), near.value_and_grad(state.white.position)[0]):

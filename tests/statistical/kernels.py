@@ -235,15 +235,16 @@ def white_at_every_theta(model, density, like):
 def classes_in_turn(model, density, like, by_trajectories=False):
     """Theta and the latents of several classes in turn, white under sites that follow theta and which no data made."""
     size, num_data, generator = model.layout.size, len(model.train_x), torch.Generator().manual_seed(6)
-    log_precision = 0.4 * torch.randn(2 * size + 1, num_data, generator=generator).to(like)
-    shift = 0.4 * torch.randn(2 * size + 1, *model.latent_shape, generator=generator).to(like)
+    less = torch.cat([torch.ones(1), (3.0 ** -torch.arange(4)).repeat_interleave(size)])  # of higher powers
+    log_precision = 0.4 * (less[:, None] * torch.randn(4 * size + 1, num_data, generator=generator)).to(like)
+    shift = 0.4 * (less[:, None, None] * torch.randn(4 * size + 1, *model.latent_shape, generator=generator)).to(like)
     sites = FollowingSites(log_precision, shift - shift.mean(1, keepdim=True))
-    basis = torch.linalg.qr(torch.randn(num_data, num_data, generator=generator).to(like)).Q
     root = (0.7 * torch.eye(size) + 0.2 * torch.ones(size, size).tril(-1)).to(like)
     deviation = (0.6 + 0.8 * torch.rand(model.latent_size, generator=generator)).to(like)
     moments = start_moments(size, size + len(deviation), like)
     centre, steps = like.new_full((size,), -0.3), (torch.tensor(0.6).to(like), torch.tensor(0.5).to(like))
-    tuning = ClassTuning(*steps, centre, root, sites, basis if by_trajectories else basis[:0, :0], deviation, moments)
+    scale = (0.8 * torch.eye(size) + 0.1 * torch.ones(size, size).tril(-1)).to(like)
+    tuning = ClassTuning(*steps, centre, root, scale, sites, deviation, moments, torch.zeros_like(root))
     chains = ClassChains(density, 3, None)
     chains.by_trajectories = by_trajectories
     return chains.kernel(tuning)

@@ -38,12 +38,12 @@ from tests.statistical.kernels import (
 )
 from torchgpmc.evidence import ImportanceEstimator
 from torchgpmc.models import JointLogDensity
-from torchgpmc.models.class_coordinates import class_map, class_root
+from torchgpmc.models.class_coordinates import class_map
 from torchgpmc.models.following import FollowingMap
 from torchgpmc.models.latents import likelihood_values
 from torchgpmc.models.whitening import GaussianSites, whiten_under_sites
-from torchgpmc.runs import class_chains, class_theta, white_moves
-from torchgpmc.runs.class_theta import ThetaGivenWhite
+from torchgpmc.runs import class_chains, white_moves
+from torchgpmc.runs.class_trajectories import Phase, trajectory
 from torchgpmc.runs.integrated_latents import ThroughEstimates
 from torchgpmc.runs.parameterizations import _single_site_precision, _WhiteUnderSites
 from torchgpmc.samplers import hmc
@@ -232,21 +232,26 @@ def no_volume(monkeypatch):
     monkeypatch.setattr(class_chains, "class_map", lambda *of: class_map(*of)._replace(log_volume=of[0].new_zeros(len(of[0]))))
 
 
-def no_volume_along_trajectories(monkeypatch):
-    def without(factor, *others):
-        return class_root(factor, *others)._replace(log_narrowing=factor.new_zeros(len(factor)))
-
-    monkeypatch.setattr(class_theta, "class_root", without)
+def no_volume_of_trajectories(monkeypatch):
+    no_volume(monkeypatch)
 
 
-def no_prior_along_trajectories(monkeypatch):
-    value_and_grad = ThetaGivenWhite.value_and_grad
+def no_energy_of_theta_in_trajectories(monkeypatch):
+    monkeypatch.setattr(Phase, "kinetic_energy", property(lambda self: 0.5 * self.white_momentum.square().sum(-1)))
 
-    def without(self, position):
-        value, gradient = value_and_grad(self, position)
-        return value - self.joint.model.layout.evaluate(self.tuning.theta(position)).log_prior, gradient
 
-    monkeypatch.setattr(ThetaGivenWhite, "value_and_grad", without)
+def no_slope_where_trajectories_begin(monkeypatch):
+    monkeypatch.setattr(class_chains, "slope_in_theta", lambda density, along, white, chunk: torch.zeros_like(along))
+
+
+def no_way_back_of_trajectories(monkeypatch):
+    """Theta moves on by a little at the end."""
+
+    def irreversible(*of):
+        end = trajectory(*of)
+        return end._replace(along=end.along + 0.15 * end.along_momentum)
+
+    monkeypatch.setattr(class_chains, "trajectory", irreversible)
 
 
 def no_proposal_density(monkeypatch):
@@ -254,7 +259,17 @@ def no_proposal_density(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plant", [no_volume, no_proposal_density, no_volume_along_trajectories, no_prior_along_trajectories])
+@pytest.mark.parametrize(
+    "plant",
+    [
+        no_volume,
+        no_proposal_density,
+        no_volume_of_trajectories,
+        no_energy_of_theta_in_trajectories,
+        no_slope_where_trajectories_begin,
+        no_way_back_of_trajectories,
+    ],
+)
 def test_what_is_left_out_of_classes_in_turn_is_caught(plant, monkeypatch):
     plant(monkeypatch)
     assert geweke_of_classes(monkeypatch, "trajectories" in plant.__name__, chains=PLANTED) > 1

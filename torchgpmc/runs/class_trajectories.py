@@ -31,7 +31,7 @@ from torchgpmc.trees import concatenate, take
 
 Result = TypeVar("Result")
 
-_OPERATIONS = 20  # N^3 of a step of theta, of one chain
+_OPERATIONS = 12  # N^3 of a step of theta, of one chain
 _SHORTER = 1.5  # steps of w than trajectories of w alone take, about: they are cheap
 
 
