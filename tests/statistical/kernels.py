@@ -242,7 +242,7 @@ def classes_in_turn(model, density, like, by_trajectories=False):
     root = (0.7 * torch.eye(size) + 0.2 * torch.ones(size, size).tril(-1)).to(like)
     deviation = (0.6 + 0.8 * torch.rand(model.latent_size, generator=generator)).to(like)
     moments = start_moments(size, size + len(deviation), like)
-    centre, steps = like.new_full((size,), -0.3), (torch.tensor(0.6).to(like), torch.tensor(0.5).to(like))
+    centre, steps = like.new_full((size,), -0.3), (torch.tensor(0.6).to(like), torch.tensor(1.4).to(like))
     scale = (0.8 * torch.eye(size) + 0.1 * torch.ones(size, size).tril(-1)).to(like)
     tuning = ClassTuning(*steps, centre, root, scale, sites, deviation, moments, torch.zeros_like(root))
     chains = ClassChains(density, 3, None)
