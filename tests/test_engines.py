@@ -322,15 +322,16 @@ def test_classes_go_on_with_data_in_turn():
     kernel = RBFKernel(ard_num_dims=9, lengthscale_prior=GammaPrior(2.0, 1.0))
     many = tg.GP(inputs(12, 9), torch.arange(12) % 3, kernel, tg.likelihoods.Softmax(num_classes=3))
     # Of 200 x 7, eight hyperparameters, 1040 draws in 64 CPU seconds were worth 547; weighted draws were not done in 120.
-    quick, again, in_turn, *others = candidates(many)
+    quick, again, in_turn, by_trajectories, *others = candidates(many)
     assert again.method == quick.method and quick.method.num_importance == 256 and quick.limits.most_noise == 0.1
     assert in_turn.goes_on and in_turn.given is noise_or_some_use
     assert in_turn.method == replace(quick.method, evidence=tg.evidence.SequentialCandidates(), most_noise=math.inf)
+    assert by_trajectories.method == tg.ClassGibbs()
     assert all(isinstance(engine.method, tg.NUTS) for engine in others)
 
 
 def test_many_functions_of_many_hyperparameters_have_no_estimates():
-    # Of 200 x 8, six classes, an emulator of estimates had 93 effective draws in 177 CPU seconds, chains 556 in 232.
+    # Of 200 x 8, six classes, an emulator of estimates had 93 effective draws in 177 CPU seconds.
     kernel = RBFKernel(ard_num_dims=9, lengthscale_prior=GammaPrior(2.0, 1.0))
     likelihood = tg.likelihoods.Softmax(num_classes=6, mixing_weights=False)
     first, *others = candidates(tg.GP(inputs(12, 9), torch.arange(12) % 6, kernel, likelihood))

@@ -97,3 +97,20 @@ def test_in_single_precision_factors_have_no_denormal_numbers():
     single = linalg.in_single_precision(matrix)
     assert denormal(matrix.float()) > 0 and denormal(single) == 0
     torch.testing.assert_close(single.double(), matrix, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("size", [7, 100, 251])  # from a hundred rows on by halves, and halves of these
+def test_inverses_and_ratios_of_lower_matrices(size):
+    generator = torch.Generator().manual_seed(size)
+    lower, other = torch.randn(2, 3, size, size, generator=generator).double().tril()
+    for matrix in (lower, other):
+        matrix.diagonal(dim1=-2, dim2=-1).abs_().add_(size**0.5)
+    unit = torch.eye(size, dtype=torch.float64).expand(3, -1, -1)
+    inverse, ratio = linalg.inverse_lower(lower), linalg.divided_by_root(lower, other)
+    torch.testing.assert_close(inverse @ lower, unit)
+    torch.testing.assert_close(ratio @ other, lower)
+    assert all(torch.equal(found, found.tril()) for found in (inverse, ratio))
+    lower.requires_grad_(True)
+    (slope,) = torch.autograd.grad(linalg.inverse_lower(lower).sum(), lower)
+    (expected,) = torch.autograd.grad(torch.linalg.inv(lower).sum(), lower)
+    torch.testing.assert_close(slope, expected.tril())

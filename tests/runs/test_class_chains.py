@@ -276,6 +276,21 @@ def test_the_slope_that_is_kept_is_that_of_the_present_theta_and_w():
         torch.testing.assert_close(state.white.position, fresh.white.position)
 
 
+def test_trajectories_are_as_long_as_what_w_holds_most_asks_for():
+    model = many_lengthscales()
+    chains = class_chains.ClassChains(JointLogDensity(model), 1000, None)
+    tuning, generator = chains.first_tuning(), torch.Generator().manual_seed(0)
+    steps = []
+    for held in (1.0, 0.1):
+        scale = torch.eye(model.layout.size).double()
+        scale[1, 1] = held
+        sizes = {"theta_step_size": torch.tensor(0.2).double(), "step_size": torch.tensor(100.0).double()}
+        kernel = chains.kernel(tuning._replace(scale=scale, **sizes))
+        state = kernel.init(chains.starts(tuning, 2, generator), generator)
+        steps.append(float(kernel.step(state, generator)[1].n_steps[0]) - 1)  # one of w alone
+    assert 5 <= steps[0] <= 11 and 50 <= steps[1] <= 110  # a quarter of a period, give or take a third
+
+
 def test_masses_are_the_mean_curvature_in_deviations_of_the_next_window():
     model = many_lengthscales()
     chains = class_chains.ClassChains(JointLogDensity(model), 8, None)

@@ -42,8 +42,8 @@ _EVEN = "chains on an emulator, with estimates of data one after another, which 
 def of_classes(model: GPModel, wanted: int) -> list[Candidate]:
     """Of several classes, whose functions share a covariance."""
     if model.layout.size > _MOST_HYPERPARAMETERS:
-        engines = [_by_trajectories(model, wanted)] if model.num_latents > _SOME_FUNCTIONS else _learned(model, wanted)
-        return [*engines, *together(model)]
+        learned = [] if model.num_latents > _SOME_FUNCTIONS else _learned(model, wanted)
+        return [*learned, _by_trajectories(model, wanted), *together(model)]
     is_large = model.num_latents > _FEW_FUNCTIONS or len(model.train_x) > _FEW_CLASS_DATA
     first = [_in_turn(model, wanted)] if model.layout.size <= _FEW_HYPERPARAMETERS and is_large else []
     return [*first, *_through_estimates(model, wanted), *together(model)]
@@ -53,8 +53,7 @@ def _learned(model: GPModel, wanted: int) -> list[Candidate]:
     """Of more hyperparameters than weighted draws follow.
 
     Of 200 x 7, three classes, eight hyperparameters: 1040 draws in 64 CPU seconds were worth 547, where weighted draws were not
-    done in 120 and sweeps in twice that were worth 6. 256 draws an estimate take a third longer than 64, those in turn thrice as
-    long.
+    done in 120; chains take as long. 256 draws an estimate take a third longer than 64, those in turn thrice as long.
     """
     quick = EmulatedHMC(approximation=ClassEP(), num_importance=_MORE_DRAWS, begin=AtModes(count=2), most_noise=NOISE_BEFORE_BETTER)
     first = emulated(model, quick, _LEARNED, wanted).with_limits(most_noise=NOISE_BEFORE_BETTER)
@@ -65,10 +64,10 @@ def _learned(model: GPModel, wanted: int) -> list[Candidate]:
 def _by_trajectories(model: GPModel, wanted: int) -> Candidate:
     """Of more functions, whose EP takes long and often does not converge, so that estimates vary by their whole log.
 
-    Of 200 x 8, six classes, nine hyperparameters: 556 effective draws in 232 CPU seconds, where an emulator of estimates had 93 in
+    Of 200 x 8, six classes, nine hyperparameters: TOBACCO, where an emulator of estimates had 93 in
     177.
     """
-    why = "theta, then the latents of many classes, by trajectories in coordinates that make them nearly independent: no estimates."
+    why = "theta and the latents of several classes by trajectories, in coordinates that are white at every theta: no estimates."
     return _in_turn(model, wanted)._replace(why=why, warmup_steps=_LONGER_WARM_UP)
 
 

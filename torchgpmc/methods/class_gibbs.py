@@ -22,7 +22,7 @@ from torchgpmc.storage.draws import Draw
 
 @dataclass(frozen=True)
 class ClassGibbs(MethodOptions):
-    """Theta and the latents of several classes in turn, nearly independent of one another.
+    """Theta and the latents of several classes, in coordinates in which they are nearly independent of one another.
 
     The latents move by Hamiltonian trajectories in coordinates that are white under Gaussian sites at every theta, the sites
     following theta too (:mod:`torchgpmc.models.class_coordinates`, :mod:`torchgpmc.runs.class_chains`). Given these, theta of up to
@@ -32,17 +32,19 @@ class ClassGibbs(MethodOptions):
     draws given its theta, and predictions average over them. Gradients and the fit are in single precision, what draws are
     accepted by in double: the posterior is the exact one.
 
-    Of more hyperparameters, and of a model whose prior and likelihood no subclass has redefined, theta moves by a trajectory, too,
-    some five steps of some 25 N^3 operations a chain, in double precision.
+    Of more hyperparameters, and of a model whose prior and likelihood no subclass has redefined, theta and the latents move by one
+    trajectory together, whose steps are longer for theta than for the latents; each of theta's, some ten to twenty a sweep, takes
+    some twelve N^3 operations a chain, in double precision. Its masses are the mean curvature of the density, from the products of
+    its slopes in warm-up.
 
-    Sites after Opper & Archambeau (2009), overrelaxed proposals after Adler (1981), the adjoint of a Cholesky factor after Murray
-    (2016).
+    Sites after Opper & Archambeau (2009), overrelaxed proposals after Adler (1981), steps of two lengths after Tuckerman, Berne &
+    Martyna (1992), the adjoint of a Cholesky factor after Murray (2016).
 
     For :class:`Softmax` without mixing weights, and other log-concave likelihoods of differences between functions.
 
     Args:
-        num_steps: leapfrog steps a trajectory, at most: it takes as many as make a quarter of the period in those coordinates, give
-            or take a third.
+        num_steps: leapfrog steps a trajectory, at most: it takes as many as make a quarter of the period in those coordinates (of
+            theta: in the direction that latents hold most), give or take a third.
         target_accept_prob: acceptance of trajectories that warm-up steers the step size to.
         thinning: keep one draw in this many.
 
