@@ -165,8 +165,8 @@ def about_to_move(model, num_chains=3):
     return chains, tuning, Phase(along, white, *momenta, state.slope, torch.zeros(num_chains).double())
 
 
-def followed(chains, tuning, phase, num_steps=5, chunk=None):
-    return trajectory(ThetaAndWhite(chains.joint, tuning), phase, num_steps, chunk)
+def followed(chains, tuning, phase, num_steps=5, chunk=None, step_size=0.2):
+    return trajectory(ThetaAndWhite(chains.joint, tuning), phase, step_size, num_steps, chunk)
 
 
 @pytest.mark.parametrize("make", [many_lengthscales, sharpened])
@@ -222,10 +222,9 @@ def test_trajectories_keep_the_energy_to_the_square_of_the_step():
 
     errors = []
     for num_steps in (4, 16, 64):
-        shorter = tuning._replace(
-            theta_step_size=torch.tensor(1.2 / num_steps).double(), step_size=torch.tensor(0.8 / num_steps).double()
-        )
-        errors.append(float((energy(followed(chains, shorter, phase, num_steps)) - energy(phase)).abs().max()))
+        shorter = tuning._replace(step_size=torch.tensor(0.8 / num_steps).double())
+        end = followed(chains, shorter, phase, num_steps, step_size=1.2 / num_steps)
+        errors.append(float((energy(end) - energy(phase)).abs().max()))
     assert errors[0] < 1.0 and errors[1] < errors[0] / 8 and errors[2] < errors[1] / 8
 
 
@@ -276,7 +275,8 @@ def test_the_slope_that_is_kept_is_that_of_the_present_theta_and_w():
         torch.testing.assert_close(state.white.position, fresh.white.position)
 
 
-def test_trajectories_are_as_long_as_what_w_holds_most_asks_for():
+def test_trajectories_are_as_long_as_what_w_holds_most_asks_for(monkeypatch):
+    monkeypatch.setattr(class_chains, "_SHORTER", 0.0)
     model = many_lengthscales()
     chains = class_chains.ClassChains(JointLogDensity(model), 1000, None)
     tuning, generator = chains.first_tuning(), torch.Generator().manual_seed(0)
@@ -289,6 +289,23 @@ def test_trajectories_are_as_long_as_what_w_holds_most_asks_for():
         state = kernel.init(chains.starts(tuning, 2, generator), generator)
         steps.append(float(kernel.step(state, generator)[1].n_steps[0]) - 1)  # one of w alone
     assert 5 <= steps[0] <= 11 and 50 <= steps[1] <= 110  # a quarter of a period, give or take a third
+
+
+def test_steps_of_theta_are_shorter_by_chance(monkeypatch):
+    """As many steps as make the same length: trajectories that the longest steps have refused get through."""
+    model, seen = many_lengthscales(), []
+    follow = class_chains.trajectory
+    monkeypatch.setattr(class_chains, "trajectory", lambda *of: seen.append((of[2], of[3])) or follow(*of[:2], of[2], 1, *of[4:]))
+    chains = class_chains.ClassChains(JointLogDensity(model), 10_000, None)
+    tuning, generator = chains.first_tuning(), torch.Generator().manual_seed(0)
+    kernel = chains.kernel(tuning._replace(theta_step_size=torch.tensor(0.01).double()))
+    state = kernel.init(chains.starts(tuning, 2, generator), generator)
+    for _ in range(40):
+        state, _ = kernel.step(state, generator)
+    sizes = [size for size, _ in seen]
+    assert 0.005 <= min(sizes) < 0.006 and 0.009 < max(sizes) <= 0.01
+    lengths = [size * steps for size, steps in seen]
+    assert min(lengths) > 2.0 and max(lengths) < 4.3  # a third about pi, of masses that make a quarter of the period pi
 
 
 def test_masses_are_the_mean_curvature_in_deviations_of_the_next_window():

@@ -46,6 +46,7 @@ _LARGEST_STEP = 1.5  # times V^-1/4
 _THETA_STEP, _THETA_SCALE = 0.2, 0.5  # before warm-up: of trajectories, and deviations of theta given w
 _ADAPTATION, _SETTLING = 0.3, 5.0
 _TRAJECTORIES = 2  # of a sweep, after which latents are nearly independent of those before
+_SHORTER = 0.5  # theta's steps, at most, by chance: where the density is narrow trajectories of the longest are all refused
 # Of trajectories, at least, and twice that at most: a quarter of the period in w on average. After a half |w| is as before.
 _LENGTH = math.pi / 3
 
@@ -129,7 +130,7 @@ class ClassChains:
         further = v.unsqueeze(1).repeat(1, _TRAJECTORIES - 1, 1)
         return self._seen(theta, at, self._begun(at, at.coordinates.white(v, at.factor)), further, theta[:, :0])
 
-    def _steps_of(self, step_size: Tensor, generator: torch.Generator, length: float = _LENGTH) -> int:
+    def _steps_of(self, step_size: Tensor | float, generator: torch.Generator, length: float = _LENGTH) -> int:
         length = length * (1 + float(torch.rand((), generator=generator, device=generator.device)))
         return min(max(round(length / float(step_size)), 1), self.num_steps)
 
@@ -201,8 +202,10 @@ class ClassChains:
             failures = torch.zeros_like(white.log_density)
             start = Phase(tuning.standardised(theta), white.position, *momenta, state.slope, failures)
             log_u = log_uniform(white.log_density.shape, white.log_density, generator)
-            steps = self._steps_of(tuning.theta_step_size, generator, length)
-            end = trajectory(density, start, steps, self.chain_chunk)
+            shorter = 1 - _SHORTER * torch.rand((), generator=generator, device=generator.device)
+            step_size = float(tuning.theta_step_size) * float(shorter)
+            steps = self._steps_of(step_size, generator, length)
+            end = trajectory(density, start, step_size, steps, self.chain_chunk)
             theta = tuning.theta(end.along)
             at = self.at(theta, tuning)
             other = self._begun(at, end.white)

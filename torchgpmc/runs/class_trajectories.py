@@ -32,7 +32,7 @@ from torchgpmc.trees import concatenate, take
 Result = TypeVar("Result")
 
 _OPERATIONS = 12  # N^3 of a step of theta, of one chain
-_SHORTER = 1.5  # steps of w than trajectories of w alone take, about: they are cheap
+_FINER = 1.5  # steps of w than trajectories of w alone take, about: they are cheap
 
 
 class Phase(NamedTuple):
@@ -126,14 +126,16 @@ def slope_in_theta(density: ThetaAndWhite, along: Tensor, white: Tensor, chunk: 
     return torch.cat(_shared(found, along, density, 1, chunk))
 
 
-def trajectory(density: ThetaAndWhite, phase: Phase, num_steps: int, chunk: int | None) -> Phase:
-    """Where ``num_steps`` steps of theta lead.
+def trajectory(density: ThetaAndWhite, phase: Phase, step_size: float, num_steps: int, chunk: int | None) -> Phase:
+    """Where ``num_steps`` steps of theta lead, of ``step_size`` in its mass matrix's deviations.
 
-    Steps are of the tuning's sizes: of theta in its mass matrix's deviations, of w some two thirds of what w alone takes.
+    Steps of w are some two thirds of what w alone takes.
     """
-    found = _shared(
-        lambda rows: _followed(density.select(rows), take(phase, rows), num_steps), phase.along, density, num_steps, chunk
-    )
+
+    def followed(rows: Tensor) -> Phase:
+        return _followed(density.select(rows), take(phase, rows), step_size, num_steps)
+
+    found = _shared(followed, phase.along, density, num_steps, chunk)
     return found[0] if len(found) == 1 else concatenate(found)
 
 
@@ -151,10 +153,10 @@ def _shared(
     return shared_by_rows(of, len(along), work, along.device, size**2, chunk)
 
 
-def _followed(density: ThetaAndWhite, phase: Phase, num_steps: int) -> Phase:
+def _followed(density: ThetaAndWhite, phase: Phase, step_size: float, num_steps: int) -> Phase:
     tuning = density.tuning
-    step_size, scale, deviation = float(tuning.theta_step_size), tuning.scale, tuning.deviation
-    inner_steps = max(1, round(_SHORTER * 0.5 * step_size / float(tuning.step_size)))
+    scale, deviation = tuning.scale, tuning.deviation
+    inner_steps = max(1, round(_FINER * 0.5 * step_size / float(tuning.step_size)))
     inner = 0.5 * step_size / inner_steps
     along, white, rho, sigma, slope, n_failures = phase
     there = density.there(along)
