@@ -335,7 +335,7 @@ def test_many_functions_of_many_hyperparameters_have_no_estimates():
     kernel = RBFKernel(ard_num_dims=9, lengthscale_prior=GammaPrior(2.0, 1.0))
     likelihood = tg.likelihoods.Softmax(num_classes=6, mixing_weights=False)
     first, *others = candidates(tg.GP(inputs(12, 9), torch.arange(12) % 6, kernel, likelihood))
-    assert first.method == tg.ClassGibbs() and first.warmup_steps == 100 and first.limits.most == 800
+    assert first.method == tg.ClassGibbs() and first.warmup_steps == 100 and first.limits.most == 1200
     assert all(isinstance(engine.method, tg.NUTS) for engine in others)
 
 

@@ -28,7 +28,7 @@ from torchgpmc.runs.beginnings import AtModes, AtPrior
 _MOST_HYPERPARAMETERS = 5
 _FEW_HYPERPARAMETERS, _FIRST_BATCH = 3, 100  # that draws from the prior find as well as a search for modes
 _SOME_FUNCTIONS = 5  # of which EP's estimates are good for something: three to five classes of tables take 64 to 174 s by them
-_LONGER_WARM_UP, _MOST_TRAJECTORIES = 100, 800  # a chain: of lobes that it hardly leaves it will not have left by twice as many
+_LONGER_WARM_UP, _MOST_TRAJECTORIES = 100, 1200  # a chain: of lobes that it hardly leaves it would not have left by more
 _FEW_FUNCTIONS = 3  # of which a search for modes costs little: iris and thyroid_type take 20 and 39 s with it, 22 and 74 without
 # Of so few functions estimates take longer than sweeps from here on (wine, 152 x 13: 20.7 s and 8.4; 250 x 18: 221 and 26). Of
 # fewer data they are quick, and serve labels that are noise, of which chains are slow.
