@@ -231,7 +231,15 @@ def test_trajectories_keep_the_energy_to_the_square_of_the_step():
 def test_chains_in_chunks_and_of_several_threads_follow_the_same_trajectories(monkeypatch):
     chains, tuning, phase = about_to_move(many_lengthscales())
     together = followed(chains, tuning, phase)
-    chunked = followed(chains, tuning, phase, chunk=2)
+    sizes, follow = [], class_trajectories._followed
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            class_trajectories,
+            "_followed",
+            lambda density, part, *rest: sizes.append(len(part.along)) or follow(density, part, *rest),
+        )
+        chunked = followed(chains, tuning, phase, chunk=2)
+    assert sizes == [2, 1]
     monkeypatch.setattr(class_trajectories, "_OPERATIONS", 1e9)
     shared = followed(chains, tuning, phase)
     for found, other, expected in zip(chunked, shared, together, strict=True):
