@@ -299,6 +299,26 @@ def test_trajectories_are_as_long_as_what_w_holds_most_asks_for(monkeypatch):
     assert 5 <= steps[0] <= 11 and 50 <= steps[1] <= 110  # a quarter of a period, give or take a third
 
 
+def test_latents_at_the_end_of_a_trajectory_of_theta_are_kept_and_its_failures_counted(monkeypatch):
+    model, ends, follow = many_lengthscales(), [], class_chains.trajectory
+
+    def recorded(*of):
+        ends.append(follow(*of))
+        return ends[-1]._replace(n_failures=ends[-1].n_failures + 3)
+
+    monkeypatch.setattr(class_chains, "trajectory", recorded)
+    chains = class_chains.ClassChains(JointLogDensity(model), 8, None)
+    tuning, generator = chains.first_tuning(), torch.Generator().manual_seed(0)
+    kernel = chains.kernel(tuning)
+    before = kernel.init(chains.starts(tuning, 8, generator), generator)
+    after, info = kernel.step(before, generator)
+    size = model.layout.size
+    accepted = (after.position[:, :size] != before.position[:, :size]).any(-1)
+    assert bool(accepted.any()) and info.n_failures.tolist() == [3.0] * 8
+    expected = after.at.coordinates.latents(ends[0].white, after.at.factor)
+    torch.testing.assert_close(after.further[accepted, 0], expected[accepted])
+
+
 def test_steps_of_theta_are_shorter_by_chance(monkeypatch):
     """As many steps as make the same length: trajectories that the longest steps have refused get through."""
     model, seen = many_lengthscales(), []
