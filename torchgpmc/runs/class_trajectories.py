@@ -1,7 +1,7 @@
 """Trajectories of theta and w together, for several classes: theta takes long steps, between which w takes short ones.
 
 A step of theta is a factorisation and its adjoint, steps of w are products with a few rows; and while w, of hundreds of variables,
-must take short ones, theta alone could take three times as long. So a step is: theta's momentum by half a step's slope, w by half a
+must take short ones, theta bears longer ones. So a step is: theta's momentum by half a step's slope, w by half a
 step's time at that theta, theta, w by the other half at the new one, and theta's momentum again (Tuckerman, Berne & Martyna 1992).
 Each part is a shear, and the whole its own inverse with momenta reversed: volumes are kept, whatever the slopes are.
 
