@@ -83,6 +83,10 @@ def test_products_between_triangular_factors_leave_nothing_out(size):
     torch.testing.assert_close(root.mT @ root, torch.eye(size) + factor.mT @ torch.diag_embed(weight) @ factor)
     by_autograd = linalg.root_under_sites(factor.clone().requires_grad_(), weight)
     torch.testing.assert_close(by_autograd.factor.detach(), root)
+    matrix = torch.randn(2, size + 2, size, generator=random, dtype=torch.float64)
+    torch.testing.assert_close(linalg.times_lower(matrix, factor), matrix @ factor)
+    torch.testing.assert_close(linalg.times_lower(matrix[0], factor), matrix[0] @ factor)
+    torch.testing.assert_close(linalg.outer_square(matrix), matrix @ matrix.mT)
 
 
 def test_in_single_precision_factors_have_no_denormal_numbers():
@@ -112,5 +116,19 @@ def test_inverses_and_ratios_of_lower_matrices(size):
     assert all(torch.equal(found, found.tril()) for found in (inverse, ratio))
     lower.requires_grad_(True)
     (slope,) = torch.autograd.grad(linalg.inverse_lower(lower).sum(), lower)
-    (expected,) = torch.autograd.grad(torch.linalg.inv(lower).sum(), lower)
+    # By a solve: torch's inverse of so many rows, by two threads, hung or had no pivots on an AMD EPYC.
+    (expected,) = torch.autograd.grad(torch.linalg.solve_triangular(lower, unit, upper=False).sum(), lower)
     torch.testing.assert_close(slope, expected.tril())
+
+
+def test_a_batch_is_solved_by_torch_with_two_threads():
+    """Torch's own of these sizes hung or said that there were no pivots."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        matrix = torch.randn(3, 251, 251, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 16 * torch.eye(251)
+        right = torch.ones(3, 251, dtype=torch.float64)
+        found = linalg.solve(matrix, right)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close((matrix @ found.unsqueeze(-1)).squeeze(-1), right)

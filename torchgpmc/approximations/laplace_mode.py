@@ -24,7 +24,7 @@ from torchgpmc.approximations.site_algebra import dense_r, factor_of_b, marginal
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.latents import LatentPrior
 from torchgpmc.models.targets import Targets
-from torchgpmc.numerics.linalg import identity_matrix, solve_lower, times_vector, triangular_log_determinant
+from torchgpmc.numerics.linalg import identity_matrix, solve, solve_lower, times_vector, triangular_log_determinant
 from torchgpmc.trees import put, take
 
 _MAX_HALVINGS = 40
@@ -374,7 +374,7 @@ def _respond(covariance: Tensor, second: Tensor, r: Tensor, pull: Tensor) -> Ten
     """(I + W K)^-1 pull with W minus the second derivatives as they are: how the mode moves does not know of their clamping."""
     if bool((second > 0).any()):
         system = identity_matrix(second.shape[-1], second) - second.unsqueeze(-1) * covariance
-        return torch.linalg.solve(system, pull)
+        return solve(system, pull)
     return pull - times_vector(r, times_vector(covariance, pull))
 
 
