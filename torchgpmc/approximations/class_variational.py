@@ -20,6 +20,7 @@ from torch import Tensor
 
 from torchgpmc.approximations.class_sites import differences
 from torchgpmc.approximations.gaussian_form import LatentProblem, problem_of, without_graph
+from torchgpmc.density import shared_by_rows
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.numerics.linalg import cholesky_in_place, solve_lower, times_blocks, triangular_log_determinant
 from torchgpmc.numerics.matched_points import matched_points
@@ -27,7 +28,7 @@ from torchgpmc.numerics.matched_points import matched_points
 _FEW_POINTS = 8  # and their mirror images; any fixed points will do that have the density's mean and covariance
 _LEAST = 1e-6  # of a site's precision
 _DAMPING = 0.5
-_CHUNK_ELEMENTS = 400_000  # of N x N matrices
+_OPERATIONS = 2  # N^3 of a sweep
 
 
 class SharedSites(NamedTuple):
@@ -36,7 +37,7 @@ class SharedSites(NamedTuple):
     precision: Tensor  # (C, N), alpha
     shift: Tensor  # (C, K, N), b
 
-    def select(self, rows: Tensor) -> SharedSites:
+    def select(self, rows: slice) -> SharedSites:
         """Of some thetas."""
         return SharedSites(*(values[rows] for values in self))
 
@@ -57,10 +58,14 @@ def fitted_class_sites(model: GPModel, theta: Tensor, num_sweeps: int, start: Sh
         num_sweeps: each two factorisations.
         start: of C thetas, or of one.
     """
-    parts = torch.arange(len(theta), device=theta.device).split(max(1, _CHUNK_ELEMENTS // len(model.train_x) ** 2))
     if start is not None:
         start = SharedSites(*(values.expand(len(theta), *values.shape[1:]) for values in start))
-    found = [_fitted(model, theta[rows], num_sweeps, None if start is None else start.select(rows)) for rows in parts]
+
+    def fitted(rows: slice) -> FittedSites:
+        return _fitted(model, theta[rows], num_sweeps, None if start is None else start.select(rows))
+
+    size = len(model.train_x)
+    found = shared_by_rows(fitted, len(theta), _OPERATIONS * float(size) ** 3 * num_sweeps, theta.device, size**2)
     sites = SharedSites(*(torch.cat(values) for values in zip(*(part.sites for part in found), strict=True)))
     return FittedSites(sites, torch.cat([part.bound for part in found]))
 

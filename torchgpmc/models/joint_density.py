@@ -120,7 +120,7 @@ class JointLogDensity(AutogradDensity):
                 return mask_failures(*found)
         return super().value_and_grad(position)
 
-    def select(self, rows: Tensor) -> JointLogDensity:
+    def select(self, rows: Tensor | slice) -> JointLogDensity:
         if not self.targets.one_a_chain:
             return self
         sites = None if self.sites is None else self.sites.select(rows)

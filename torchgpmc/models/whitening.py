@@ -43,7 +43,7 @@ class GaussianSites(NamedTuple):
     precision: Tensor  # (N,), or (C, N) for one data set a chain; W, not negative
     shift: Tensor  # the same shape; W times the sites' centres
 
-    def select(self, rows: Tensor) -> GaussianSites:
+    def select(self, rows: Tensor | slice) -> GaussianSites:
         """Those of some of the chains."""
         return self if self.precision.dim() == 1 else GaussianSites(self.precision[rows], self.shift[rows])
 

@@ -32,7 +32,7 @@ class OfWhite(AutogradDensity):
         """From differences of functions and the log likelihood ``(C,)``."""
         return self.at.kept.log_prior + likelihood + self.at.coordinates.log_prior(white, differences)
 
-    def select(self, rows: Tensor) -> OfWhite:
+    def select(self, rows: Tensor | slice) -> OfWhite:
         """Of some chains."""
         return OfWhite(self.joint.select(rows), take(self.at, rows))
 
@@ -61,6 +61,6 @@ class NearlyOfWhite:
             value = self.exact.value_at(position, differences, found[0])
             return mask_failures(value, coordinates.gradient(position, differences, found[1]))
 
-    def select(self, rows: Tensor) -> NearlyOfWhite:
+    def select(self, rows: Tensor | slice) -> NearlyOfWhite:
         """Of some chains."""
         return NearlyOfWhite(self.exact.select(rows))

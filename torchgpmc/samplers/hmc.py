@@ -131,6 +131,20 @@ def transition(
     """
     rho = normal_like(state.position, generator)
     log_u = log_uniform(state.log_density.shape, state.log_density, generator)
+    return transition_given(density, preconditioner, step_size, num_steps, state, rho, log_u, value)
+
+
+def transition_given(
+    density: LogDensity,
+    preconditioner: Preconditioner,
+    step_size: Tensor,
+    num_steps: int,
+    state: HMCState,
+    rho: Tensor,
+    log_u: Tensor,
+    value: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[HMCState, HMCInfo, HMCState, Tensor]:
+    """:func:`transition` at momenta ``(C, D)`` and logs of uniform numbers ``(C,)``: of any chains alone, as of all."""
     energy = kinetic_energy(rho) - state.log_density
     end, end_rho, n_failures = _trajectory(density, preconditioner, step_size, state, rho, num_steps)
     if value is not None:
