@@ -17,6 +17,13 @@ def made(classes, count=2, size=4):
     return factor, precision, shift - shift.mean(1, keepdim=True)
 
 
+def a_basis(size=4):
+    return torch.linalg.qr(normals(size, size, seed=9)).Q
+
+
+IN_ANY_BASIS = pytest.mark.parametrize("basis", [None, a_basis()], ids=["own", "turned"])
+
+
 def of_one(found, row):
     return ClassMap(*(part[row : row + 1] for part in found))
 
@@ -31,10 +38,11 @@ def functions_of(factor, v):
     return v.view(len(v), -1, factor.shape[-1]) @ factor.mT
 
 
+@IN_ANY_BASIS
 @pytest.mark.parametrize("classes", [2, 3, 5])
-def test_w_is_standard_normal_where_v_has_the_sites_posterior(classes):
+def test_w_is_standard_normal_where_v_has_the_sites_posterior(classes, basis):
     factor, precision, shift = made(classes)
-    found = class_map(factor, precision, shift)
+    found = class_map(factor, precision, shift, basis)
     for row in range(2):
         apart = torch.eye(classes, dtype=torch.float64) - 1 / classes
         prior = torch.block_diag(*[factor[row]] * classes)
@@ -49,9 +57,10 @@ def test_w_is_standard_normal_where_v_has_the_sites_posterior(classes):
         torch.testing.assert_close(one.log_volume[0], root.slogdet().logabsdet)
 
 
-def test_one_theta_serves_all_rows_and_every_row_has_its_own():
+@IN_ANY_BASIS
+def test_one_theta_serves_all_rows_and_every_row_has_its_own(basis):
     factor, *others = made(3)
-    found = class_map(factor, *others)
+    found = class_map(factor, *others, basis)
     white = normals(2, 12, seed=3)
     v, differences = found.latents(white, factor), found.differences(white)
     torch.testing.assert_close(found.white(v, factor), white)
@@ -75,9 +84,10 @@ def test_differences_are_those_of_the_functions(classes):
     near(found.near_differences(white), f - f.mean(1, keepdim=True))
 
 
-def test_the_prior_and_gradients_are_those_of_v():
+@IN_ANY_BASIS
+def test_the_prior_and_gradients_are_those_of_v(basis):
     factor, precision, shift = made(3)
-    found, white = class_map(factor, precision, shift), normals(2, 12, seed=3).requires_grad_(True)
+    found, white = class_map(factor, precision, shift, basis), normals(2, 12, seed=3).requires_grad_(True)
     slope = normals(2, 3, 4, seed=4)
     slope = slope - slope.mean(1, keepdim=True)  # of what sees differences
     v = found.latents(white, factor)
@@ -100,14 +110,18 @@ def under_sites(factor, precision):
     return torch.linalg.inv(torch.linalg.inv(factor @ factor.mT) + precision.diag_embed())
 
 
-def test_the_root_is_the_lower_one():
+def test_the_root_is_the_lower_one_in_its_basis():
     factor, precision, shift = made(3)
-    torch.testing.assert_close(class_map(factor, precision, shift).spread, torch.linalg.cholesky(under_sites(factor, precision)))
+    inner, basis = under_sites(factor, precision), a_basis()
+    torch.testing.assert_close(class_map(factor, precision, shift).spread, torch.linalg.cholesky(inner))
+    turned = torch.linalg.cholesky(basis.mT @ inner @ basis)
+    torch.testing.assert_close(class_map(factor, precision, shift, basis).spread, basis @ turned)
 
 
-def test_functions_move_less_than_under_a_root_that_is_not_triangular():
+def test_functions_move_least_in_the_basis_of_the_covariance_and_most_under_a_root_that_is_not_triangular():
     factor, precision, shift = made(3, size=12)
     nearby = factor + 0.1 * normals(2, 12, 12, seed=8).tril()
+    basis = torch.linalg.eigh(factor[0] @ factor[0].mT).eigenvectors.flip(-1)
 
     def at_once(chol):
         inner = torch.eye(12, dtype=torch.float64) + chol.mT @ (precision.unsqueeze(-1) * chol)
@@ -116,7 +130,9 @@ def test_functions_move_less_than_under_a_root_that_is_not_triangular():
     def moved(root):
         return float((root(nearby) - root(factor))[0].square().sum())
 
-    assert moved(lambda chol: class_map(chol, precision, shift).spread) < 0.8 * moved(at_once)
+    of_data = moved(lambda chol: class_map(chol, precision, shift).spread)
+    assert of_data < 0.8 * moved(at_once)
+    assert moved(lambda chol: class_map(chol, precision, shift, basis).spread) < 0.8 * of_data
 
 
 @pytest.mark.parametrize("classes", [2, 4])

@@ -14,6 +14,7 @@ from sklearn.datasets import make_classification
 import torchgpmc as tg
 from tests.problems import Halved, fixed_kernel, gp, gp_regression, inputs, kernel, sparse_gp, targets
 from tests.runs.resume import dies_and_resumes
+from torchgpmc import density
 from torchgpmc.models import JointLogDensity
 from torchgpmc.runs import class_chains, class_search, class_trajectories
 from torchgpmc.runs.class_trajectories import Phase, ThetaAndWhite, slope_in_theta, trajectory
@@ -78,6 +79,35 @@ def test_a_run_that_died_resumes_to_the_same_bits(make, advances, tmp_path, monk
 def test_chains_in_chunks_have_the_same_draws(make):
     # Not to the last bit: products of other batches round differently.
     torch.testing.assert_close(quiet(make(), chain_chunk=2).theta, quiet(make()).theta, rtol=1e-6, atol=1e-6)
+
+
+@BOTH
+def test_chains_of_several_threads_have_the_same_draws(make, monkeypatch):
+    alone, counts = quiet(make(), num_chains=5), []
+    of_parts = density.side_by_side
+    monkeypatch.setattr(density, "WORTH_A_THREAD", 1.0)
+    monkeypatch.setattr(
+        density, "side_by_side", lambda function, parts, *rest: counts.append(len(parts)) or of_parts(function, parts, *rest)
+    )
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        shared = quiet(make(), num_chains=5)
+    finally:
+        torch.set_num_threads(before)
+    assert set(counts) == {2}
+    for name in ("theta", "whitened", "_further"):
+        torch.testing.assert_close(getattr(shared, name), getattr(alone, name), rtol=1e-5, atol=1e-5)
+
+
+def test_the_basis_is_of_the_covariance_where_theta_lies():
+    model = four_classes()
+    tuning = class_chains.ClassChains(JointLogDensity(model), 8, None).first_tuning()
+    factor = model.prior(tuning.centre[None]).factor[0]
+    inner = tuning.basis.mT @ factor @ factor.mT @ tuning.basis
+    torch.testing.assert_close(inner, inner.diagonal().diag())
+    assert bool((inner.diagonal().diff() <= 0).all())
+    assert class_chains.ClassChains(JointLogDensity(many_lengthscales()), 8, None).first_tuning().basis is None
 
 
 @BOTH

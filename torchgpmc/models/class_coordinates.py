@@ -17,7 +17,10 @@ of the time.
 w where the likelihood is not normal. Least of all they move under the symmetric root, nearly (between covariances that commute it
 is the optimal transport), which takes an eigendecomposition a theta. The lower one moves them by half as much again (of six classes
 and ten hyperparameters 0.29 of S's variance for 0.17; :math:`L R^{-T}`, :math:`R R^T = I + L^T A L`, by 0.42), and is there at
-once, :math:`G = L \Gamma^{-1}`, :math:`\Gamma^T \Gamma = I + L^T A L`.
+once, :math:`G = L \Gamma^{-1}`, :math:`\Gamma^T \Gamma = I + L^T A L`. The lower one *in another basis*, which stays the same for
+all thetas, is as good as the symmetric one if the basis is of eigenvectors of K at one of them, largest eigenvalue first: its parts
+are nearly independent at the thetas around, of which a triangular and a symmetric root are the same. That is
+:math:`G = U C`, :math:`C C^T = U^T S U`: three products and a factorisation more.
 """
 
 from __future__ import annotations
@@ -27,7 +30,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.numerics.linalg import divided_by_root, root_under_sites, solve_lower, times_blocks, triangular_log_determinant
+from torchgpmc.numerics.linalg import (
+    cholesky_in_place,
+    divided_by_root,
+    outer_square,
+    root_under_sites,
+    solve_lower,
+    times_blocks,
+    times_lower,
+    triangular_log_determinant,
+)
 from torchgpmc.numerics.special import log_standard_normal
 
 
@@ -43,7 +55,7 @@ class ClassMap(NamedTuple):
         [1.0, -1.0]
     """
 
-    spread: Tensor  # G, (C, N, N), lower triangular
+    spread: Tensor  # G, (C, N, N), lower triangular unless in a basis
     near: Tensor  # G', in single precision
     precision: Tensor  # alpha, (C, N)
     explained: Tensor  # G' b, (C, K N)
@@ -101,15 +113,19 @@ class ClassMap(NamedTuple):
         return times_blocks(rows.to(matrix).flatten(1), matrix).view_as(rows).to(rows)
 
 
-def class_map(factor: Tensor, precision: Tensor, shift: Tensor) -> ClassMap:
+def class_map(factor: Tensor, precision: Tensor, shift: Tensor, basis: Tensor | None = None) -> ClassMap:
     """The coordinates of C thetas.
 
     Args:
         factor: lower Cholesky factor L of one function's covariance ``(C, N, N)``.
         precision: alpha ``(C, N)``, positive.
         shift: b ``(C, K, N)``, whose sum over functions is zero.
+        basis: U ``(N, N)``, orthonormal, in which G is triangular; the data's own where it is left out.
     """
     root, ok = root_under_sites(factor, precision)
     spread = divided_by_root(factor, root)
+    if basis is not None:
+        turned, fine = cholesky_in_place(outer_square(times_lower(basis.mT, spread)))
+        spread, ok = times_lower(basis, turned), ok & fine
     log_volume = torch.where(ok, (1 - shift.shape[1]) * triangular_log_determinant(root), torch.nan)
     return ClassMap(spread, spread.mT.float(), precision, torch.bmm(shift, spread).flatten(1), log_volume)

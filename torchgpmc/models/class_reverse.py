@@ -31,7 +31,7 @@ def class_slopes(coordinates: ClassMap, white: Tensor, differences: Tensor, slop
     """Derivatives, w held, of log N(v; 0, I) + log |dv / dw| and of what has ``slope`` ``(C, K, N)`` in the functions.
 
     Args:
-        coordinates: at C thetas.
+        coordinates: at C thetas, in the data's own basis.
         white: w ``(C, V)``.
         differences: of the functions at w ``(C, K, N)``.
         slope: ``(C, K, N)``.

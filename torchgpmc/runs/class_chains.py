@@ -8,6 +8,9 @@ out once, on the other side of it from where theta is: so each theta that is tri
 accepted, and data that know of theta through w let go of it in half the sweeps. More, for ten of which quadratics would be fitted
 to 201 thetas, move together with w, by :mod:`torchgpmc.runs.class_trajectories`.
 
+Roots are triangular in a basis in which w holds theta less: of six classes and two hyperparameters a third of the draws are
+effective, of the data's own a seventh. Trajectories of ten gained nothing by it. Chains are shared by the cores.
+
 Where w is wide, sites being too sure of some data, steps are longer. Sites follow theta, fitted to those of
 :mod:`torchgpmc.approximations.class_variational` at some thetas, and are frozen with all else before the first kept draw.
 """
@@ -16,11 +19,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchgpmc.density import shared_by_rows
 from torchgpmc.models.class_coordinates import class_map
 from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.numerics.linalg import cholesky, identity_matrix, solve_lower
@@ -33,9 +38,9 @@ from torchgpmc.runs.class_tuning import AtTheta, ClassTuning, FollowingSites
 from torchgpmc.runs.class_white import NearlyOfWhite, OfWhite
 from torchgpmc.samplers.adaptation import start_moments, update_moments
 from torchgpmc.samplers.fitted_proposals import FEW, design, fitted_proposal
-from torchgpmc.samplers.hmc import DIVERGENCE_THRESHOLD, HMCInfo, HMCState, transition
+from torchgpmc.samplers.hmc import DIVERGENCE_THRESHOLD, HMCInfo, HMCState, transition_given
 from torchgpmc.samplers.preconditioner import Preconditioner
-from torchgpmc.trees import concatenate, where
+from torchgpmc.trees import concatenate, take, where
 from torchgpmc.types import Sampler
 
 _SWEEPS, _MORE_SWEEPS = 25, 8
@@ -46,6 +51,7 @@ _LARGEST_STEP = 1.5  # times V^-1/4
 _THETA_STEP, _THETA_SCALE = 0.2, 0.5  # before warm-up: of trajectories, and deviations of theta given w
 _ADAPTATION, _SETTLING = 0.3, 5.0
 _TRAJECTORIES = 2  # of a sweep, after which latents are nearly independent of those before
+_FACTORISATIONS = 5  # N^3 of coordinates
 _SHORTER = 0.5  # theta's steps, at most, by chance: where the density is narrow trajectories of the longest are all refused
 # Of trajectories, at least, and twice that at most: a quarter of the period in w on average. After a half |w| is as before.
 _LENGTH = math.pi / 3
@@ -86,13 +92,19 @@ class ClassChains:
         self.model = model = joint.model
         self.num_steps = num_steps
         self.chain_chunk = chain_chunk
+        self.size = len(model.train_x)
+        self.products = 4.0 * model.latent_size * self.size  # operations of a step of w, of one chain
         self.by_trajectories = model.layout.size > FEW and has_slope_in_theta(model)
         self.points = design(model.layout.size, model.train_x)[: 0 if self.by_trajectories else None]
         self._designed: tuple[tuple[Tensor, ...], list[AtTheta]] | None = None
 
     def at(self, theta: Tensor, tuning: ClassTuning) -> AtTheta:
         """At ``theta`` ``(C, P)``."""
-        parts = [self._at(part, tuning) for part in theta.split(self.chain_chunk or len(theta))]
+        return self._shared(lambda rows: self._at(theta[rows], tuning), theta, _FACTORISATIONS * self.size**3, self.chain_chunk)
+
+    def _shared(self, function: Callable[[slice], Any], like: Tensor, work: float, chunk: int | None = None) -> Any:
+        """``function`` of all chains, so many operations a chain, which are shared by the cores."""
+        parts = shared_by_rows(function, len(like), work, like.device, self.size**2, chunk)
         return parts[0] if len(parts) == 1 else concatenate(parts)
 
     def _at(self, theta: Tensor, tuning: ClassTuning) -> AtTheta:
@@ -100,7 +112,7 @@ class ClassChains:
             hyperparameters, log_prior = self.model.layout.raw_values_and_log_prior(theta)
             kept = kept_prior(self.model, self.model.at_data(hyperparameters), log_prior)
             sites = tuning.sites.at(tuning.standardised(theta))
-            return AtTheta(kept, class_map(kept.at.prior.factor, *sites))
+            return AtTheta(kept, class_map(kept.at.prior.factor, *sites, tuning.basis))
 
     def designed(self, tuning: ClassTuning) -> list[AtTheta]:
         """At each of the thetas that stay.
@@ -111,6 +123,16 @@ class ClassChains:
             thetas = tuning.theta(self.points)
             self._designed = tuning.coordinates, [self._at(theta[None], tuning) for theta in thetas]
         return self._designed[1]
+
+    def _values_there(self, tuning: ClassTuning, white: Tensor) -> Tensor:
+        """Log densities ``(C, J)`` of w ``(C, V)`` at these thetas."""
+        designed = self.designed(tuning)
+
+        def values(rows: slice) -> list[Tensor]:
+            return [NearlyOfWhite(OfWhite(self.joint, there))(white) for there in designed[rows]]
+
+        found = shared_by_rows(values, len(designed), len(white) * 0.5 * self.products, white.device)
+        return torch.stack(list(chain.from_iterable(found)), -1)
 
     def kernel(self, tuning: ClassTuning) -> Sampler:
         """A theta, and some latent vectors that are draws given it."""
@@ -139,7 +161,15 @@ class ClassChains:
     ) -> tuple[HMCState, HMCInfo]:
         scale = Preconditioner(tuning.deviation.new_zeros(0, 0), tuning.deviation)
         steps, exact = self._steps_of(tuning.step_size, generator), OfWhite(self.joint, at)
-        return transition(NearlyOfWhite(exact), scale, tuning.step_size, steps, white, generator, exact)[:2]
+        rho, log_u = normal_like(white.position, generator), log_uniform(white.log_density.shape, white.log_density, generator)
+
+        def moved(rows: slice) -> tuple[HMCState, HMCInfo]:
+            part, start = exact.select(rows), take(white, rows)
+            given = transition_given(NearlyOfWhite(part), scale, tuning.step_size, steps, start, rho[rows], log_u[rows], part)
+            return given[:2]
+
+        found: tuple[HMCState, HMCInfo] = self._shared(moved, rho, steps * self.products)
+        return found
 
     def _in_turn(self, tuning: ClassTuning) -> Sampler:
         """Theta from a quadratic, then trajectories of the latents, whose ends are all draws given it."""
@@ -150,8 +180,7 @@ class ClassChains:
 
         def theta_moved(state: ClassState, generator: torch.Generator) -> tuple[Tensor, AtTheta, HMCState, Tensor]:
             theta, at, white = state.position[:, :size], state.at, state.white
-            values = [NearlyOfWhite(OfWhite(self.joint, there))(white.position) for there in self.designed(tuning)]
-            proposal = fitted_proposal(self.points, torch.stack(values, -1))
+            proposal = fitted_proposal(self.points, self._values_there(tuning, white.position))
             here = tuning.standardised(theta)
             there = proposal.opposite(here, generator)
             log_u = log_uniform(white.log_density.shape, white.log_density, generator)
@@ -261,7 +290,14 @@ class ClassChains:
     ) -> ClassTuning:
         """With moments yet to be seen."""
         moments = start_moments(len(centre), len(centre) + len(deviation), centre)
-        return ClassTuning(*step_sizes, centre, root, scale, sites, deviation, moments, torch.zeros_like(root))
+        basis = None if self.by_trajectories else self._basis(centre)
+        return ClassTuning(*step_sizes, centre, root, scale, sites, basis, deviation, moments, torch.zeros_like(root))
+
+    def _basis(self, centre: Tensor) -> Tensor:
+        """Eigenvectors ``(N, N)`` of one function's covariance at ``centre``, those of the largest eigenvalues first."""
+        with torch.no_grad():
+            factor = self.model.at_data(self.model.layout.raw_values_and_log_prior(centre[None])[0]).prior.factor[0]
+            return torch.linalg.eigh(factor @ factor.mT).eigenvectors.flip(-1).contiguous()
 
 
 class ClassWarmUp(NamedTuple):
