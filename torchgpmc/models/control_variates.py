@@ -85,5 +85,5 @@ class EstimatedJointLogDensity(JointLogDensity):
         gradient = slope + self.rest.gradient + self.factor * (gradient - slope)
         return mask_failures(value, gradient)
 
-    def select(self, rows: Tensor) -> EstimatedJointLogDensity:
+    def select(self, rows: Tensor | slice) -> EstimatedJointLogDensity:
         return self
