@@ -71,6 +71,8 @@ def quiet(model, **options):
 @BOTH
 @pytest.mark.parametrize("advances", [6, 14])
 def test_a_run_that_died_resumes_to_the_same_bits(make, advances, tmp_path, monkeypatch):
+    for limit in ("_HELD", "_FREE"):  # so that there is a basis, where there may be one
+        monkeypatch.setattr(class_chains, limit, 0.0)
     with pytest.warns(tg.SamplingWarning):  # draws so few
         assert dies_and_resumes(make, tg.ClassGibbs(), OPTIONS, advances, tmp_path / "run", monkeypatch)
 
@@ -100,14 +102,52 @@ def test_chains_of_several_threads_have_the_same_draws(make, monkeypatch):
         torch.testing.assert_close(getattr(shared, name), getattr(alone, name), rtol=1e-5, atol=1e-5)
 
 
+def in_a_basis(chains):
+    first = chains.first_tuning()
+    steps = first.step_size, first.theta_step_size
+    return chains.tuned(first.centre, first.root, first.scale, first.sites, first.deviation, steps, in_a_basis=True)
+
+
 def test_the_basis_is_of_the_covariance_where_theta_lies():
     model = four_classes()
-    tuning = class_chains.ClassChains(JointLogDensity(model), 8, None).first_tuning()
+    chains = class_chains.ClassChains(JointLogDensity(model), 8, None)
+    tuning = in_a_basis(chains)
     factor = model.prior(tuning.centre[None]).factor[0]
     inner = tuning.basis.mT @ factor @ factor.mT @ tuning.basis
     torch.testing.assert_close(inner, inner.diagonal().diag())
     assert bool((inner.diagonal().diff() <= 0).all())
-    assert class_chains.ClassChains(JointLogDensity(many_lengthscales()), 8, None).first_tuning().basis is None
+    turned = tuning.basis.mT @ chains.at(tuning.centre[None] + 0.3, tuning).coordinates.spread[0]
+    torch.testing.assert_close(turned, turned.tril())
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_basis_is_taken_where_the_density_given_w_is_so_curved_and_kept_while_it_is_half_so(turned, monkeypatch):
+    chains = class_chains.ClassChains(JointLogDensity(four_classes(num_data=40)), 8, None)
+    tuning = in_a_basis(chains) if turned else chains.first_tuning()
+    white = torch.randn(3, chains.model.latent_size, generator=torch.Generator().manual_seed(0)).double()
+    along = torch.tensor([[1.3], [0.0], [-1.3]]).double()
+    values = torch.stack([OfWhite(chains.joint, chains.at(tuning.theta(one[None]), tuning))(white) for one in along])
+    curvature = float((-(values[0] - 2 * values[1] + values[2]) / 1.3**2).clamp(0.7, 25.0).mean())
+    assert 0.71 < curvature < 24.0
+    for factor, expected in ((0.999, True), (1.001, False)):
+        monkeypatch.setattr(class_chains, "_FREE" if turned else "_HELD", factor * curvature)
+        assert chains.is_held(tuning, white) is expected
+
+
+@BOTH
+def test_warm_up_takes_the_basis_where_w_holds_theta(make, monkeypatch):
+    def basis_after(held):
+        monkeypatch.setattr(class_chains, "_HELD", held)
+        monkeypatch.setattr(class_chains, "_FREE", held)
+        run = tg.ClassGibbs().prepare(make(), Settings(4, 20, 2, None))
+        generator = torch.Generator().manual_seed(0)
+        state = run.init(generator)
+        assert state.tuning.basis.shape == (0, 12)
+        for _ in range(20):
+            state, _, _ = run.advance(state, generator)
+        return len(state.tuning.basis)
+
+    assert basis_after(0.0) == (12 if make is four_classes else 0) and basis_after(1e9) == 0
 
 
 @BOTH
@@ -124,13 +164,15 @@ def test_nothing_is_tuned_after_warm_up(make):
 def test_what_is_kept_of_a_tuning_is_of_no_other():
     model = four_classes()
     chains = class_chains.ClassChains(JointLogDensity(model), 8, None)
-    tuning = chains.first_tuning()
+    tuning = in_a_basis(chains)
     first = chains.designed(tuning)
     assert chains.designed(copy.deepcopy(tuning)) is first and chains.designed(tuning._replace(step_size=None)) is first
-    other = tuning._replace(sites=tuning.sites._replace(log_precision=tuning.sites.log_precision + 0.1))  # about the same centre
-    fresh = class_chains.ClassChains(JointLogDensity(model), 8, None).designed(other)
-    for found, expected in zip(chains.designed(other), fresh, strict=True):
-        assert torch.equal(found.coordinates.log_volume, expected.coordinates.log_volume)
+    turned = tuning._replace(basis=tuning.basis.flip(-1))
+    of_others = tuning.sites._replace(log_precision=tuning.sites.log_precision + 0.1)
+    for other in (turned, tuning._replace(sites=of_others)):  # about the same centre
+        fresh = class_chains.ClassChains(JointLogDensity(model), 8, None).designed(other)
+        for found, expected in zip(chains.designed(other), fresh, strict=True):
+            assert torch.equal(found.coordinates.spread, expected.coordinates.spread)
 
 
 def test_coordinates_follow_theta_so_that_four_of_five_are_accepted():

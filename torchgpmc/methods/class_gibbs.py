@@ -28,9 +28,10 @@ class ClassGibbs(MethodOptions):
     following theta too (:mod:`torchgpmc.models.class_coordinates`, :mod:`torchgpmc.runs.class_chains`). Given these, theta of up to
     P = 3 hyperparameters is proposed from a quadratic fitted to the density at 1 + 2 P^2 thetas that stay, whose matrices are kept:
     of N data and any number of functions 28 (1 + 2 P^2) N^2 bytes; on the other side of it from the present theta, so that theta
-    and the latents wander less. A sweep takes two factorisations of N x N matrices, and two trajectories: both latent vectors are
-    draws given its theta, and predictions average over them. Gradients and the fit are in single precision, what draws are
-    accepted by in double: the posterior is the exact one.
+    and the latents wander less; and in a basis, the covariance's axes at one theta, in which the latents hold theta least. A sweep
+    takes three factorisations of N x N matrices, and two trajectories: both latent vectors are draws given its theta, and
+    predictions average over them. Gradients and the fit are in single precision, what draws are accepted by in double: the
+    posterior is the exact one.
 
     Of more hyperparameters, and of a model whose prior and likelihood no subclass has redefined, theta and the latents move by one
     trajectory together, whose steps are longer for theta than for the latents; each of theta's, some ten to twenty a sweep, takes

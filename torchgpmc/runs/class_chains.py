@@ -8,8 +8,8 @@ out once, on the other side of it from where theta is: so each theta that is tri
 accepted, and data that know of theta through w let go of it in half the sweeps. More, for ten of which quadratics would be fitted
 to 201 thetas, move together with w, by :mod:`torchgpmc.runs.class_trajectories`.
 
-Roots are triangular in a basis in which w holds theta less: of six classes and two hyperparameters a third of the draws are
-effective, of the data's own a seventh. Trajectories of ten gained nothing by it. Chains are shared by the cores.
+Where w holds theta, roots are triangular in a basis in which it does less: of six classes and two hyperparameters a third of the
+draws are then effective, a seventh in the data's own. Trajectories of ten gained nothing by it. Chains are shared by the cores.
 
 Where w is wide, sites being too sure of some data, steps are longer. Sites follow theta, fitted to those of
 :mod:`torchgpmc.approximations.class_variational` at some thetas, and are frozen with all else before the first kept draw.
@@ -51,6 +51,8 @@ _LARGEST_STEP = 1.5  # times V^-1/4
 _THETA_STEP, _THETA_SCALE = 0.2, 0.5  # before warm-up: of trajectories, and deviations of theta given w
 _ADAPTATION, _SETTLING = 0.3, 5.0
 _TRAJECTORIES = 2  # of a sweep, after which latents are nearly independent of those before
+# Precision of theta given w along its worst axis, in the posterior's, beyond which a basis is worth its products, and not any more.
+_HELD, _FREE = 3.0, 1.5
 _FACTORISATIONS = 5  # N^3 of coordinates
 _SHORTER = 0.5  # theta's steps, at most, by chance: where the density is narrow trajectories of the longest are all refused
 # Of trajectories, at least, and twice that at most: a quarter of the period in w on average. After a half |w| is as before.
@@ -112,7 +114,7 @@ class ClassChains:
             hyperparameters, log_prior = self.model.layout.raw_values_and_log_prior(theta)
             kept = kept_prior(self.model, self.model.at_data(hyperparameters), log_prior)
             sites = tuning.sites.at(tuning.standardised(theta))
-            return AtTheta(kept, class_map(kept.at.prior.factor, *sites, tuning.basis))
+            return AtTheta(kept, class_map(kept.at.prior.factor, *sites, tuning.basis if len(tuning.basis) else None))
 
     def designed(self, tuning: ClassTuning) -> list[AtTheta]:
         """At each of the thetas that stay.
@@ -133,6 +135,13 @@ class ClassChains:
 
         found = shared_by_rows(values, len(designed), len(white) * 0.5 * self.products, white.device)
         return torch.stack(list(chain.from_iterable(found)), -1)
+
+    def is_held(self, tuning: ClassTuning, white: Tensor) -> bool:
+        """Whether w ``(C, V)`` holds theta so that the next coordinates should be in a basis: by the quadratics of few chains."""
+        if self.by_trajectories:
+            return False
+        precision = fitted_proposal(self.points, self._values_there(tuning, white)).precision.amax(-1).mean()
+        return float(precision) > (_FREE if len(tuning.basis) else _HELD)
 
     def kernel(self, tuning: ClassTuning) -> Sampler:
         """A theta, and some latent vectors that are draws given it."""
@@ -287,10 +296,11 @@ class ClassChains:
         sites: FollowingSites,
         deviation: Tensor,
         step_sizes: tuple[Tensor, Tensor],
+        in_a_basis: bool = False,
     ) -> ClassTuning:
         """With moments yet to be seen."""
         moments = start_moments(len(centre), len(centre) + len(deviation), centre)
-        basis = None if self.by_trajectories else self._basis(centre)
+        basis = self._basis(centre) if in_a_basis else centre.new_zeros(0, self.size)
         return ClassTuning(*step_sizes, centre, root, scale, sites, basis, deviation, moments, torch.zeros_like(root))
 
     def _basis(self, centre: Tensor) -> Tensor:
@@ -337,7 +347,8 @@ class ClassWarmUp(NamedTuple):
         deviation = ((moments.diagonal + _KNOWN * tuning.deviation.square()) / weight).sqrt()
         centre, before = moments.mean[:size], (tuning.sites, torch.cat([tuning.centre[None], tuning.root]))
         sites = FollowingSites.around(self.chains.model, centre, root, _MORE_SWEEPS, before)
-        return self.chains.tuned(centre, root, _scale(tuning, root, weight), sites, deviation, (step_size, theta_step_size))
+        scale, is_held = _scale(tuning, root, weight), self.chains.is_held(tuning, state.white.position)
+        return self.chains.tuned(centre, root, scale, sites, deviation, (step_size, theta_step_size), is_held)
 
     def restarts(self, iteration: int) -> bool:
         """At the ends of windows, since coordinates change."""

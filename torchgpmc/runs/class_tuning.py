@@ -84,7 +84,7 @@ class ClassTuning(NamedTuple):
     root: Tensor  # (P, P), lower triangular, of theta's covariance
     scale: Tensor  # (P, P), lower triangular, of theta's inverse mass matrix, in deviations
     sites: FollowingSites
-    basis: Tensor | None  # (N, N), in which roots are triangular; the data's own where theta moves by trajectories
+    basis: Tensor  # (N, N), in which roots are triangular; (0, N) where that is the data's own
     deviation: Tensor  # (V,), of w: of some data much wider than under their sites
     moments: PositionMoments  # of [theta, w] since the last window
     slopes: Tensor  # (P, P), sums of products of the density's slopes in theta, in deviations, since then
@@ -92,7 +92,7 @@ class ClassTuning(NamedTuple):
     @property
     def coordinates(self) -> tuple[Tensor, ...]:
         """All that decides what thetas are tried, and their coordinates."""
-        return self.centre, self.root, *self.sites, *([] if self.basis is None else [self.basis])
+        return self.centre, self.root, *self.sites, self.basis
 
     def standardised(self, theta: Tensor) -> Tensor:
         """theta ``(C, P)`` in deviations."""
