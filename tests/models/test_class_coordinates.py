@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.approximations.test_class_ep import normals
+from torchgpmc.models import class_coordinates
 from torchgpmc.models.class_coordinates import ClassMap, class_map
 from torchgpmc.models.class_reverse import class_slopes
 from torchgpmc.numerics.special import log_standard_normal
@@ -104,6 +105,14 @@ def test_a_row_that_does_not_factorise_fails_alone():
     found = class_map(factor, precision, shift)
     torch.testing.assert_close(found.log_volume[0], class_map(*made(3)).log_volume[0])
     assert bool(found.log_volume[1].isnan())
+
+
+def test_a_row_whose_root_in_a_basis_does_not_factorise_fails_alone(monkeypatch):
+    factorised = class_coordinates.cholesky_in_place
+    monkeypatch.setattr(
+        class_coordinates, "cholesky_in_place", lambda matrix: factorised(matrix)._replace(ok=torch.tensor([True, False]))
+    )
+    assert class_map(*made(3), a_basis()).log_volume.isnan().tolist() == [False, True]
 
 
 def under_sites(factor, precision):

@@ -233,7 +233,7 @@ def white_at_every_theta(model, density, like):
 
 
 def classes_in_turn(model, density, like, by_trajectories=False):
-    """Theta and the latents of several classes in turn, white under sites that follow theta and which no data made."""
+    """Theta and the latents of several classes in turn, white under sites that follow theta, in a basis, which no data made."""
     size, num_data, generator = model.layout.size, len(model.train_x), torch.Generator().manual_seed(6)
     less = torch.cat([torch.ones(1), (3.0 ** -torch.arange(4)).repeat_interleave(size)])  # of higher powers
     log_precision = 0.4 * (less[:, None] * torch.randn(4 * size + 1, num_data, generator=generator)).to(like)
@@ -244,7 +244,9 @@ def classes_in_turn(model, density, like, by_trajectories=False):
     moments = start_moments(size, size + len(deviation), like)
     centre, steps = like.new_full((size,), -0.3), (torch.tensor(0.6).to(like), torch.tensor(1.4).to(like))
     scale = (0.8 * torch.eye(size) + 0.1 * torch.ones(size, size).tril(-1)).to(like)
-    tuning = ClassTuning(*steps, centre, root, scale, sites, deviation, moments, torch.zeros_like(root))
+    basis = torch.linalg.qr(torch.randn(num_data, num_data, generator=generator).to(like)).Q
+    own = basis[:0] if by_trajectories else basis
+    tuning = ClassTuning(*steps, centre, root, scale, sites, own, deviation, moments, torch.zeros_like(root))
     chains = ClassChains(density, 3, None)
     chains.by_trajectories = by_trajectories
     return chains.kernel(tuning)
