@@ -78,14 +78,17 @@ def test_a_run_that_died_resumes_to_the_same_bits(make, advances, tmp_path, monk
 
 
 @BOTH
-def test_chains_in_chunks_have_the_same_draws(make):
+def test_chains_in_chunks_have_the_same_draws(make, monkeypatch):
+    together, sizes, at = quiet(make()), [], class_chains.ClassChains._at
+    monkeypatch.setattr(class_chains.ClassChains, "_at", lambda self, theta, of: sizes.append(len(theta)) or at(self, theta, of))
     # Not to the last bit: products of other batches round differently.
-    torch.testing.assert_close(quiet(make(), chain_chunk=2).theta, quiet(make()).theta, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(quiet(make(), chain_chunk=2).theta, together.theta, rtol=1e-6, atol=1e-6)
+    assert set(sizes) == {1, 2}
 
 
 @BOTH
 def test_chains_of_several_threads_have_the_same_draws(make, monkeypatch):
-    alone, counts = quiet(make(), num_chains=5), []
+    alone, counts, shared_parts = quiet(make(), num_chains=5), [], set()
     of_parts = density.side_by_side
     monkeypatch.setattr(density, "WORTH_A_THREAD", 1.0)
     monkeypatch.setattr(
@@ -97,7 +100,8 @@ def test_chains_of_several_threads_have_the_same_draws(make, monkeypatch):
         shared = quiet(make(), num_chains=5)
     finally:
         torch.set_num_threads(before)
-    assert set(counts) == {2}
+    own = {"_values_there"} if make is four_classes else {"_shared"}  # the latter of trajectories
+    assert set(counts) == {2} and shared_parts == {"fitted_class_sites", "at", "_latents_moved"} | own
     for name in ("theta", "whitened", "_further"):
         torch.testing.assert_close(getattr(shared, name), getattr(alone, name), rtol=1e-5, atol=1e-5)
 

@@ -33,7 +33,9 @@ _FEW_FUNCTIONS = 3  # of which a search for modes costs little: iris and thyroid
 # Of so few functions estimates take longer than sweeps from here on (wine, 152 x 13: 20.7 s and 8.4; 250 x 18: 221 and 26). Of
 # fewer data they are quick, and serve labels that are noise, of which chains are slow.
 _FEW_CLASS_DATA = 150
-_SWEEPS_AN_EFFECTIVE_DRAW, _MORE_A_FUNCTION = 0.5, 0.25  # of each of four chains: three classes took 350 and 550, six 950
+# Of each of four chains: for 400 three, six, seven and ten classes took 250 to 350, the last three by dearer sweeps, in a basis,
+# than are timed. Trajectories of six classes and ten hyperparameters took 650.
+_SWEEPS_AN_EFFECTIVE_DRAW, _TRAJECTORIES_AN_EFFECTIVE_DRAW = 1.0, 1.6
 _MORE_DRAWS = 256  # an estimate
 _LEARNED = "some hundred estimates teach an emulator what chains of hyperparameters alone can move on."
 _EVEN = "chains on an emulator, with estimates of data one after another, which hardly vary."
@@ -67,8 +69,9 @@ def _by_trajectories(model: GPModel, wanted: int) -> Candidate:
     Of 183 x 9, six classes, ten hyperparameters, estimates' logs vary by 1 and take 0.2 seconds.
     """
     why = "theta and the latents of several classes by trajectories, in coordinates that are white at every theta: no estimates."
+    seconds = partial(seconds_of_class_sweeps, model, NUM_CHAINS, _LONGER_WARM_UP + _TRAJECTORIES_AN_EFFECTIVE_DRAW * wanted)
     in_turn = _in_turn(model, wanted).with_limits(most=_MOST_TRAJECTORIES)
-    return in_turn._replace(why=why, warmup_steps=_LONGER_WARM_UP)
+    return in_turn._replace(why=why, warmup_steps=_LONGER_WARM_UP, seconds=seconds)
 
 
 def of_noise(model: GPModel, wanted: int) -> list[Candidate]:
@@ -98,8 +101,7 @@ def _in_turn(model: GPModel, wanted: int) -> Candidate:
     """
     why = "theta and the latents of many classes in turn, in coordinates in which they are nearly independent: no estimates."
 
-    sweeps = SHORT_WARM_UP + (_SWEEPS_AN_EFFECTIVE_DRAW + _MORE_A_FUNCTION * model.num_latents) * wanted
-    seconds = partial(seconds_of_class_sweeps, model, NUM_CHAINS, sweeps)
+    seconds = partial(seconds_of_class_sweeps, model, NUM_CHAINS, SHORT_WARM_UP + _SWEEPS_AN_EFFECTIVE_DRAW * wanted)
     # Of few functions estimates come next, which labels that are noise are better served by.
     most = 800 if model.num_latents <= _FEW_FUNCTIONS else 1600
     return Candidate(ClassGibbs(), why, NUM_CHAINS, SHORT_WARM_UP, Limits(50, most, math.inf), seconds)
