@@ -246,7 +246,7 @@ def classes_in_turn(model, density, like, by_trajectories=False):
     scale = (0.8 * torch.eye(size) + 0.1 * torch.ones(size, size).tril(-1)).to(like)
     basis = torch.linalg.qr(torch.randn(num_data, num_data, generator=generator).to(like)).Q
     own = basis[:0] if by_trajectories else basis
-    tuning = ClassTuning(*steps, centre, root, scale, sites, own, deviation, moments, torch.zeros_like(root))
+    tuning = ClassTuning(*steps, centre, root, scale, sites, own, deviation, moments, like.new_zeros(()), torch.zeros_like(root))
     chains = ClassChains(density, 3, None)
     chains.by_trajectories = by_trajectories
     return chains.kernel(tuning)

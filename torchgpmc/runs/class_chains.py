@@ -51,8 +51,9 @@ _LARGEST_STEP = 1.5  # times V^-1/4
 _THETA_STEP, _THETA_SCALE = 0.2, 0.5  # before warm-up: of trajectories, and deviations of theta given w
 _ADAPTATION, _SETTLING = 0.3, 5.0
 _TRAJECTORIES = 2  # of a sweep, after which latents are nearly independent of those before
-# Precision of theta given w along its worst axis, in the posterior's, beyond which a basis is worth its products, and not any more.
-_HELD, _FREE = 3.0, 1.5
+# Mean precision of theta given w along its worst axis, in the posterior's, from which on a basis is worth its products: those of
+# four tables were 1.3, 2.3, 3.0 and, with twice to thrice the effective draws in a basis, 4.1 and 5.7.
+_HELD = 4.0
 _FACTORISATIONS = 5  # N^3 of coordinates
 _SHORTER = 0.5  # theta's steps, at most, by chance: where the density is narrow trajectories of the longest are all refused
 # Of trajectories, at least, and twice that at most: a quarter of the period in w on average. After a half |w| is as before.
@@ -136,12 +137,11 @@ class ClassChains:
         found = shared_by_rows(values, len(designed), len(white) * 0.5 * self.products, white.device)
         return torch.stack(list(chain.from_iterable(found)), -1)
 
-    def is_held(self, tuning: ClassTuning, white: Tensor) -> bool:
-        """Whether w ``(C, V)`` holds theta so that the next coordinates should be in a basis: by the quadratics of few chains."""
+    def held(self, tuning: ClassTuning, white: Tensor) -> Tensor:
+        """Precision ``(C,)`` of theta given w ``(C, V)`` along its worst axis, by the quadratic; zeros without one."""
         if self.by_trajectories:
-            return False
-        precision = fitted_proposal(self.points, self._values_there(tuning, white)).precision.amax(-1).mean()
-        return float(precision) > (_FREE if len(tuning.basis) else _HELD)
+            return torch.zeros_like(white[:, 0])
+        return fitted_proposal(self.points, self._values_there(tuning, white)).precision.amax(-1)
 
     def kernel(self, tuning: ClassTuning) -> Sampler:
         """A theta, and some latent vectors that are draws given it."""
@@ -301,7 +301,8 @@ class ClassChains:
         """With moments yet to be seen."""
         moments = start_moments(len(centre), len(centre) + len(deviation), centre)
         basis = self._basis(centre) if in_a_basis else centre.new_zeros(0, self.size)
-        return ClassTuning(*step_sizes, centre, root, scale, sites, basis, deviation, moments, torch.zeros_like(root))
+        held, slopes = centre.new_zeros(()), torch.zeros_like(root)
+        return ClassTuning(*step_sizes, centre, root, scale, sites, basis, deviation, moments, held, slopes)
 
     def _basis(self, centre: Tensor) -> Tensor:
         """Eigenvectors ``(N, N)`` of one function's covariance at ``centre``, those of the largest eigenvalues first."""
@@ -338,7 +339,9 @@ class ClassWarmUp(NamedTuple):
         position = torch.cat([state.position[:, :size], state.white.position], -1)
         moments = update_moments(tuning.moments, position)
         slopes = tuning.slopes + state.slope.mT @ state.slope if self.chains.by_trajectories else tuning.slopes
-        tuning = tuning._replace(step_size=step_size, theta_step_size=theta_step_size, moments=moments, slopes=slopes)
+        held = tuning.held + self.chains.held(tuning, state.white.position).sum()
+        tuning = tuning._replace(held=held, slopes=slopes, moments=moments)
+        tuning = tuning._replace(step_size=step_size, theta_step_size=theta_step_size)
         if not self.restarts(iteration):
             return tuning
         weight = moments.num_seen + _KNOWN
@@ -347,8 +350,11 @@ class ClassWarmUp(NamedTuple):
         deviation = ((moments.diagonal + _KNOWN * tuning.deviation.square()) / weight).sqrt()
         centre, before = moments.mean[:size], (tuning.sites, torch.cat([tuning.centre[None], tuning.root]))
         sites = FollowingSites.around(self.chains.model, centre, root, _MORE_SWEEPS, before)
-        scale, is_held = _scale(tuning, root, weight), self.chains.is_held(tuning, state.white.position)
-        return self.chains.tuned(centre, root, scale, sites, deviation, (step_size, theta_step_size), is_held)
+        # Before half of warm-up theta may be far from where it lies, or not know how far it goes.
+        is_held = 2 * iteration >= self.steps and float(held / moments.num_seen) > _HELD
+        in_a_basis = is_held or len(tuning.basis) > 0
+        scale = _scale(tuning, root, weight)
+        return self.chains.tuned(centre, root, scale, sites, deviation, (step_size, theta_step_size), in_a_basis)
 
     def restarts(self, iteration: int) -> bool:
         """At the ends of windows, since coordinates change."""

@@ -87,6 +87,7 @@ class ClassTuning(NamedTuple):
     basis: Tensor  # (N, N), in which roots are triangular; (0, N) where that is the data's own
     deviation: Tensor  # (V,), of w: of some data much wider than under their sites
     moments: PositionMoments  # of [theta, w] since the last window
+    held: Tensor  # (), sum of how strongly w holds theta, of as many
     slopes: Tensor  # (P, P), sums of products of the density's slopes in theta, in deviations, since then
 
     @property
