@@ -51,8 +51,9 @@ _LARGEST_STEP = 1.5  # times V^-1/4
 _THETA_STEP, _THETA_SCALE = 0.2, 0.5  # before warm-up: of trajectories, and deviations of theta given w
 _ADAPTATION, _SETTLING = 0.3, 5.0
 _TRAJECTORIES = 2  # of a sweep, after which latents are nearly independent of those before
-# Mean precision of theta given w along its worst axis, in the posterior's, from which on a basis is worth its products. Those of two
-# tables with twice to thrice the effective draws in a basis were 2.9 to 5.7, of one with as many a second 2.4 to 3.5, of two 1.3 to 2.3.
+# Mean precision of theta given w along its worst axis, in the posterior's, from which on a basis is worth its products. Those of
+# two tables with twice to thrice the effective draws in a basis were 2.9 to 5.7, of one with as many a second 2.4 to 3.5, of two
+# 1.3 to 2.3.
 _HELD = 3.0
 _FACTORISATIONS = 5  # N^3 of coordinates
 _SHORTER = 0.5  # theta's steps, at most, by chance: where the density is narrow trajectories of the longest are all refused
