@@ -128,6 +128,20 @@ def test_the_basis_is_of_the_covariance_where_theta_lies():
     torch.testing.assert_close(turned, turned.tril())
 
 
+def test_there_is_no_basis_where_the_covariance_does_not_factorise(monkeypatch):
+    model = four_classes()
+    chains = class_chains.ClassChains(JointLogDensity(model), 8, None)
+    first, at_data = chains.first_tuning(), type(model).at_data
+
+    def failed(self, hyperparameters):
+        at = at_data(self, hyperparameters)
+        prior = at.prior._replace(ok=torch.zeros_like(at.prior.ok), factor=at.prior.factor * torch.nan)
+        return at._replace(prior=prior)
+
+    monkeypatch.setattr(type(model), "at_data", failed)
+    assert chains._basis(first.centre).shape == (0, 12)
+
+
 def test_how_strongly_w_holds_theta_is_how_curved_the_density_given_it_is():
     chains = class_chains.ClassChains(JointLogDensity(four_classes(num_data=40)), 8, None)
     tuning = chains.first_tuning()

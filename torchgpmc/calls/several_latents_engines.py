@@ -33,8 +33,8 @@ _FEW_FUNCTIONS = 3  # of which a search for modes costs little: iris and thyroid
 # Of so few functions estimates take longer than sweeps from here on (wine, 152 x 13: 20.7 s and 8.4; 250 x 18: 221 and 26). Of
 # fewer data they are quick, and serve labels that are noise, of which chains are slow.
 _FEW_CLASS_DATA = 150
-# Of each of four chains: for 400 three, six, seven and ten classes took 250 to 350, the last three by dearer sweeps, in a basis,
-# than are timed. Trajectories of six classes and ten hyperparameters took 650.
+# Of each of four chains: for 400 effective three, six and ten classes took 250 to 350 sweeps, seven 500 and 650; those of six and
+# seven, in a basis, are dearer than the sweep that is timed. Trajectories of six classes and ten hyperparameters took 650.
 _SWEEPS_AN_EFFECTIVE_DRAW, _TRAJECTORIES_AN_EFFECTIVE_DRAW = 1.0, 1.6
 _MORE_DRAWS = 256  # an estimate
 _LEARNED = "some hundred estimates teach an emulator what chains of hyperparameters alone can move on."

@@ -18,8 +18,8 @@ w where the likelihood is not normal. Least of all they move under the symmetric
 is the optimal transport), which takes an eigendecomposition a theta. The lower one moves them by half as much again (of six classes
 and ten hyperparameters 0.29 of S's variance for 0.17; :math:`L R^{-T}`, :math:`R R^T = I + L^T A L`, by 0.42), and is there at
 once, :math:`G = L \Gamma^{-1}`, :math:`\Gamma^T \Gamma = I + L^T A L`. The lower one *in another basis*, which stays the same for
-all thetas, is as good as the symmetric one if the basis is of eigenvectors of K at one of them, largest eigenvalue first: its parts
-are nearly independent at the thetas around, of which a triangular and a symmetric root are the same. That is
+all thetas, is nearly as good as the symmetric one if the basis is of eigenvectors of K at one of them, largest eigenvalue first:
+its parts are nearly independent at the thetas around, of which a triangular and a symmetric root are the same. That is
 :math:`G = U C`, :math:`C C^T = U^T S U`: three products and a factorisation more.
 """
 

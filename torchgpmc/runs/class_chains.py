@@ -139,8 +139,8 @@ class ClassChains:
         return torch.stack(list(chain.from_iterable(found)), -1)
 
     def held(self, tuning: ClassTuning, white: Tensor) -> Tensor:
-        """Precision ``(C,)`` of theta given w ``(C, V)`` along its worst axis, by the quadratic; zeros without one."""
-        if self.by_trajectories:
+        """Precision ``(C,)`` of theta given w ``(C, V)`` along its worst axis, by quadratics; zeros without, or in a basis."""
+        if self.by_trajectories or len(tuning.basis):
             return torch.zeros_like(white[:, 0])
         return fitted_proposal(self.points, self._values_there(tuning, white)).precision.amax(-1)
 
@@ -306,9 +306,15 @@ class ClassChains:
         return ClassTuning(*step_sizes, centre, root, scale, sites, basis, deviation, moments, held, slopes)
 
     def _basis(self, centre: Tensor) -> Tensor:
-        """Eigenvectors ``(N, N)`` of one function's covariance at ``centre``, those of the largest eigenvalues first."""
+        """Eigenvectors ``(N, N)`` of one function's covariance at ``centre``, those of the largest eigenvalues first.
+
+        None of them ``(0, N)`` where that does not factorise.
+        """
         with torch.no_grad():
-            factor = self.model.at_data(self.model.layout.raw_values_and_log_prior(centre[None])[0]).prior.factor[0]
+            prior = self.model.at_data(self.model.layout.raw_values_and_log_prior(centre[None])[0]).prior
+            if not bool(prior.ok[0]):
+                return centre.new_zeros(0, self.size)
+            factor = prior.factor[0]
             return torch.linalg.eigh(factor @ factor.mT).eigenvectors.flip(-1).contiguous()
 
 
