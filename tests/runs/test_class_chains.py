@@ -81,8 +81,8 @@ def test_a_run_that_died_resumes_to_the_same_bits(make, advances, tmp_path, monk
 def test_chains_in_chunks_have_the_same_draws(make, monkeypatch):
     together, sizes, at = quiet(make()), [], class_chains.ClassChains._at
     monkeypatch.setattr(class_chains.ClassChains, "_at", lambda self, theta, of: sizes.append(len(theta)) or at(self, theta, of))
-    # Not to the last bit: products of other batches round differently.
-    torch.testing.assert_close(quiet(make(), chain_chunk=2).theta, together.theta, rtol=1e-6, atol=1e-6)
+    # Not to the last bit: products of other batches round differently, those in single precision in the seventh digit.
+    torch.testing.assert_close(quiet(make(), chain_chunk=2).theta, together.theta, rtol=1e-3, atol=1e-4)
     assert set(sizes) == {1, 2}
 
 
@@ -107,7 +107,7 @@ def test_chains_of_several_threads_have_the_same_draws(make, monkeypatch):
     own = {"_values_there"} if make is four_classes else {"_shared"}  # the latter of trajectories
     assert set(counts) == {2} and shared_parts == {"fitted_class_sites", "at", "_latents_moved"} | own
     for name in ("theta", "whitened", "_further"):
-        torch.testing.assert_close(getattr(shared, name), getattr(alone, name), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(getattr(shared, name), getattr(alone, name), rtol=1e-3, atol=1e-3)
 
 
 def in_a_basis(chains):
@@ -274,11 +274,13 @@ def about_to_move(model, num_chains=3):
     state = chains.kernel(tuning).init(chains.starts(tuning, num_chains, generator), generator)
     along, white = tuning.standardised(state.position[:, : model.layout.size]), state.white.position
     momenta = (torch.randn(values.shape, generator=generator).double() for values in (along, white))
-    return chains, tuning, Phase(along, white, *momenta, state.slope, torch.zeros(num_chains).double())
+    slope = slope_in_theta(ThetaAndWhite(chains.joint, tuning, torch.float64), along, white, None)
+    return chains, tuning, Phase(along, white, *momenta, slope, torch.zeros(num_chains).double())
 
 
-def followed(chains, tuning, phase, num_steps=5, chunk=None, step_size=0.2):
-    return trajectory(ThetaAndWhite(chains.joint, tuning), phase, step_size, num_steps, chunk)
+def followed(chains, tuning, phase, num_steps=5, chunk=None, step_size=0.2, precision=torch.float64):
+    """In double precision, so that formulas show, and not rounding."""
+    return trajectory(ThetaAndWhite(chains.joint, tuning, precision), phase, step_size, num_steps, chunk)
 
 
 @pytest.mark.parametrize("make", [many_lengthscales, sharpened])
@@ -295,7 +297,7 @@ def test_slopes_in_theta_and_w_are_those_of_the_density_of_theta_and_v(make):
 
     along, white = phase.along.clone(), phase.white
     along[0, 1] = 3.5  # beyond where sites follow
-    density = ThetaAndWhite(chains.joint, tuning)
+    density = ThetaAndWhite(chains.joint, tuning, torch.float64)
     slope = slope_in_theta(density, along, white, None)
     for column in range(model.layout.size):
         step = torch.zeros_like(along)
@@ -303,24 +305,33 @@ def test_slopes_in_theta_and_w_are_those_of_the_density_of_theta_and_v(make):
         expected = (written_out(along + step, white) - written_out(along - step, white)) / 2e-5
         torch.testing.assert_close(slope[:, column], expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(slope_in_theta(density.select(torch.tensor([2])), along[2:], white[2:], None), slope[2:])
-    in_white = density.in_white(density.there(along), white)
+    there = density.there(along)
+    in_white = density.in_white(there, density.seen(there, white))
     for column in (0, 17, 35):
         step = torch.zeros_like(white)
         step[:, column] = 1e-5
         expected = (written_out(along, white + step) - written_out(along, white - step)) / 2e-5
         torch.testing.assert_close(in_white[:, column], expected, rtol=1e-3, atol=1e-4)
+    rounded = ThetaAndWhite(chains.joint, tuning)
+    torch.testing.assert_close(slope_in_theta(rounded, along, white, None), slope, rtol=0.01, atol=0.01)
+    there = rounded.there(along)
+    torch.testing.assert_close(rounded.in_white(there, rounded.seen(there, white)), in_white, rtol=0.01, atol=0.01)
 
 
-def test_a_trajectory_is_its_own_inverse_with_momenta_reversed():
+@pytest.mark.parametrize(("precision", "rounding"), [(torch.float64, 1e-6), (torch.float32, 1e-3)])
+def test_a_trajectory_is_its_own_inverse_with_momenta_reversed(precision, rounding):
     chains, tuning, phase = about_to_move(many_lengthscales())
-    there = followed(chains, tuning, phase)
+    density = ThetaAndWhite(chains.joint, tuning, precision)
+    phase = phase._replace(slope=slope_in_theta(density, phase.along, phase.white, None))
+    there = followed(chains, tuning, phase, precision=precision)
     assert float((there.along - phase.along).abs().min(-1).values.min()) > 0.01
-    back = followed(chains, tuning, there._replace(along_momentum=-there.along_momentum, white_momentum=-there.white_momentum))
+    reversed_there = there._replace(along_momentum=-there.along_momentum, white_momentum=-there.white_momentum)
+    back = followed(chains, tuning, reversed_there, precision=precision)
     for found, expected in zip(back, phase, strict=True):
         if expected is phase.along_momentum or expected is phase.white_momentum:
             expected = -expected
-        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(there.slope, slope_in_theta(ThetaAndWhite(chains.joint, tuning), there.along, there.white, None))
+        torch.testing.assert_close(found, expected, rtol=rounding, atol=rounding)
+    torch.testing.assert_close(there.slope, slope_in_theta(density, there.along, there.white, None), rtol=rounding, atol=rounding)
 
 
 def test_trajectories_keep_the_energy_to_the_square_of_the_step():
@@ -361,8 +372,9 @@ def test_chains_in_chunks_and_of_several_threads_follow_the_same_trajectories(mo
 
 def test_a_theta_whose_covariance_does_not_factorise_is_counted_and_no_end_of_a_trajectory(monkeypatch):
     chains, tuning, phase = about_to_move(many_lengthscales(), 2)
-    cholesky = class_trajectories.cholesky
-    monkeypatch.setattr(class_trajectories, "cholesky", lambda matrix: cholesky(matrix)._replace(ok=torch.tensor([True, False])))
+    factored = class_trajectories.cholesky_in_place
+    ok = torch.tensor([True, False])
+    monkeypatch.setattr(class_trajectories, "cholesky_in_place", lambda matrix: factored(matrix)._replace(ok=ok))
     end = followed(chains, tuning, phase)
     assert end.n_failures.tolist() == [0, 5] and bool(end.along.isfinite().all() and end.white.isfinite().all())
     assert float(end.slope[1].abs().max()) == 0 and float(end.slope[0].abs().min()) > 0

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from torchgpmc.models.class_coordinates import ClassMap
@@ -41,7 +42,7 @@ def class_slopes(coordinates: ClassMap, white: Tensor, differences: Tensor, slop
     u, pulled = coordinates.apart(white), coordinates.explained.view_as(slope)
     back = coordinates.of_differences(differences, slope) @ spread
     of_u = back - u
-    half = (back.mT @ u + pulled.mT @ of_u).tril()
+    half = (torch.cat([back, pulled], 1).mT @ torch.cat([u, of_u], 1)).tril()
     inner = 0.5 * (half + half.mT)
     inner.diagonal(dim1=-2, dim2=-1).mul_(0.5)
     column = precision.unsqueeze(-1)

@@ -196,7 +196,7 @@ def inverse_lower(factor: Tensor) -> Tensor:
     """L^-1 of lower triangular L ``(..., N, N)``: of many rows by halves, whose zeros LAPACK would work out."""
     size = factor.shape[-1]
     if size < _WORTH_HALVES:
-        return solve_lower(factor, identity_matrix(size, factor).expand_as(factor))
+        return _times_inverse(identity_matrix(size, factor).expand_as(factor), factor)
     first, low, last = _halves(factor)
     first, last = inverse_lower(first), inverse_lower(last)
     return _of_halves(first, -(last @ low) @ first, last)
@@ -229,8 +229,13 @@ def times_blocks(stacked: Tensor, matrix: Tensor) -> Tensor:
 
 
 def solve_lower(factor: Tensor, right: Tensor) -> Tensor:
-    """Solves ``factor x = right`` for lower triangular ``(..., N, N)`` and right-hand sides ``(..., N, R)``."""
-    return torch.linalg.solve_triangular(factor, right, upper=False)
+    """Solves ``factor x = right`` for lower triangular ``(..., N, N)`` and right-hand sides ``(..., N, R)``.
+
+    Many of them from the right, x' factor' = right': LAPACK takes half the time in single precision, a fifth less in double.
+    """
+    if 2 * right.shape[-1] < factor.shape[-1]:
+        return torch.linalg.solve_triangular(factor, right, upper=False)
+    return torch.linalg.solve_triangular(factor.mT, right.mT, upper=True, left=False).mT
 
 
 def solve(matrix: Tensor, right: Tensor) -> Tensor:
@@ -295,11 +300,15 @@ def root_under_sites(factor: Tensor, precision: Tensor) -> Cholesky:
 def divided_by_root(factor: Tensor, root: Tensor) -> Tensor:
     """L G^-1 ``(C, N, N)``, lower: of many rows by halves, as :func:`inverse_lower`."""
     if factor.shape[-1] < _WORTH_HALVES:
-        return torch.linalg.solve_triangular(root.mT, factor.mT, upper=True).mT
+        return _times_inverse(factor, root)
     (first, low, last), (root_first, root_low, root_last) = _halves(factor), _halves(root)
     last = divided_by_root(last, root_last)
-    low = torch.linalg.solve_triangular(root_first.mT, (low - last @ root_low).mT, upper=True).mT
-    return _of_halves(divided_by_root(first, root_first), low, last)
+    return _of_halves(divided_by_root(first, root_first), _times_inverse(low - last @ root_low, root_first), last)
+
+
+def _times_inverse(left: Tensor, lower: Tensor) -> Tensor:
+    """B L^-1 ``(..., R, N)``: from this side LAPACK needs no copies of rows, and takes half the time in single precision."""
+    return torch.linalg.solve_triangular(lower, left, upper=False, left=False)
 
 
 def _halves(lower: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -22,16 +22,17 @@ from torchgpmc.models.class_reverse import class_slopes
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.models.reverse import LikelihoodPart, PriorPart, likelihood_part, prior_part
-from torchgpmc.numerics.linalg import cholesky
+from torchgpmc.numerics.linalg import cholesky_in_place, in_single_precision
 from torchgpmc.overriding import keeps_methods, methods_of
 from torchgpmc.parameters.layout import Evaluated
-from torchgpmc.runs.class_tuning import ClassTuning
+from torchgpmc.runs.class_tuning import ClassTuning, FollowingSites
 from torchgpmc.samplers.hmc import kinetic_energy
 from torchgpmc.trees import concatenate, take
 
 Result = TypeVar("Result")
 
 _OPERATIONS = 12  # N^3 of a step of theta, of one chain
+_JITTER = 100.0  # of the mean variance, in units of its rounding; 1000 cost a tenth of the acceptances (six classes, 183 data)
 _FINER = 1.5  # steps of w than trajectories of w alone take, about: they are cheap
 
 
@@ -60,60 +61,75 @@ class _There(NamedTuple):
     failed: Tensor  # (C,)
 
 
+class _Seen(NamedTuple):
+    """What depends on w, too."""
+
+    white: Tensor  # (C, V), to the algebra's precision, as what follows
+    differences: Tensor  # (C, K, N), of the functions
+    slope: Tensor  # (C, K, N), of the log likelihood in the functions
+    likelihood: LikelihoodPart
+
+
 class ThetaAndWhite:
     """log p(theta, v(w; theta), y) + log |dv / dw| of theta in deviations ``(C, P)`` and w ``(C, V)``: its slopes.
 
-    Of models of which :func:`has_slope_in_theta` holds. Slopes in w are in single precision, and both are zero where something
-    does not factorise: they only lead somewhere.
+    Of models of which :func:`has_slope_in_theta` holds. Slopes are nearly the density's, under as much more jitter as rounding asks
+    for, and zero where something does not factorise: they only lead somewhere.
 
     Args:
         joint: density of [theta, v], without sites.
         tuning: of the coordinates.
+        precision: of the algebra; a step takes half the time in single precision.
     """
 
-    def __init__(self, joint: JointLogDensity, tuning: ClassTuning):
+    def __init__(self, joint: JointLogDensity, tuning: ClassTuning, precision: torch.dtype = torch.float32):
         self.joint = joint
         self.tuning = tuning
+        self.precision = precision
+        self._sites = FollowingSites(*(part.to(precision) for part in tuning.sites))
 
     def there(self, along: Tensor) -> _There:
         """At theta."""
-        model, tuning = self.joint.model, self.tuning
-        theta = tuning.theta(along)
-        evaluated = model.layout.evaluate(theta)
+        model = self.joint.model
+        evaluated = model.layout.evaluate(self.tuning.theta(along))
         values: dict[str, Any] = evaluated.hyperparameters.by_module
-        prior = prior_part(model, model.bindings.among_latents, model.train_x, values, len(theta))
-        factor, ok = cholesky((prior.covariance + model.bindings.jitter).expand(len(theta), -1, -1))
-        coordinates = class_map(factor, *tuning.sites.at(along))
+        prior = prior_part(model, model.bindings.among_latents, model.train_x, values, len(along))
+        covariance = (prior.covariance + model.bindings.jitter).expand(len(along), -1, -1)
+        single = self.precision == torch.float32
+        covariance = in_single_precision(covariance) if single else covariance.to(self.precision, copy=True)
+        variances = covariance.diagonal(dim1=-2, dim2=-1)
+        variances.add_(_JITTER * torch.finfo(self.precision).eps * variances.mean(-1, keepdim=True))
+        factor, ok = cholesky_in_place(covariance)
+        coordinates = class_map(factor, *self._sites.at(along.to(self.precision)))
         return _There(evaluated, prior, coordinates, ~(ok & coordinates.log_volume.isfinite()))
 
-    def in_theta(self, there: _There, along: Tensor, white: Tensor) -> Tensor:
-        """The slope in theta, in deviations ``(C, P)``."""
-        layout, coordinates, prior = self.joint.model.layout, there.coordinates, there.prior
-        differences = coordinates.differences(white)
-        likelihood = self._likelihood(there, differences)
-        slope = likelihood.latent_slope.mT
-        found = class_slopes(coordinates, white, differences, slope)
-        slopes = {**prior.slopes(found.covariance, slope.sum(1)), "likelihood": likelihood.slopes}
-        evaluated = there.evaluated
-        of_theta = torch.addcmul(evaluated.log_prior_slope, evaluated.derivative, layout.gather(slopes, along))
-        total = of_theta @ self.tuning.root + self.tuning.sites.slopes(along, found.log_precision, found.shift)
-        return _zero_where(there.failed, total)
-
-    def in_white(self, there: _There, white: Tensor) -> Tensor:
-        """The slope in w ``(C, V)``."""
-        differences = there.coordinates.near_differences(white)
-        slope = self._likelihood(there, differences).latent_slope.mT
-        return _zero_where(there.failed, there.coordinates.gradient(white, differences, slope))
-
-    def _likelihood(self, there: _There, differences: Tensor) -> LikelihoodPart:
-        model = self.joint.model
-        f = there.prior.mean.unsqueeze(1) + differences
+    def seen(self, there: _There, white: Tensor) -> _Seen:
+        """At w."""
+        model, near = self.joint.model, white.to(self.precision)
+        differences = there.coordinates.differences(near)
         values = there.evaluated.hyperparameters.by_module["likelihood"]
-        return likelihood_part(model, values, model.layout.sampled_names("likelihood"), f.mT, self.joint.targets)
+        f = there.prior.mean.unsqueeze(1) + differences
+        likelihood = likelihood_part(model, values, model.layout.sampled_names("likelihood"), f.mT, self.joint.targets)
+        return _Seen(near, differences, likelihood.latent_slope.mT.to(near), likelihood)
+
+    def in_theta(self, there: _There, seen: _Seen, along: Tensor) -> Tensor:
+        """The slope in theta, in deviations ``(C, P)``."""
+        layout, evaluated = self.joint.model.layout, there.evaluated
+        found = class_slopes(there.coordinates, *seen[:3])
+        of_prior = there.prior.slopes(found.covariance.to(there.prior.covariance), seen.likelihood.latent_slope.sum(-1))
+        slopes = {**of_prior, "likelihood": seen.likelihood.slopes}
+        of_theta = torch.addcmul(evaluated.log_prior_slope, evaluated.derivative, layout.gather(slopes, along))
+        of_sites = self._sites.slopes(along.to(self.precision), found.log_precision, found.shift)
+        return _zero_where(there.failed, of_theta @ self.tuning.root + of_sites)
+
+    def in_white(self, there: _There, seen: _Seen) -> Tensor:
+        """The slope in w ``(C, V)``."""
+        found = there.coordinates.gradient(*seen[:3])
+        return _zero_where(there.failed, found).to(there.prior.mean)
 
     def select(self, rows: Tensor) -> ThetaAndWhite:
         """Of some chains."""
-        return ThetaAndWhite(self.joint.select(rows), self.tuning)
+        return ThetaAndWhite(self.joint.select(rows), self.tuning, self.precision)
 
 
 def slope_in_theta(density: ThetaAndWhite, along: Tensor, white: Tensor, chunk: int | None) -> Tensor:
@@ -121,7 +137,8 @@ def slope_in_theta(density: ThetaAndWhite, along: Tensor, white: Tensor, chunk: 
 
     def found(rows: Tensor) -> Tensor:
         part = density.select(rows)
-        return part.in_theta(part.there(along[rows]), along[rows], white[rows])
+        there = part.there(along[rows])
+        return part.in_theta(there, part.seen(there, white[rows]), along[rows])
 
     return torch.cat(_shared(found, along, density, 1, chunk))
 
@@ -161,7 +178,7 @@ def _followed(density: ThetaAndWhite, phase: Phase, step_size: float, num_steps:
     along, white, rho, sigma, slope, n_failures = phase
     there = density.there(along)
     rho = rho + 0.5 * step_size * slope @ scale
-    pull = density.in_white(there, white) * deviation
+    seen = density.seen(there, white)
 
     for index in range(num_steps):
         for half in range(2):
@@ -169,13 +186,15 @@ def _followed(density: ThetaAndWhite, phase: Phase, step_size: float, num_steps:
                 along = along + step_size * rho @ scale.mT
                 there = density.there(along)
                 n_failures = n_failures + there.failed
-                pull = density.in_white(there, white) * deviation
+                seen = density.seen(there, white)
+            pull = density.in_white(there, seen) * deviation
             for _ in range(inner_steps):
                 sigma = sigma + 0.5 * inner * pull
                 white = white + inner * sigma * deviation
-                pull = density.in_white(there, white) * deviation
+                seen = density.seen(there, white)
+                pull = density.in_white(there, seen) * deviation
                 sigma = sigma + 0.5 * inner * pull
-        slope = density.in_theta(there, along, white)
+        slope = density.in_theta(there, seen, along)
         rho = rho + (1.0 if index < num_steps - 1 else 0.5) * step_size * slope @ scale
     return Phase(along, white, rho, sigma, slope, n_failures)
 
