@@ -6,7 +6,7 @@ import torch
 from tests.approximations.test_class_ep import normals
 from torchgpmc.models import class_coordinates
 from torchgpmc.models.class_coordinates import ClassMap, class_map
-from torchgpmc.models.class_reverse import class_slopes
+from torchgpmc.models.class_reverse import at_white, class_slopes
 from torchgpmc.numerics.special import log_standard_normal
 
 
@@ -163,7 +163,7 @@ def test_slopes_are_those_of_the_root_written_out(classes):
     expected = torch.autograd.grad(value.sum(), leaves)
     coordinates = class_map(factor, precision, shift)
     torch.testing.assert_close(coordinates.differences(white), differences)
-    found = class_slopes(coordinates, white, differences.detach(), slope)
+    found = class_slopes(coordinates, [at_white(coordinates, white, differences.detach(), slope)], [1.0])
     torch.testing.assert_close(found.covariance, 0.5 * (expected[0] + expected[0].mT))
     torch.testing.assert_close(found.log_precision, expected[1])
     torch.testing.assert_close(found.shift, expected[2])

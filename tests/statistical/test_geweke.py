@@ -240,8 +240,14 @@ def no_energy_of_theta_in_trajectories(monkeypatch):
     monkeypatch.setattr(Phase, "kinetic_energy", property(lambda self: 0.5 * self.white_momentum.square().sum(-1)))
 
 
-def not_the_slope_where_trajectories_begin(monkeypatch):
-    monkeypatch.setattr(class_chains, "slope_in_theta", lambda density, along, white, chunk: torch.full_like(along, 2.0))
+def a_push_where_trajectories_begin(monkeypatch):
+    """And none where they end."""
+    followed = class_chains.trajectory
+
+    def pushed(density, phase, *rest):
+        return followed(density, phase._replace(along_momentum=phase.along_momentum + 1.0), *rest)
+
+    monkeypatch.setattr(class_chains, "trajectory", pushed)
 
 
 def no_proposal_density(monkeypatch):
@@ -256,7 +262,7 @@ def no_proposal_density(monkeypatch):
         no_proposal_density,
         no_volume_of_trajectories,
         no_energy_of_theta_in_trajectories,
-        not_the_slope_where_trajectories_begin,
+        a_push_where_trajectories_begin,
     ],
 )
 def test_what_is_left_out_of_classes_in_turn_is_caught(plant, monkeypatch):

@@ -88,9 +88,8 @@ class ClassMap(NamedTuple):
 
     def gradient(self, white: Tensor, differences: Tensor, slope: Tensor) -> Tensor:
         """Of :meth:`log_prior` and of what has ``slope`` ``(C, K, N)`` in the functions, in w ``(C, V)``, to six digits."""
-        apart, shared = self._parts(white)
         back = self._near(self.of_differences(differences, slope), self.near.mT)
-        return (back - self._moved(apart) - shared).flatten(1)
+        return back.flatten(1) - white - self.explained
 
     def of_differences(self, differences: Tensor, slope: Tensor) -> Tensor:
         """Derivatives in differences ``(C, K, N)`` of what has ``slope`` in functions and of the prior but for u's square."""

@@ -17,7 +17,21 @@ import torch
 from torch import Tensor
 
 from torchgpmc.models.class_coordinates import ClassMap
-from torchgpmc.numerics.linalg import inverse_lower
+from torchgpmc.numerics.linalg import inverse_lower, square_of_lower
+
+
+class AtWhite(NamedTuple):
+    """What these derivatives take from a w, of which sums over several w at the same K and sites are sums."""
+
+    u: Tensor  # (C, K, N)
+    back: Tensor  # (C, K, N), slopes in the functions and of the prior but for u's square, times G
+    square: Tensor  # (C, N), of the functions' differences
+
+
+def at_white(coordinates: ClassMap, white: Tensor, differences: Tensor, slope: Tensor) -> AtWhite:
+    """From w ``(C, V)``, the functions' differences there and the log likelihood's slope in the functions ``(C, K, N)``."""
+    back = coordinates.of_differences(differences, slope) @ coordinates.spread
+    return AtWhite(coordinates.apart(white), back, differences.square().sum(1))
 
 
 class ClassSlopes(NamedTuple):
@@ -28,27 +42,36 @@ class ClassSlopes(NamedTuple):
     shift: Tensor  # in b, (C, K, N)
 
 
-def class_slopes(coordinates: ClassMap, white: Tensor, differences: Tensor, slope: Tensor) -> ClassSlopes:
-    """Derivatives, w held, of log N(v; 0, I) + log |dv / dw| and of what has ``slope`` ``(C, K, N)`` in the functions.
+def class_slopes(coordinates: ClassMap, points: list[AtWhite], weights: list[float]) -> ClassSlopes:
+    """Derivatives, w held, of log N(v; 0, I) + log |dv / dw| and of what has a slope in the functions: a sum over several w.
 
     Args:
         coordinates: at C thetas, in the data's own basis.
-        white: w ``(C, V)``.
-        differences: of the functions at w ``(C, K, N)``.
-        slope: ``(C, K, N)``.
+        points: what each w is like.
+        weights: of each.
     """
     precision, spread = coordinates.precision, coordinates.spread
-    less = slope.shape[1] - 1  # of the log volume, -less log |I + K A| / 2
-    u, pulled = coordinates.apart(white), coordinates.explained.view_as(slope)
-    back = coordinates.of_differences(differences, slope) @ spread
-    of_u = back - u
-    half = (torch.cat([back, pulled], 1).mT @ torch.cat([u, of_u], 1)).tril()
+    # Of the log volume, -(K - 1) log |I + K A| / 2.
+    less = 0.5 * (points[0].u.shape[1] - 1) * sum(weights)
+    pulled = coordinates.explained.view_as(points[0].u)
+    of_u = weighted_sum([point.back - point.u for point in points], weights)
+    left = torch.cat([*(weight * point.back for point, weight in zip(points, weights, strict=True)), pulled], 1)
+    half = (left.mT @ torch.cat([*(point.u for point in points), of_u], 1)).tril()
     inner = 0.5 * (half + half.mT)
     inner.diagonal(dim1=-2, dim2=-1).mul_(0.5)
     column = precision.unsqueeze(-1)
     moved, inverse = spread @ inner, inverse_lower(spread).mT
     weighed = column * spread
-    covariance = (inverse @ inner - column * moved) @ (inverse - weighed).mT + (0.5 * less) * weighed @ weighed.mT
-    covariance.diagonal(dim1=-2, dim2=-1).sub_(0.5 * less * precision)
-    of_precision = 0.5 * differences.square().sum(1) - (moved * spread).sum(-1) - 0.5 * less * spread.square().sum(-1)
+    covariance = (inverse @ inner - column * moved) @ (inverse - weighed).mT + less * square_of_lower(weighed)
+    covariance.diagonal(dim1=-2, dim2=-1).sub_(less * precision)
+    square = weighted_sum([point.square for point in points], weights)
+    of_precision = 0.5 * square - (moved * spread).sum(-1) - less * spread.square().sum(-1)
     return ClassSlopes(covariance, of_precision * precision, of_u @ spread.mT)
+
+
+def weighted_sum(parts: list[Tensor], weights: list[float]) -> Tensor:
+    """Of tensors of one shape, at least one."""
+    total = weights[0] * parts[0]
+    for part, weight in zip(parts[1:], weights[1:], strict=True):
+        total = torch.add(total, part, alpha=weight)
+    return total

@@ -48,8 +48,8 @@ _WINDOWS = 1, 2, 4, 7, 11, 16  # their ends, in twentieths of warm-up: the lower
 _KNOWN = 40.0  # positions that the covariance before a window counts for, and deviations
 _OVERDISPERSION = 2.0
 _LARGEST_STEP = 1.5  # times V^-1/4
-_THETA_STEP, _THETA_SCALE = 0.2, 0.5  # before warm-up: of trajectories, and deviations of theta given w
-_ADAPTATION, _SETTLING = 0.3, 5.0
+_THETA_STEP, _THETA_SCALE = 0.4, 0.5  # before warm-up: of trajectories, and deviations of theta given w
+_ADAPTATION, _THETA_ADAPTATION, _SETTLING = 0.3, 0.6, 5.0  # theta has a few chains to learn from, w thousands of steps
 _TRAJECTORIES = 2  # of a sweep, after which latents are nearly independent of those before
 # Mean precision of theta given w along its worst axis, in the posterior's, from which on a basis is worth its products. Those of
 # two tables with twice to thrice the effective draws in a basis were 2.9 to 5.7, of one with as many a second 2.4 to 3.5, of two
@@ -69,7 +69,6 @@ class ClassState(NamedTuple):
     at: AtTheta
     white: HMCState  # of w
     further: Tensor  # (C, J - 1, V): draws given this theta as well
-    slope: Tensor  # (C, P), of the density in theta, in deviations; (C, 0) where trajectories do not take it
 
 
 class ClassInfo(NamedTuple):
@@ -144,6 +143,13 @@ class ClassChains:
             return torch.zeros_like(white[:, 0])
         return fitted_proposal(self.points, self._values_there(tuning, white)).precision.amax(-1)
 
+    def slope(self, tuning: ClassTuning, state: ClassState) -> Tensor:
+        """Of the density in theta, in deviations ``(C, P)``; zeros where trajectories do not take it."""
+        along = tuning.standardised(state.position[:, : len(tuning.centre)])
+        if not self.by_trajectories:
+            return torch.zeros_like(along)
+        return slope_in_theta(ThetaAndWhite(self.joint, tuning), along, state.white.position, self.chain_chunk)
+
     def kernel(self, tuning: ClassTuning) -> Sampler:
         """A theta, and some latent vectors that are draws given it."""
         return self._together(tuning) if self.by_trajectories else self._in_turn(tuning)
@@ -152,15 +158,15 @@ class ClassChains:
         density = OfWhite(self.joint, at)
         return HMCState(white, density(white), NearlyOfWhite(density).value_and_grad(white)[1])
 
-    def _seen(self, theta: Tensor, at: AtTheta, white: HMCState, further: Tensor, slope: Tensor) -> ClassState:
+    def _seen(self, theta: Tensor, at: AtTheta, white: HMCState, further: Tensor) -> ClassState:
         position = torch.cat([theta, at.coordinates.latents(white.position, at.factor)], -1)
-        return ClassState(position, white.log_density - at.coordinates.log_volume, at, white, further, slope)
+        return ClassState(position, white.log_density - at.coordinates.log_volume, at, white, further)
 
     def _first(self, position: Tensor, tuning: ClassTuning) -> ClassState:
         theta, v = position.tensor_split([self.model.layout.size], -1)
         at = self.at(theta, tuning)
         further = v.unsqueeze(1).repeat(1, _TRAJECTORIES - 1, 1)
-        return self._seen(theta, at, self._begun(at, at.coordinates.white(v, at.factor)), further, theta[:, :0])
+        return self._seen(theta, at, self._begun(at, at.coordinates.white(v, at.factor)), further)
 
     def _steps_of(self, step_size: Tensor | float, generator: torch.Generator, length: float = _LENGTH) -> int:
         length = length * (1 + float(torch.rand((), generator=generator, device=generator.device)))
@@ -215,7 +221,7 @@ class ClassChains:
             of_theta = log_ratio.clamp_max(0.0).exp()
             failures = failed + known["n_failures"]
             of_sweep = ClassInfo(known["acceptance_rate"], of_theta, known["diverging"], work, failures)
-            return self._seen(theta, at, white, further, state.slope), of_sweep
+            return self._seen(theta, at, white, further), of_sweep
 
         return Sampler(init, step)
 
@@ -228,18 +234,14 @@ class ClassChains:
         # A quarter of the period in the direction that w holds most, give or take a third.
         length = _LENGTH / float(torch.linalg.svdvals(tuning.scale).amin())
 
-        def with_slope(state: ClassState) -> ClassState:
-            along = tuning.standardised(state.position[:, :size])
-            return state._replace(slope=slope_in_theta(density, along, state.white.position, self.chain_chunk))
-
         def init(position: Tensor, generator: torch.Generator) -> ClassState:
-            return with_slope(self._first(position, tuning))
+            return self._first(position, tuning)
 
         def moved(state: ClassState, generator: torch.Generator) -> tuple[ClassState, ClassInfo]:
             theta, white = state.position[:, :size], state.white
             momenta = normal_like(theta, generator), normal_like(white.position, generator)
             failures = torch.zeros_like(white.log_density)
-            start = Phase(tuning.standardised(theta), white.position, *momenta, state.slope, failures)
+            start = Phase(tuning.standardised(theta), white.position, *momenta, failures)
             log_u = log_uniform(white.log_density.shape, white.log_density, generator)
             shorter = 1 - _SHORTER * torch.rand((), generator=generator, device=generator.device)
             step_size = float(tuning.theta_step_size) * float(shorter)
@@ -252,15 +254,13 @@ class ClassChains:
             log_ratio = torch.nan_to_num(log_ratio, nan=-torch.inf)
             acceptance, work = log_ratio.clamp_max(0.0).exp(), torch.full_like(log_ratio, steps)
             info = ClassInfo(acceptance, acceptance, log_ratio < -DIVERGENCE_THRESHOLD, work, end.n_failures)
-            return where(log_u < log_ratio, self._seen(theta, at, other, state.further, state.slope), state), info
+            return where(log_u < log_ratio, self._seen(theta, at, other, state.further), state), info
 
         def step(state: ClassState, generator: torch.Generator) -> tuple[ClassState, ClassInfo]:
             state, of_theta = moved(state, generator)
             further = state.at.coordinates.latents(state.white.position, state.at.factor).unsqueeze(1)
             white, info = self._latents_moved(tuning, state.at, state.white, generator)
-            position = state.position[:, :size]
-            state = with_slope(self._seen(position, state.at, white, further, state.slope))
-            return state, ClassInfo(
+            return self._seen(state.position[:, :size], state.at, white, further), ClassInfo(
                 info.acceptance_rate,
                 of_theta.hyper_acceptance,
                 of_theta.diverging | info.diverging,
@@ -339,15 +339,18 @@ class ClassWarmUp(NamedTuple):
 
     def update(self, tuning: ClassTuning, iteration: int, state: Any, info: Any, generator: torch.Generator) -> ClassTuning:
         """From the positions and the acceptance rates ``(C,)``."""
-        gain = _ADAPTATION / math.sqrt(1 + iteration / _SETTLING)
-        step_size = tuning.step_size * (gain * (info.acceptance_rate.mean() - self.target_acceptance)).exp()
-        theta_step_size = tuning.theta_step_size * (gain * (info.hyper_acceptance.mean() - self.target_acceptance)).exp()
+        settled = math.sqrt(1 + iteration / _SETTLING)
+        too_often, theta_too_often = (
+            rate.mean() - self.target_acceptance for rate in (info.acceptance_rate, info.hyper_acceptance)
+        )
+        step_size = tuning.step_size * (_ADAPTATION / settled * too_often).exp()
+        theta_step_size = tuning.theta_step_size * (_THETA_ADAPTATION / settled * theta_too_often).exp()
         size = len(tuning.centre)
         position = torch.cat([state.position[:, :size], state.white.position], -1)
         moments = update_moments(tuning.moments, position)
-        slopes = tuning.slopes + state.slope.mT @ state.slope if self.chains.by_trajectories else tuning.slopes
+        slope = self.chains.slope(tuning, state)
         held = tuning.held + self.chains.held(tuning, state.white.position).sum()
-        tuning = tuning._replace(held=held, slopes=slopes, moments=moments)
+        tuning = tuning._replace(held=held, slopes=tuning.slopes + slope.mT @ slope, moments=moments)
         tuning = tuning._replace(step_size=step_size, theta_step_size=theta_step_size)
         if not self.restarts(iteration):
             return tuning
