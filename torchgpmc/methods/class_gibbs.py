@@ -30,13 +30,13 @@ class ClassGibbs(MethodOptions):
     of N data and any number of functions 28 (1 + 2 P^2) N^2 bytes; on the other side of it from the present theta, so that theta
     and the latents wander less; and in a basis, the covariance's axes at one theta, in which the latents hold theta least. A sweep
     takes three factorisations of N x N matrices, and two trajectories: both latent vectors are draws given its theta, and
-    predictions average over them. Gradients and the fit are in single precision, what draws are accepted by in double: the
-    posterior is the exact one.
+    predictions average over them. Gradients are in single precision, what draws are accepted by in double: the posterior is the
+    exact one.
 
     Of more hyperparameters, and of a model whose prior and likelihood no subclass has redefined, theta and the latents move by one
     trajectory together, whose steps are longer for theta than for the latents; each of theta's, some ten to twenty a sweep, takes
-    some twelve N^3 operations a chain, in double precision. Its masses are the mean curvature of the density, from the products of
-    its slopes in warm-up.
+    some twelve N^3 operations a chain. Its masses are the mean curvature of the density, from the products of its slopes in
+    warm-up.
 
     Sites after Opper & Archambeau (2009), overrelaxed proposals after Adler (1981), steps of two lengths after Tuckerman, Berne &
     Martyna (1992), the adjoint of a Cholesky factor after Murray (2016).
