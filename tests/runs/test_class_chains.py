@@ -467,6 +467,17 @@ def test_masses_are_the_mean_curvature_in_deviations_of_the_next_window():
     torch.testing.assert_close(found, root.mT @ expected @ root)
 
 
+def test_warm_up_sums_products_of_slopes_where_chains_are():
+    chains, tuning, _ = about_to_move(many_lengthscales())
+    warm_up, generator = class_chains.ClassWarmUp(100, 0.8, chains, lambda: tuning), torch.Generator().manual_seed(1)
+    kernel = chains.kernel(tuning)
+    state, info = kernel.step(kernel.init(chains.starts(tuning, 3, generator), generator), generator)
+    found = warm_up.update(warm_up.update(tuning, 0, state, info, generator), 1, state, info, generator)
+    along = tuning.standardised(state.position[:, : len(tuning.centre)])
+    slope = slope_in_theta(ThetaAndWhite(chains.joint, tuning, torch.float64), along, state.white.position, None)
+    torch.testing.assert_close(found.slopes, 2 * slope.mT @ slope, rtol=0.01, atol=2e-3)
+
+
 def test_what_is_not_written_out_moves_by_quadratics():
     model = Halved(inputs(8, 3), targets("softmax", 8), kernel(3), tg.likelihoods.Softmax(num_classes=3, mixing_weights=False))
     chains = class_chains.ClassChains(JointLogDensity(model), 8, None)
