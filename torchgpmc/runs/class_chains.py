@@ -49,7 +49,8 @@ _KNOWN = 40.0  # positions that the covariance before a window counts for, and d
 _OVERDISPERSION = 2.0
 _LARGEST_STEP = 1.5  # times V^-1/4
 _THETA_STEP, _THETA_SCALE = 0.4, 0.5  # before warm-up: of trajectories, and deviations of theta given w
-_ADAPTATION, _THETA_ADAPTATION, _SETTLING = 0.3, 0.6, 5.0  # theta has a few chains to learn from, w thousands of steps
+# With 0.3 for theta, too, and its steps from 0.2 on, warm-up took half as long again, by too many short steps (six classes).
+_ADAPTATION, _THETA_ADAPTATION, _SETTLING = 0.3, 0.6, 5.0
 _TRAJECTORIES = 2  # of a sweep, after which latents are nearly independent of those before
 # Mean precision of theta given w along its worst axis, in the posterior's, from which on a basis is worth its products. Those of
 # two tables with twice to thrice the effective draws in a basis were 2.9 to 5.7, of one with as many a second 2.4 to 3.5, of two
@@ -79,6 +80,9 @@ class ClassInfo(NamedTuple):
     diverging: Tensor
     n_steps: Tensor  # evaluations
     n_failures: Tensor
+
+
+Step = Callable[[ClassState, torch.Generator], tuple[ClassState, ClassInfo]]
 
 
 class ClassChains:
@@ -152,7 +156,11 @@ class ClassChains:
 
     def kernel(self, tuning: ClassTuning) -> Sampler:
         """A theta, and some latent vectors that are draws given it."""
-        return self._together(tuning) if self.by_trajectories else self._in_turn(tuning)
+
+        def init(position: Tensor, generator: torch.Generator) -> ClassState:
+            return self._first(position, tuning)
+
+        return Sampler(init, self._together(tuning) if self.by_trajectories else self._in_turn(tuning))
 
     def _begun(self, at: AtTheta, white: Tensor) -> HMCState:
         density = OfWhite(self.joint, at)
@@ -187,12 +195,9 @@ class ClassChains:
         found: tuple[HMCState, HMCInfo] = self._shared(moved, rho, steps * self.products)
         return found
 
-    def _in_turn(self, tuning: ClassTuning) -> Sampler:
+    def _in_turn(self, tuning: ClassTuning) -> Step:
         """Theta from a quadratic, then trajectories of the latents, whose ends are all draws given it."""
         size = self.model.layout.size
-
-        def init(position: Tensor, generator: torch.Generator) -> ClassState:
-            return self._first(position, tuning)
 
         def theta_moved(state: ClassState, generator: torch.Generator) -> tuple[Tensor, AtTheta, HMCState, Tensor]:
             theta, at, white = state.position[:, :size], state.at, state.white
@@ -223,9 +228,9 @@ class ClassChains:
             of_sweep = ClassInfo(known["acceptance_rate"], of_theta, known["diverging"], work, failures)
             return self._seen(theta, at, white, further), of_sweep
 
-        return Sampler(init, step)
+        return step
 
-    def _together(self, tuning: ClassTuning) -> Sampler:
+    def _together(self, tuning: ClassTuning) -> Step:
         """Theta and the latents by one trajectory, then the latents by another.
 
         The first may well be of half a period of w, after which |w| is as before; the second is of a quarter.
@@ -233,9 +238,6 @@ class ClassChains:
         size, density = self.model.layout.size, ThetaAndWhite(self.joint, tuning)
         # A quarter of the period in the direction that w holds most, give or take a third.
         length = _LENGTH / float(torch.linalg.svdvals(tuning.scale).amin())
-
-        def init(position: Tensor, generator: torch.Generator) -> ClassState:
-            return self._first(position, tuning)
 
         def moved(state: ClassState, generator: torch.Generator) -> tuple[ClassState, ClassInfo]:
             theta, white = state.position[:, :size], state.white
@@ -268,7 +270,7 @@ class ClassChains:
                 of_theta.n_failures + info.n_failures,
             )
 
-        return Sampler(init, step)
+        return step
 
     def starts(self, tuning: ClassTuning, num_chains: int, generator: torch.Generator) -> Tensor:
         """Positions [theta, v] around the centre, theta twice as wide; there itself where that is impossible."""
