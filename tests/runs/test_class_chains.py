@@ -224,7 +224,7 @@ def test_coordinates_follow_theta_so_that_four_of_five_are_accepted():
 
 def test_trajectories_of_theta_are_tuned(monkeypatch):
     monkeypatch.setattr(class_chains, "_THETA_STEP", 3.0)  # with which one in eight is accepted, by the masses found
-    posterior = quiet(many_lengthscales(num_data=30), num_samples=100, warmup_steps=200)
+    posterior = quiet(many_lengthscales(num_data=30), num_samples=60, warmup_steps=100)
     assert 0.6 < float(posterior.stats["hyper_acceptance"].mean()) < 0.95
 
 
