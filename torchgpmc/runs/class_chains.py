@@ -242,8 +242,7 @@ class ClassChains:
         def moved(state: ClassState, generator: torch.Generator) -> tuple[ClassState, ClassInfo]:
             theta, white = state.position[:, :size], state.white
             momenta = normal_like(theta, generator), normal_like(white.position, generator)
-            failures = torch.zeros_like(white.log_density)
-            start = Phase(tuning.standardised(theta), white.position, *momenta, failures)
+            start = Phase(tuning.standardised(theta), white.position, *momenta)
             log_u = log_uniform(white.log_density.shape, white.log_density, generator)
             shorter = 1 - _SHORTER * torch.rand((), generator=generator, device=generator.device)
             step_size = float(tuning.theta_step_size) * float(shorter)
@@ -255,7 +254,9 @@ class ClassChains:
             log_ratio = other.log_density - white.log_density + start.kinetic_energy - end.kinetic_energy
             log_ratio = torch.nan_to_num(log_ratio, nan=-torch.inf)
             acceptance, work = log_ratio.clamp_max(0.0).exp(), torch.full_like(log_ratio, steps)
-            info = ClassInfo(acceptance, acceptance, log_ratio < -DIVERGENCE_THRESHOLD, work, end.n_failures)
+            # What does not factorise on the way, by rough algebra, is no failure: only where it leads counts.
+            failed = torch.isinf(other.log_density).to(log_ratio)
+            info = ClassInfo(acceptance, acceptance, log_ratio < -DIVERGENCE_THRESHOLD, work, failed)
             return where(log_u < log_ratio, self._seen(theta, at, other, state.further), state), info
 
         def step(state: ClassState, generator: torch.Generator) -> tuple[ClassState, ClassInfo]:

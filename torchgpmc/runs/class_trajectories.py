@@ -45,7 +45,6 @@ class Phase(NamedTuple):
     white: Tensor  # (C, V), w
     along_momentum: Tensor  # (C, P), standard normal, as all momenta
     white_momentum: Tensor  # (C, V)
-    n_failures: Tensor  # (C,)
 
     @property
     def kinetic_energy(self) -> Tensor:
@@ -173,13 +172,12 @@ def _followed(density: ThetaAndWhite, phase: Phase, step_size: float, num_steps:
     scale, deviation = tuning.scale, tuning.deviation
     steps_of_half = max(1, round(_FINER * 0.5 * step_size / float(tuning.step_size)))
     inner = 0.5 * step_size / steps_of_half
-    along, white, rho, sigma, n_failures = phase
+    along, white, rho, sigma = phase
 
     for index in range(num_steps + 1):
         if index > 0:
             along = along + step_size * rho @ scale.mT
         at_an_end, there = index in (0, num_steps), density.there(along)
-        n_failures = n_failures + there.failed
         seen = [density.seen(there, white)]
         for _ in range(steps_of_half if at_an_end else 2 * steps_of_half):
             sigma = sigma + 0.5 * inner * seen[-1].in_white * deviation
@@ -188,7 +186,7 @@ def _followed(density: ThetaAndWhite, phase: Phase, step_size: float, num_steps:
             sigma = sigma + 0.5 * inner * seen[-1].in_white * deviation
         weights = [0.5 * inner, *[inner] * (len(seen) - 2), 0.5 * inner]
         rho = rho + density.in_theta(there, along, seen, weights) @ scale
-    return Phase(along, white, rho, sigma, n_failures)
+    return Phase(along, white, rho, sigma)
 
 
 def _zero_where(failed: Tensor, slope: Tensor) -> Tensor:
