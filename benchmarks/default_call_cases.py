@@ -50,9 +50,7 @@ _MOST, _MOST_FULL, _INDUCING = 7000, 500, 100
 
 def default_cases():
     """Data sets as they are, with a lengthscale a column, labels flipped, rows twice, and all their rows."""
-    # Ten and seven classes with a lengthscale for each of 61 and 18 columns take tens of minutes, and one call is to take two.
-    classes = [name for name in CLASSES if name not in ("digits", "segment", NOISE)]
-    several = [name for name in BINARY + REGRESSION + LEVELS + classes if name not in ("mcycle",)]
+    several = [name for name in BINARY + REGRESSION + LEVELS + CLASSES if name not in ("mcycle",)]
     noisy = [f"{name}+{change}" for name in _CHANGED for change in ("noise", "twice", "noise+ard")]
     large = [f"{name}+all" for name in [*_LARGE, "wine_quality", "kin8nm+ard", "power+ard", "banana+ard"]]
     return [*BINARY, *COUNTS, *REGRESSION, *LEVELS, *CLASSES, *(f"{name}+ard" for name in several), *noisy, *large]

@@ -99,7 +99,7 @@ def _findings(found):
                         f"{len(stand) - len(wrong)} of the {len(stand)} that stand beside a run that is itself trusted{far}",
                     ),
                     ("a median under 20 s, n to 500", f"{median:.1f} CPU s of {len(few)} cases"),
-                    ("no case over 120 s, n to 500", _longest(few)),
+                    ("no case over 120 s, n to 500", _longest(few) + _without_answer(found)),
                     ("under five minutes, N to 7000", _longest(many)),
                 ],
             )
@@ -120,6 +120,11 @@ def _longest(calls):
     longest = sorted(calls, key=lambda name: calls[name]["cpu"], reverse=True)[:5]
     words = ", ".join(f"{name} {calls[name]['cpu']:.0f}" for name in longest)
     return f"the longest: {words}" if longest else "none was run"
+
+
+def _without_answer(found):
+    """The calls that were stopped, in words."""
+    return "".join(f"; {name}: {call['failed']}" for name, (call, _) in found.items() if "failed" in call)
 
 
 def written(found, size):
