@@ -94,4 +94,5 @@ def chains(
         return found
     # Six models' chains, watched, took twice what gradients at draws of the prior say, fifteen a transition.
     roughly = partial(seconds_of_evaluations, rehearse, 30.0 * (warmup_steps + 200))
-    return found._replace(seconds=partial(seconds_of_chains, model, method, num_chains, warmup_steps, start), roughly=roughly)
+    watched = partial(seconds_of_chains, rehearse, model, method, num_chains, warmup_steps, start)
+    return found._replace(seconds=watched, roughly=roughly)

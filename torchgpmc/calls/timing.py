@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.methods import NUTS
 from torchgpmc.models import GPModel
 from torchgpmc.numerics.random import make_generator
@@ -30,14 +31,24 @@ def seconds_of_evaluations(rehearse: Callable[[], Callable[[], Any]], number: fl
 
 
 def seconds_of_chains(
-    model: GPModel, method: NUTS, num_chains: int, warmup_steps: int, start: Callable[..., Start | None]
+    rehearse: Callable[[], Callable[[], Any]],
+    model: GPModel,
+    method: NUTS,
+    num_chains: int,
+    warmup_steps: int,
+    start: Callable[..., Start | None],
 ) -> float:
     """Of chains of [theta, v] in white coordinates: their first transitions tell what one takes.
 
     Quadrature has other rules and sites take more steps to find at draws from the prior than where the posterior is, maps to white
     coordinates cost as much as gradients or nothing, and trees have 7 gradients or 63. So chains begin as they will, but for a fit
-    that is soon ended, and are watched for three seconds. Where a gradient takes too long for that, as many as is usual count.
+    that is soon ended, and are watched for three seconds. Where a gradient takes too long for that, as many as is usual count; and
+    where expectations are integrals no fit is begun for one, which takes hundreds of them (1980 data of seven classes: minutes).
     """
+    if model.takes_expectations and model.factorises and as_likelihood(model.likelihood).expectation_operations:
+        transition = _GRADIENTS_A_TRANSITION * seconds_of(rehearse())
+        if _LEAST * transition > _WATCHED:
+            return transition * (warmup_steps + _DRAWS_A_CHAIN)
     with one_torch_thread(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a fit that has not converged
         fit = start(max_iterations=_ROUNDS, num_starts=1)
