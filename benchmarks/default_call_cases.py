@@ -52,7 +52,7 @@ def default_cases():
     """Data sets as they are, with a lengthscale a column, labels flipped, rows twice, and all their rows."""
     several = [name for name in BINARY + REGRESSION + LEVELS + CLASSES if name not in ("mcycle",)]
     noisy = [f"{name}+{change}" for name in _CHANGED for change in ("noise", "twice", "noise+ard")]
-    large = [f"{name}+all" for name in [*_LARGE, "wine_quality", "kin8nm+ard", "power+ard", "banana+ard"]]
+    large = [f"{name}+all" for name in [*_LARGE, "wine_quality", "segment", "digits", "kin8nm+ard", "power+ard", "banana+ard"]]
     return [*BINARY, *COUNTS, *REGRESSION, *LEVELS, *CLASSES, *(f"{name}+ard" for name in several), *noisy, *large]
 
 

@@ -376,3 +376,12 @@ def test_what_is_recommended_for_steps_samples_them():
             warnings.simplefilter("ignore")
             posterior = tg.sample(model, tg.recommend(model), **run)
         assert bool(torch.isfinite(posterior.stats["lp"]).all())
+
+
+def test_chains_whose_expectations_are_long_integrals_may_end_their_warm_up():
+    """Those of 1980 data, seven classes and 100 inducing points were ended in it."""
+    x = inputs(1980, 1)
+    kernel, likelihood = RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0)), tg.likelihoods.Softmax(num_classes=7)
+    first, *others = candidates(tg.SparseGP(x, torch.arange(1980) % 7, kernel, likelihood, inducing_points=x[:100]))
+    usual = 15 * first.num_chains * (first.warmup_steps + 150)
+    assert first.limits.budget > usual > others[0].limits.budget

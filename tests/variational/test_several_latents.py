@@ -6,12 +6,12 @@ from gpytorch.kernels import RBFKernel
 from gpytorch.priors import GammaPrior
 
 import torchgpmc as tg
-from tests.problems import sparse_gp
+from tests.problems import inputs, sparse_gp
 from torchgpmc.approximations import nearest_normal as search
 from torchgpmc.approximations import normal_latents
 from torchgpmc.approximations.nearest_normal import nearest_normal, precisions_of, sites_of
 from torchgpmc.approximations.normal_latents import GaussianLatents, expected_log_likelihood, joint_scale, lower_bound, under_sites
-from torchgpmc.variational import curvature
+from torchgpmc.variational import curvature, searches
 from torchgpmc.variational.bound import HeldSites, VariationalMarginal, inducing_positions
 
 QUIET = {"progress": False}
@@ -167,3 +167,23 @@ def test_a_fit_by_minibatches_knows_how_functions_hang_together():
     assert start.joint_scale.shape == (24, 24)
     one = tg.initialize(sparse_gp("probit", num_data=40), batch_size=10, max_iterations=2, **QUIET)
     assert one.joint_scale is None
+
+
+def test_first_bounds_of_many_classes_are_those_of_densities_found_roughly(monkeypatch):
+    """No integral tells how functions hang together; what is lost is little beside what thetas differ by, and never negative."""
+    x = inputs(40, 2)
+    likelihood = tg.likelihoods.Softmax(num_classes=4)
+    kernel = RBFKernel(lengthscale_prior=GammaPrior(3.0, 2.0))
+    model = tg.SparseGP(x, torch.arange(40) % 4, kernel, likelihood, inducing_points=x[::5])
+    theta = torch.tensor([[-1.0], [0.0], [1.0]]).double()
+    best = VariationalMarginal(model).evaluate(theta)[0].detach()
+
+    def asked(*arguments, **options):
+        raise AssertionError("an integral was taken")
+
+    monkeypatch.setattr(search, "_coupling", asked)
+    value, sites = searches.values_at(model, theta)
+    lost = best - value
+    assert bool((lost > 0).all()) and float(lost.max()) < 0.1 < float(best.max() - best.min())
+    with pytest.raises(AssertionError, match="integral"):
+        searches.values_at(model, theta, sites)

@@ -11,7 +11,7 @@ import torch
 from torchgpmc.adapter.closed_form import BoundClosedForm
 from torchgpmc.approximations import Laplace
 from torchgpmc.calls.candidate import Candidate, Limits, anything, no_start, some_use
-from torchgpmc.calls.timing import seconds_of_chains, seconds_of_evaluations
+from torchgpmc.calls.timing import seconds_of_chains, seconds_of_evaluations, takes_long_integrals
 from torchgpmc.methods import NUTS
 from torchgpmc.models import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
@@ -32,6 +32,9 @@ _SECONDS_A_BATCH, _OPERATIONS_A_SECOND = 3e-3, 2e9
 _SPARSE_OPERATIONS_A_SECOND = 1e10
 _EVIDENCE_OPERATIONS_A_SECOND = 5e9  # of the exact evidence's gradient, where the kernel's is written out
 _SEVERAL_OPERATIONS_A_SECOND = 4e9  # of several: N = 2000, M = 30, three classes
+# Of 1980 data, seven classes, M = 100, what chains may cost was spent in warm-up, after a fit of minutes: no draws. A call has said
+# by then how long it will take.
+_LONGER = 10.0
 
 
 def budget_of_chains(model: GPModel, num_chains: int = NUM_CHAINS, operations_a_second: float = _OPERATIONS_A_SECOND) -> float:
@@ -51,6 +54,8 @@ def together(model: GPModel) -> list[Candidate]:
     if not model.has_latents_at_data:
         speed = _SPARSE_OPERATIONS_A_SECOND if one_latent else _SEVERAL_OPERATIONS_A_SECOND
         found = [engine.with_limits(budget=budget_of_chains(model, operations_a_second=speed)) for engine in found]
+    if takes_long_integrals(model):
+        found[0] = found[0].with_limits(budget=_LONGER * found[0].limits.budget)
     return found
 
 

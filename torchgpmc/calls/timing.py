@@ -30,6 +30,11 @@ def seconds_of_evaluations(rehearse: Callable[[], Callable[[], Any]], number: fl
     return number * seconds_of(rehearse())
 
 
+def takes_long_integrals(model: GPModel) -> bool:
+    """Whether a gradient of [theta, v] is expectations that take longer than all algebra does."""
+    return model.takes_expectations and model.factorises and as_likelihood(model.likelihood).expectation_operations > 0
+
+
 def seconds_of_chains(
     rehearse: Callable[[], Callable[[], Any]],
     model: GPModel,
@@ -45,7 +50,7 @@ def seconds_of_chains(
     that is soon ended, and are watched for three seconds. Where a gradient takes too long for that, as many as is usual count; and
     where expectations are integrals no fit is begun for one, which takes hundreds of them (1980 data of seven classes: minutes).
     """
-    if model.takes_expectations and model.factorises and as_likelihood(model.likelihood).expectation_operations:
+    if takes_long_integrals(model):
         transition = _GRADIENTS_A_TRANSITION * seconds_of(rehearse())
         if _LEAST * transition > _WATCHED:
             return transition * (warmup_steps + _DRAWS_A_CHAIN)

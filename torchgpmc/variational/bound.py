@@ -53,6 +53,8 @@ class VariationalMarginal(AutogradDensity):
         positions: whether, and on which scale, inducing points are part of a position.
         tolerance: of q's squared distance from its optimum, in its deviations; the gradient's error is near its root.
         max_steps: of q.
+        roughly: of several latent functions with a smooth likelihood: q is the best one by expectations over few points. The bound
+            is that of q all the same, and lower by so much.
 
     Example:
         >>> import torch, torchgpmc as tg
@@ -65,8 +67,17 @@ class VariationalMarginal(AutogradDensity):
         (torch.Size([5]), torch.Size([5, 1]))
     """
 
-    def __init__(self, model: GPModel, positions: Positions | None = None, tolerance: float = 1e-10, max_steps: int = 100):
+    def __init__(
+        self,
+        model: GPModel,
+        positions: Positions | None = None,
+        tolerance: float = 1e-10,
+        max_steps: int = 100,
+        *,
+        roughly: bool = False,
+    ):
         self.model = model
+        self.roughly = roughly
         self.tolerance = tolerance
         self.max_steps = max_steps
         self.positions = Positions(None, None) if positions is None else positions
@@ -87,7 +98,7 @@ class VariationalMarginal(AutogradDensity):
         starts = [no_sites(at, model.num_latents)]
         if self.sites is not None:  # those of elsewhere may be worse than none
             starts.append(LatentSites(*(part.expand(len(at.prior.ok), -1, -1) for part in self.sites)))
-        return nearest_normal(model, at, model.targets, starts, self.tolerance, self.max_steps)
+        return nearest_normal(model, at, model.targets, starts, self.tolerance, self.max_steps, roughly=self.roughly)
 
     def evaluate(self, position: Tensor) -> tuple[Tensor, NearestNormal]:
         """Value ``(C,)``, with a graph, and q(v) at C positions."""
