@@ -100,8 +100,8 @@ def _findings(found):
                         f"{len(stand) - len(wrong)} of the {len(stand)} that stand beside a run that is itself trusted{far}",
                     ),
                     ("a median under 20 s, n to 500", f"{median:.1f} CPU s of {len(few)} cases"),
-                    ("no case over 120 s, n to 500", _longest(few) + _without_answer(found)),
-                    ("under five minutes, N to 7000", _longest(many)),
+                    ("no case over 120 s, n to 500", _longest(few) + _stopped(found, in_all=False)),
+                    ("under five minutes, N to 7000", _longest(many) + _stopped(found, in_all=True)),
                 ],
             )
         )
@@ -123,9 +123,10 @@ def _longest(calls):
     return f"the longest: {words}" if longest else "none was run"
 
 
-def _without_answer(found):
-    """The calls that were stopped, in words."""
-    return "".join(f"; {name}: {call['failed']}" for name, (call, _) in found.items() if "failed" in call)
+def _stopped(found, in_all):
+    """The calls that were stopped, on all rows or on some, in words."""
+    failed = {name: call["failed"] for name, (call, _) in found.items() if "failed" in call}
+    return "".join(f"; {name} {why}" for name, why in failed.items() if name.endswith("+all") == in_all)
 
 
 def written(found, size):
