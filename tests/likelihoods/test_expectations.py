@@ -11,7 +11,8 @@ from tests.likelihoods.test_predictive import CASES, MEANS, NAMES, SOFTMAX, VARI
 from tests.problems import LIKELIHOODS, fixed_kernel, inputs, targets
 from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.approximations.sparse_laplace import inducing_laplace
-from torchgpmc.likelihoods.log_sum_exp import _by_greatest, expected_log_sum_exp, log_sum_exp_and_slopes
+from torchgpmc.likelihoods.greatest_sum import greatest_of_sums
+from torchgpmc.likelihoods.log_sum_exp import expected_log_sum_exp, log_sum_exp_and_slopes
 from torchgpmc.likelihoods.narrow_normals import are_narrow, narrow_log_sum_exp
 from torchgpmc.likelihoods.softmax import log_probabilities_of_normals
 from torchgpmc.numerics.quadrature import gauss_hermite, product_rule
@@ -148,7 +149,7 @@ def test_products_of_few_nodes_for_narrow_normals(classes, nodes, widest):
     weights, softmax = torch.cartesian_prod(*[weight] * classes).prod(-1), torch.softmax(f, -1)
     expected = torch.logsumexp(f, -1) @ weights, softmax.mT @ weights, (softmax * (1 - softmax)).mT @ weights / 2
     found = narrow_log_sum_exp(mean, deviation.square(), widest)
-    by_lattice = _by_greatest(mean, deviation.square())
+    by_lattice = greatest_of_sums(mean, deviation.square())
     for ours, lattice, dense in zip(found, by_lattice, expected, strict=True):
         torch.testing.assert_close(ours, dense, rtol=0, atol=5e-10)
         torch.testing.assert_close(ours, lattice, rtol=0, atol=2e-8)

@@ -13,8 +13,7 @@ from torchgpmc.numerics.quadrature import gauss_hermite
 from torchgpmc.numerics.threads import slices
 
 GUMBEL_LEAST = -4.0  # below which a Gumbel variable lies with probability exp(-e^4), 2e-24
-GUMBEL_MOST = 15.0  # beyond which densities fall as e^-u, but for a share of e^-15, and sums of them are known
-EULER = 0.5772156649015329  # a Gumbel variable's mean
+_MOST = 15.0  # beyond which densities fall as e^-u, but for a share of e^-15, and sums of them are known
 WIDEST = 50.0  # standard deviation of f up to which lattices are used: they grow with it
 MAX_RATE = 600.0  # exponentials of less than this with a minus sign are denormal, which costs a hundredfold
 _NARROW = 0.22  # the standard deviation below which nodes of its own take less time than a lattice for f
@@ -22,7 +21,6 @@ _NARROW = 0.22  # the standard deviation below which nodes of its own take less 
 # them a batch gets.
 _FEW_NODES = (0.005, 3), (0.017, 4), (0.04, 5), (0.09, 6), (0.15, 8), (_NARROW, 11)
 _LONGEST_STEP = 0.63  # the step of f's lattice at most, in the narrowest standard deviations
-_BELOW = 24.0  # so far below u f + g is surely less, but for e^-24
 _LOWEST = -300.0  # of exponents: lower ones are denormal, which costs a hundredfold
 _BLOCK_ELEMENTS = 2**16  # of a temporary that stays in a core's cache
 
@@ -91,28 +89,18 @@ def widest_step(variance: Tensor, finest: float) -> Tensor:
     return 2 * math.pi * (half + (half**2 + 2 * exponent / precision).sqrt()) / (2 * exponent)
 
 
-class Weights(NamedTuple):
-    """Of sums over u in place of integrals of densities, and of these times u; ``(n,)`` each."""
-
-    mass: Tensor
-    moment: Tensor
-
-
 class Lattice(NamedTuple):
     """What is asked of sums f_k + g_k, g_k standard Gumbel variables, on a lattice u that is the same but for where it begins.
 
     Args:
         step: of u for narrow normals, and of a lattice for f.
         reach: standard deviations of f that count.
-        slopes: whether densities' slopes in the means of f are wanted too. Distribution functions are then right to rounding, else
-            to rounding of their own size, however small they are.
     """
 
     step: float
     reach: float
-    slopes: bool
 
-    def sums(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Weights, Iterator[tuple[slice, Tensor]]]:
+    def sums(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Iterator[tuple[slice, Tensor]]]:
         r"""On u, from where some f_k + g_k all but surely exceeds it up to where all are surely below.
 
         :math:`H_k(u) = E F(u - f_k)`, F being a Gumbel variable's distribution function, is a sum over a lattice x of f:
@@ -124,15 +112,15 @@ class Lattice(NamedTuple):
             variance: the same shape.
 
         Returns:
-            Where u begins ``(R, 1)``, weights for u counted from there, and for some data after another which they are and their
-            distribution functions, densities, and maybe slopes ``(r, K, 2 or 3, n)``.
+            Weights ``(n,)`` of sums over u in place of integrals of densities, and for some data after another which they are and
+            their distribution functions, right to rounding of their own size, and densities ``(r, K, 2, n)``.
 
         Source:
             Sums over lattices of functions that are analytic in a strip converge geometrically (Trefethen & Weideman 2014).
 
         Example:
             >>> zero = torch.zeros(4, 2).double()
-            >>> begins, weights, parts = Lattice(0.5, 9.0, slopes=False).sums(zero, zero + 1)
+            >>> weights, parts = Lattice(0.5, 9.0).sums(zero, zero + 1)
             >>> [(rows, functions.shape[:3]) for rows, functions in parts]
             [(slice(0, 4, None), torch.Size([4, 2, 2]))]
         """
@@ -151,82 +139,77 @@ class Lattice(NamedTuple):
                 torch.where(is_narrow, torch.inf, width).amin(),
             ]
         ).tolist()
-        u = step * torch.arange(int((top + GUMBEL_MOST) / step) + 2, dtype=mean.dtype, device=mean.device)
-        functions = _Functions(u, self, -_BELOW if self.slopes else bottom, top, widest, narrowest)
+        u = step * torch.arange(int((top + _MOST) / step) + 2, dtype=mean.dtype, device=mean.device)
+        functions = _Functions(u, self.step, bottom, top, widest, narrowest)
         rows = slices(len(mean), max(1, _BLOCK_ELEMENTS // (mean.shape[-1] * functions.width)))
-        return lowest, _weights(u, step), ((part, functions.at(centre[part], deviation[part])) for part in rows)
+        return _weights(u, step), ((part, functions.at(centre[part], deviation[part])) for part in rows)
 
 
-def _weights(u: Tensor, step: float) -> Weights:
+def _weights(u: Tensor, step: float) -> Tensor:
     """Densities beyond the last u are a geometric series, which the weight of the last one holds."""
-    mass, moment, beyond = torch.full_like(u, step), step * u, 1 / math.expm1(step)
-    mass[-1] += step * beyond
-    moment[-1] += step * beyond * step * (len(u) + beyond)
-    return Weights(mass, moment)
+    weights = torch.full_like(u, step)
+    weights[-1] += step / math.expm1(step)
+    return weights
 
 
 class _Functions:
-    """Distribution function, density, and maybe the density's slope in the mean, of normals plus a Gumbel variable, on u.
+    """Distribution function and density of normals plus a Gumbel variable, on u.
 
     Args:
         u: ``(n,)``, from 0.
-        lattice: what is asked.
-        bottom: where the lattice for f begins.
+        step: of the lattice for f at most.
+        bottom: where that begins.
         top: above which no normal has mass.
         widest: standard deviation of the narrow normals, negative where there are none.
         narrowest: of the wide ones, infinite where there are none.
     """
 
-    def __init__(self, u: Tensor, lattice: Lattice, bottom: float, top: float, widest: float, narrowest: float):
+    def __init__(self, u: Tensor, step: float, bottom: float, top: float, widest: float, narrowest: float):
         self.u = u
-        self.slopes = lattice.slopes
-        self.num_functions = 3 if lattice.slopes else 2
-        self.width = self.num_functions * len(u)
+        self.width = 2 * len(u)
         self.rule = _normal_rule(widest) if widest >= 0 else None
         self.matrix: Tensor | None = None
         if math.isfinite(narrowest):
-            self.step = min(lattice.step, _LONGEST_STEP * narrowest)
+            self.step = min(step, _LONGEST_STEP * narrowest)
             self.x = self.step * torch.arange(int((top - bottom) / self.step) + 2, dtype=u.dtype, device=u.device) + bottom
             rates = (self.x.unsqueeze(-1) - u).clamp_max(math.log(MAX_RATE)).exp()
-            at_rates = rates * torch.exp(-rates)
-            # Differences from one, as what lies lower than the lattice for f is all but surely less than u.
-            below = torch.expm1(-rates) if self.slopes else torch.exp(-rates)
-            self.matrix = torch.cat([below, at_rates, at_rates * (1 - rates)][: self.num_functions], -1)
-            self.constant = torch.zeros_like(self.matrix[0])
-            self.constant[: len(u)] = float(self.slopes)
+            below = torch.exp(-rates)
+            self.matrix = torch.cat([below, rates * below], -1)
             self.width = max(self.width, len(self.x))
 
     def at(self, mean: Tensor, deviation: Tensor) -> Tensor:
-        """Of some of the normals, ``(R, K, 2 or 3, n)``."""
+        """Of some of the normals, ``(R, K, 2, n)``."""
         if self.rule is None:
             return self._by_lattice(mean, deviation)
         if self.matrix is None:
             return self._by_nodes(mean, deviation)
         is_narrow = deviation < _NARROW
-        lattice = self._by_lattice(mean, deviation.clamp_min(_NARROW))
-        return torch.where(is_narrow[..., None, None], self._by_nodes(mean, deviation.clamp_max(_NARROW)), lattice)
+        if mean.device.type != "cpu":  # the narrow ones would have to be counted on the host
+            lattice = self._by_lattice(mean, deviation.clamp_min(_NARROW))
+            return torch.where(is_narrow[..., None, None], self._by_nodes(mean, deviation.clamp_max(_NARROW)), lattice)
+        found = mean.new_empty(*mean.shape, 2, len(self.u))
+        for rule, chosen in (self._by_nodes, is_narrow), (self._by_lattice, ~is_narrow):
+            which = chosen.nonzero(as_tuple=True)
+            found = found.index_put(which, rule(mean[which], deviation[which]))
+        return found
 
     def _by_lattice(self, mean: Tensor, deviation: Tensor) -> Tensor:
         assert self.matrix is not None
         scale = deviation.reciprocal().unsqueeze(-1)
         exponent = ((self.x - mean.unsqueeze(-1)) * scale).square() * -0.5
         weights = exponent.clamp_min(_LOWEST).exp() * ((self.step / math.sqrt(2 * math.pi)) * scale)
-        found = torch.addmm(self.constant, weights.flatten(0, 1), self.matrix)
-        return found.view(*mean.shape, self.num_functions, len(self.u))
+        return (weights @ self.matrix).view(*mean.shape, 2, len(self.u))
 
     def _by_nodes(self, mean: Tensor, deviation: Tensor) -> Tensor:
         assert self.rule is not None
-        cdf, density, square = (mean.new_zeros(*mean.shape, len(self.u)) for _ in range(3))
+        cdf, density = (mean.new_zeros(*mean.shape, len(self.u)) for _ in range(2))
         at_mean = mean.unsqueeze(-1).clamp_min(_LOWEST).exp() * -torch.exp(-self.u)
         for node, weight in zip(*(part.tolist() for part in self.rule), strict=True):
             rate = (at_mean * (node * deviation).exp().unsqueeze(-1)).clamp_min(-MAX_RATE)
             below = rate.exp()
             cdf.add_(below, alpha=weight)
-            at_rate = below * rate
-            density.sub_(at_rate, alpha=weight)
-            if self.slopes:
-                square.addcmul_(rate, at_rate, value=weight)
-        return torch.stack([cdf, density, density - square][: self.num_functions], -2)
+            density.sub_(below * rate, alpha=weight)
+        return torch.stack([cdf, density], -2)
 
 
 def _normal_rule(widest: float) -> tuple[Tensor, Tensor]:

@@ -20,8 +20,8 @@ from torchgpmc.numerics.random import log_uniform
 
 # Sums err by about a Gumbel variable's characteristic function at the frequency 2 pi / 0.5, 2e-8; beyond nine deviations of f
 # nothing matters to probabilities of 1e-12.
-_LATTICE = Lattice(step=0.5, reach=9.0, slopes=False)
-_OPERATIONS_A_FUNCTION = 6e3
+_LATTICE = Lattice(step=0.5, reach=9.0)
+_OPERATIONS_A_FUNCTION = 2.5e3
 _PRODUCTS_HOLD = 1e-150  # probabilities beyond which products of distribution functions are far from underflow where they matter
 _MOST_QUICK = 3  # functions whose expectations are short rules, but where f is wide
 _EDGES = RuleEdges((0.06, 0.22, 0.63, 1.5, 4.0, 12.0), _LATTICE.step, (0.8, 1.2, 2.0, 4.0, 8.0, 16.0))
@@ -77,7 +77,7 @@ class Softmax(Factorised, SoftmaxLikelihood):
 
     @property
     def expectation_operations(self) -> float:  # type: ignore[override]  # K is a setting of this likelihood
-        """By how long rules take at deviations of f from 0.3 to 2; those of few classes are short."""
+        """By how long rules take at deviations of f from 0.3 to 2, where nothing is decided; those of few classes are short."""
         return 0.0 if self.num_latents <= _MOST_QUICK else _OPERATIONS_A_FUNCTION * self.num_latents
 
     @property
@@ -203,8 +203,8 @@ def _log_probabilities(mean: Tensor, variance: Tensor) -> tuple[Tensor]:
     if not mean.numel():
         return (mean,)
     known = (torch.nan_to_num(part.double()).reshape(-1, mean.shape[-1]) for part in (mean, variance))
-    _, weights, sums = _LATTICE.sums(*known)
-    found = torch.cat([_log_masses(part, weights.mass) for _, part in sums]).view(mean.shape)
+    weights, sums = _LATTICE.sums(*known)
+    found = torch.cat([_log_masses(part, weights) for _, part in sums]).view(mean.shape)
     unknown = torch.isnan(mean + variance).any(-1, keepdim=True)
     return (found.to(mean.dtype).masked_fill(unknown, torch.nan),)
 

@@ -1,0 +1,119 @@
+"""E log sum exp of normals by its rules, against a plain one: the greatest sum with a Gumbel variable, on dense grids."""
+
+import math
+
+import pytest
+import torch
+
+from torchgpmc.likelihoods import log_sum_exp
+from torchgpmc.likelihoods.decided import decided_log_sum_exp
+from torchgpmc.likelihoods.greatest_sum import greatest_of_sums
+from torchgpmc.likelihoods.log_sum_exp import log_sum_exp_and_slopes
+
+EULER = 0.5772156649015329
+LAST, STEP = 45.0, 0.05
+WIDTHS = (1e-3, 0.03, 0.079, 0.081, 0.159, 0.161, 0.5, 1.0, 3.0)
+
+
+def by_grids(mean, variance):
+    """E max (f + g) is LAST, less the integral below of the product of distribution functions; slopes are autograd's."""
+    leaves = mean.clone().requires_grad_(True), variance.clone().requires_grad_(True)
+    u = torch.arange(-80.0, LAST + STEP / 2, STEP, dtype=torch.float64)
+    z = torch.arange(-9.0, 9.01, 0.02, dtype=torch.float64)
+    weights = torch.softmax(-0.5 * z.square(), 0)
+    values = []
+    for centre, spread in zip(*leaves, strict=True):
+        below = 1.0
+        for m, v in zip(centre, spread, strict=True):
+            rates = (m + v.sqrt() * z - u.unsqueeze(-1)).clamp_max(6.5).exp()
+            below = below * (torch.exp(-rates) @ weights)
+        values.append(LAST - STEP * (below.sum() - 0.5 * below[-1]) - EULER)
+    value = torch.stack(values)
+    return value.detach(), *torch.autograd.grad(value.sum(), leaves)
+
+
+def normals(size, widths, seed, distance=3.0):
+    generator = torch.Generator().manual_seed(seed)
+    mean = distance * torch.randn(len(widths), size, generator=generator, dtype=torch.float64)
+    part = torch.rand(len(widths), size, generator=generator, dtype=torch.float64)
+    part[:, 0] = 1.0  # the widest of each
+    return mean, (torch.tensor(widths, dtype=torch.float64).unsqueeze(-1) * part).square()
+
+
+@pytest.mark.parametrize("size", [2, 5, 12])
+def test_sums_over_lattices_have_the_value_and_slopes_of_dense_grids(size):
+    """Of all widths together, which share lattices, from normals that are points to wide ones."""
+    mean, variance = normals(size, WIDTHS, seed=size)
+    for found, expected in zip(greatest_of_sums(mean, variance), by_grids(mean, variance), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+
+
+def test_points():
+    """Normals of no width."""
+    mean = normals(6, WIDTHS, seed=1)[0]
+    value, softmax, slope = greatest_of_sums(mean, torch.zeros_like(mean))
+    torch.testing.assert_close(value, torch.logsumexp(mean, -1), rtol=0, atol=1e-10)
+    torch.testing.assert_close(softmax, torch.softmax(mean, -1), rtol=0, atol=1e-10)
+    torch.testing.assert_close(2 * slope, torch.softmax(mean, -1) * (1 - torch.softmax(mean, -1)), rtol=0, atol=1e-9)
+
+
+def test_normals_of_many_widths_in_a_datum():
+    mean, variance = torch.linspace(-2, 2, len(WIDTHS)).double()[None], torch.tensor(WIDTHS).double().square()[None]
+    for found, expected in zip(greatest_of_sums(mean, variance), by_grids(mean, variance), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+
+
+def test_slopes_are_those_of_the_sum_itself():
+    """To rounding, by differences, so that searches end: of narrow normals that are corrected for, and wide ones."""
+    mean, variance = normals(4, [0.05, 0.3, 1.5], seed=0)
+    _, mean_slope, variance_slope = greatest_of_sums(mean, variance)
+    for column in range(4):
+        for part, slope, step in (mean, mean_slope, 1e-4), (variance, variance_slope, 1e-6):
+            ends = []
+            for sign in 1, -1:
+                before = part[:, column].clone()
+                part[:, column] += sign * step
+                ends.append(greatest_of_sums(mean, variance)[0])
+                part[:, column] = before
+            torch.testing.assert_close((ends[0] - ends[1]) / (2 * step), slope[:, column], rtol=0, atol=2e-7)
+
+
+@pytest.mark.parametrize("size", [2, 7])
+def test_the_series_errs_by_no_more_than_its_bound(size):
+    """Bounds from 1e-13 to one: not too small, and small enough to be of use."""
+    gaps = torch.linspace(0.5, 14.0, 30, dtype=torch.float64).unsqueeze(-1)
+    mean, variance = normals(size, [0.4] * 30, seed=3, distance=0.5)
+    mean[:, 1:] -= gaps
+    value, softmax, slope, bound = decided_log_sum_exp(mean, variance)
+    errors = [
+        (found - expected).abs().view(30, -1).amax(-1)
+        for found, expected in zip((value, softmax, slope), by_grids(mean, variance), strict=True)
+    ]
+    assert bool((torch.stack(errors) <= bound + 1e-12).all())
+    assert float(bound.max()) > 1e-2 and float(bound.min()) < 1e-14
+    assert bool((bound < 1e-11)[gaps.squeeze(-1) > 8].all())
+
+
+def test_nothing_is_decided_where_functions_are_alike_or_wide():
+    mean = torch.tensor([[0.0, 0.0, 0.0], [0.0, -20.0, -20.0], [0.0, -1000.0, -1000.0]]).double()
+    variance = torch.tensor([0.01, 4.0, 2500.0]).double().unsqueeze(-1).expand(3, 3)
+    assert not bool((decided_log_sum_exp(mean, variance)[3] < 1e-6).any())
+
+
+def test_data_decided_and_not_have_what_they_have_alone(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    mean = 8 * torch.randn(300, 6, generator=generator, dtype=torch.float64)
+    variance = torch.rand(300, 6, generator=generator, dtype=torch.float64)
+    decided = int((decided_log_sum_exp(mean, variance)[3] <= 1e-11).sum())
+    assert 50 < decided < 250
+    found = log_sum_exp_and_slopes(mean, variance)
+    monkeypatch.setattr(log_sum_exp, "_DECIDED", -1.0)
+    for part, other in zip(found, log_sum_exp_and_slopes(mean, variance), strict=True):
+        torch.testing.assert_close(part, other, rtol=0, atol=1e-10)
+
+
+def test_one_function_alone():
+    mean, variance = torch.tensor([[3.0]]).double(), torch.tensor([[2.0]]).double()
+    value, softmax, slope = log_sum_exp_and_slopes(mean, variance)
+    assert float(value[0]) == pytest.approx(3.0, abs=1e-9)
+    assert float(softmax[0, 0]) == pytest.approx(1.0, abs=1e-9) and math.isclose(float(slope[0, 0]), 0.0, abs_tol=1e-9)
