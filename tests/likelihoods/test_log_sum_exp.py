@@ -8,7 +8,9 @@ import torch
 from torchgpmc.likelihoods import log_sum_exp
 from torchgpmc.likelihoods.decided import decided_log_sum_exp
 from torchgpmc.likelihoods.greatest_sum import greatest_of_sums
-from torchgpmc.likelihoods.log_sum_exp import log_sum_exp_and_slopes
+from torchgpmc.likelihoods.log_sum_exp import log_sum_exp_and_slopes, log_sum_exp_slopes_and_products
+from torchgpmc.likelihoods.slopes import coupling_by_differences, coupling_function
+from torchgpmc.likelihoods.softmax import Softmax
 
 EULER = 0.5772156649015329
 LAST, STEP = 45.0, 0.05
@@ -92,6 +94,39 @@ def test_the_series_errs_by_no_more_than_its_bound(size):
     assert bool((torch.stack(errors) <= bound + 1e-12).all())
     assert float(bound.max()) > 1e-2 and float(bound.min()) < 1e-14
     assert bool((bound < 1e-11)[gaps.squeeze(-1) > 8].all())
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 7])
+@pytest.mark.parametrize("width", [0.05, 0.5, 2.0])
+def test_products_are_the_slopes_of_the_mean_slopes(size, width):
+    """By central differences, of data decided and not, by products of nodes and by lattices; two together are the coupling."""
+    mean, variance = normals(size, [width] * 40, seed=size, distance=6.0)
+    *found, products = log_sum_exp_slopes_and_products(mean, variance)
+    for part, other in zip(found, log_sum_exp_and_slopes(mean, variance), strict=True):
+        torch.testing.assert_close(part, other, rtol=0, atol=1e-12)
+    torch.testing.assert_close(products.sum(-1), found[1], rtol=0, atol=2e-8)
+    torch.testing.assert_close(products, products.mT, rtol=0, atol=1e-12)
+    likelihood, y = Softmax(num_classes=size), torch.arange(40) % size
+    slopes, coupling = likelihood.expected_and_coupling(mean, variance, y)
+    expected, by_differences = coupling_by_differences(likelihood.expected_and_slopes, mean, variance, y, central=True)
+    torch.testing.assert_close(coupling, by_differences, rtol=0, atol=1e-6)
+    torch.testing.assert_close(slopes.mean, expected.mean, rtol=0, atol=1e-12)
+    torch.testing.assert_close(slopes.variance, expected.variance, rtol=0, atol=1e-12)
+    assert float(coupling.abs().max()) > 0.1
+    decided = decided_log_sum_exp(mean, variance)[3] <= 1e-10
+    assert bool(decided.any()) == (width < 2) and not bool(decided.all())
+
+
+def test_a_subclass_with_a_density_of_its_own_has_its_own_coupling():
+    class Sharper(Softmax):
+        def expected_log_likelihood(self, mean, variance, targets):
+            return super().expected_log_likelihood(2 * mean, 4 * variance, targets)
+
+    mean, variance = normals(3, [0.5, 1.0], seed=0, distance=1.0)
+    y = torch.zeros(2)
+    found = coupling_function(Sharper(num_classes=3), central=True)(mean, variance, y)[1]
+    expected = 4 * Softmax(num_classes=3).expected_and_coupling(2 * mean, 4 * variance, y)[1]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
 def test_nothing_is_decided_where_functions_are_alike_or_wide():

@@ -11,6 +11,7 @@ from torchgpmc.approximations import nearest_normal as search
 from torchgpmc.approximations import normal_latents
 from torchgpmc.approximations.nearest_normal import nearest_normal, precisions_of, sites_of
 from torchgpmc.approximations.normal_latents import GaussianLatents, expected_log_likelihood, joint_scale, lower_bound, under_sites
+from torchgpmc.models.latents import likelihood_values
 from torchgpmc.variational import curvature, searches
 from torchgpmc.variational.bound import HeldSites, VariationalMarginal, inducing_positions
 
@@ -55,12 +56,8 @@ def test_curvature_between_functions_is_that_of_the_expectation(name):
     def expected(moved):
         return expected_log_likelihood(model, at, moved, variance, model.targets)
 
-    def slope(moved):
-        leaf = moved.requires_grad_(True)
-        with torch.enable_grad():
-            return torch.autograd.grad(expected(leaf).sum(), leaf)[0]
-
-    found = search._coupling(slope, mean, slope(mean.clone()), variance)
+    problem = search._Problem(model, at, likelihood_values(at.prior), model.targets)
+    found = problem.slopes_and_coupling(mean, variance)[1]
     for pair, (j, k) in enumerate(((0, 1), (0, 2), (1, 2))):
         total = torch.zeros(1, 7, dtype=torch.float64)
         for first, second in ((1, 1), (1, -1), (-1, 1), (-1, -1)):
@@ -181,7 +178,7 @@ def test_first_bounds_of_many_classes_are_those_of_densities_found_roughly(monke
     def asked(*arguments, **options):
         raise AssertionError("an integral was taken")
 
-    monkeypatch.setattr(search, "_coupling", asked)
+    monkeypatch.setattr(search._Problem, "slopes_and_coupling", asked)
     value, sites = searches.values_at(model, theta)
     lost = best - value
     assert bool((lost > 0).all()) and float(lost.max()) < 0.1 < float(best.max() - best.min())

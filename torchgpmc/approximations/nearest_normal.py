@@ -11,7 +11,7 @@ m_n being q's mean of f_n (Opper & Archambeau 2009). Blending old sites with the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from torchgpmc.approximations.gaussian_form import Approximation, iterate
 from torchgpmc.approximations.normal_latents import GaussianLatents, LatentSites, at_boundary, lower_bound, no_sites, under_sites
-from torchgpmc.likelihoods.slopes import ExpectedSlopes, slopes_function
+from torchgpmc.likelihoods.slopes import ExpectedSlopes, coupling_function, slopes_function
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.latents import LatentPrior, LatentsAt, likelihood_values
 from torchgpmc.models.targets import Targets
@@ -31,7 +31,6 @@ from torchgpmc.trees import where
 _SMALLEST_STEP = 1e-4
 _MEMORY = 2  # earlier steps that are mixed
 _NEAR = 10.0  # squared length of a step below which the next are mixed
-_DIFFERENCE = 1e-3  # of a mean, in deviations, for curvature between latent functions
 _ROUNDING = 1e-11  # of the bound, relative: a fall by less is no fall
 _ROUGHLY, _POINTS = 1e-4, 8  # the same of a bound by points; points, and as many mirror images
 # Squared length of a last step, in deviations of q: estimates from one nearer than this vary hardly less, while slopes of the
@@ -91,6 +90,14 @@ class _Problem(NamedTuple):
         first, second = (part.view_as(mean) if mean.shape[1] == 1 else part.mT for part in (found.mean, found.variance))
         return ExpectedSlopes(found.value, first, second)
 
+    def slopes_and_coupling(self, mean: Tensor, variance: Tensor, *, central: bool = False) -> tuple[ExpectedSlopes, Tensor]:
+        """The same of several latent functions, and minus the second derivatives in two means ``(C, pairs, N)``."""
+        found, coupling = self.model.likelihood_function(
+            self.values,
+            lambda likelihood: coupling_function(likelihood, central=central)(mean.mT, variance.mT, self.targets.values),
+        )
+        return ExpectedSlopes(found.value, found.mean.mT, found.variance.mT), coupling.mT
+
     def rough_slopes(self, mean: Tensor, variance: Tensor) -> tuple[ExpectedSlopes, Tensor]:
         """The same of several latent functions, and minus the second derivatives in two means ``(C, pairs, N)``, by points alone.
 
@@ -143,10 +150,10 @@ def _around(problem: _Problem, latents: GaussianLatents, ok: Tensor, *, coupled:
     if problem.roughly:
         expected, found = problem.rough_slopes(mean, variance)
         coupling = found if coupled else coupling
+    elif coupled:
+        expected, coupling = problem.slopes_and_coupling(mean, variance)
     else:
         expected = problem.slopes(mean, variance)
-    if coupled and not problem.roughly:
-        coupling = _coupling(lambda moved: problem.slopes(moved, variance).mean, mean, expected.mean, variance)
     following = LatentSites(-2 * expected.variance, coupling, expected.mean)
     bound = torch.where(usable, expected.value - latents.divergence(), -torch.inf).nan_to_num(-torch.inf, -torch.inf, -torch.inf)
     return bound, following._replace(shift=expected.mean + following.times(mean))
@@ -169,34 +176,14 @@ def sites_of(model: GPModel, at: LatentsAt, latents: GaussianLatents) -> LatentS
 def precisions_of(model: GPModel, at: LatentsAt, latents: GaussianLatents) -> LatentSites:
     """Minus the second derivatives of E log p(y | f) in the means of f, of every two functions, under q; shifts are left out.
 
-    By central differences: what functions share has to cancel in sums over many data, where :func:`sites_of` has errors of a
-    thousandth of each.
+    What functions share has to cancel in sums over many data, where :func:`sites_of` may have errors of a thousandth of each.
     """
     with torch.no_grad():
         values = {name: value.detach() for name, value in likelihood_values(at.prior).items()}
         problem = _Problem(model, at, values, model.targets)
         mean, variance = latents.marginals(at)
-        expected = problem.slopes(mean, variance)
-
-        def by_differences(size: float) -> Tensor:
-            return _coupling(lambda moved: problem.slopes(moved, variance).mean, mean, expected.mean, variance, size)
-
-        coupling = 0.5 * (by_differences(_DIFFERENCE) + by_differences(-_DIFFERENCE))
+        expected, coupling = problem.slopes_and_coupling(mean, variance, central=True)
         return LatentSites(-2 * expected.variance, coupling, torch.zeros_like(mean))
-
-
-def _coupling(
-    slope_at: Callable[[Tensor], Tensor], mean: Tensor, slope: Tensor, variance: Tensor, size: float = _DIFFERENCE
-) -> Tensor:
-    """Minus the second derivatives of E log p(y | f) in two latent functions' means, by differences: ``(C, pairs, N)``."""
-    latents = mean.shape[1]
-    step = size * variance.sqrt()
-    found = []
-    for k in range(latents - 1):
-        moved = mean.clone()
-        moved[:, k] += step[:, k]
-        found.append((slope - slope_at(moved))[:, k + 1 :] / step[:, k : k + 1])
-    return torch.cat(found, 1)
 
 
 def _proposal(point: _Point, rounding: float) -> Tensor:

@@ -9,7 +9,7 @@ _TERMS = 7
 _LARGEST = 300.0  # of exponents: products of two such are numbers still, and what they belong to is not decided
 
 
-def decided_log_sum_exp(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def decided_log_sum_exp(mean: Tensor, variance: Tensor, *, products: bool = False) -> tuple[Tensor, ...]:
     r"""E log sum exp(f), its derivatives in means and variances, f independent normals, and how far these are off at most.
 
     With t the function of the highest mean and :math:`r = \sum_{j \ne t} e^{f_j - f_t}`,
@@ -23,9 +23,11 @@ def decided_log_sum_exp(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor,
     Args:
         mean: ``(R, K)``, finite; K at least 2.
         variance: the same shape.
+        products: whether E s s' are wanted, s = softmax(f).
 
     Returns:
-        ``(R,)``, ``(R, K)``, ``(R, K)``, and what bounds all errors, ``(R,)``: large, infinite or NaN where nothing is decided.
+        ``(R,)``, ``(R, K)``, ``(R, K)``, with ``products`` ``(R, K, K)``, and what bounds all errors, ``(R,)``: large, infinite or
+        NaN where nothing is decided.
 
     Source:
         Moments of sums of lognormal variables are products of series; that the remainder is bounded by the first term left out is
@@ -58,24 +60,53 @@ def decided_log_sum_exp(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor,
     signs = (2 * (order % 2) - 1).squeeze(1) / order.squeeze(1).clamp_min(1) * (order.squeeze(1) > 0)
     terms = signs * moments[:-1]
     value = highest.squeeze(0) + terms.sum(0)
-    parts = _adjoint(signs * own[:-1], total, series) * series[:-1] * order
+    along = _along(signs * own[:-1], total)
+    parts = _adjoint(along, series) * series[:-1] * order
     slope, own_slope = 0.5 * (parts * order).sum(0), 0.5 * (terms * order.squeeze(1).square()).sum(0)
     softmax = torch.empty_like(mean).scatter_(0, others, parts.sum(0))
     softmax.scatter_(0, top, 1 - parts.sum((0, 1)).unsqueeze(0))
     slopes = torch.empty_like(mean).scatter_(0, others, slope).scatter_(0, top, own_slope.unsqueeze(0))
-    return value, softmax.mT, slopes.mT, (_TERMS + 1) * moments[-1]
+    found, bound = (value, softmax.mT, slopes.mT), (_TERMS + 1) * moments[-1]
+    if not products:
+        return *found, bound
+    between = _products(along, series[:-1], order)
+    between.diagonal(dim1=-2, dim2=-1).zero_()
+    with_top = 2 * slope.mT - between.sum(-1)  # all products of one function's sum to it
+    ordered = torch.nn.functional.pad(between, (0, 1, 0, 1))
+    ordered[:, -1, :-1] = ordered[:, :-1, -1] = with_top
+    place = torch.cat([others, top]).argsort(0).mT
+    of_all = ordered.gather(1, place.unsqueeze(2).expand_as(ordered)).gather(2, place.unsqueeze(1).expand_as(ordered))
+    of_all.diagonal(dim1=-2, dim2=-1).copy_((softmax - 2 * slopes).mT)
+    return *found, of_all, bound
 
 
-def _adjoint(weights: Tensor, total: Tensor, series: Tensor) -> Tensor:
-    """Derivatives ``(n, K - 1, R)`` of ``weights`` ``(n, R)`` times the product's coefficients in those of each factor.
-
-    They are the transposed product of the other factors with the weights, so that with this one they make that of all.
-    """
-    along = weights.clone()
+def _along(weights: Tensor, series: Tensor) -> Tensor:
+    """Derivatives of ``weights`` ``(n, ...)`` times a product's coefficients in one factor's, the other being ``series``."""
+    along = weights * series[0]
     for i in range(1, len(weights)):
-        along[:-i].addcmul_(weights[i:], total[i])
+        along[:-i].addcmul_(weights[i:], series[i])
+    return along
+
+
+def _adjoint(along: Tensor, series: Tensor) -> Tensor:
+    """Of :func:`_along` the product of all, in each factor's coefficients ``(n, K - 1, R)``: that of the others.
+
+    With the transposed product with this one it makes that of all.
+    """
     found = along.unsqueeze(1).expand(-1, *series.shape[1:]).clone()
-    for n in range(len(weights) - 2, -1, -1):
-        for i in range(1, len(weights) - n):
+    for n in range(len(along) - 2, -1, -1):
+        for i in range(1, len(along) - n):
             found[n].addcmul_(series[i], found[n + i], value=-1)
     return found
+
+
+def _products(along: Tensor, series: Tensor, order: Tensor) -> Tensor:
+    """E s s' of two functions that are not the greatest ``(R, K - 1, K - 1)``, but for its diagonal.
+
+    They are minus the derivatives in both means; a product's is the product times both factors' logarithmic derivatives.
+    """
+    turns = order * series
+    for n in range(2, len(turns)):
+        for i in range(1, n):
+            turns[n].addcmul_(series[i], turns[n - i], value=-1)
+    return -(turns.permute(2, 1, 0) @ _along(along.unsqueeze(1).expand_as(turns), turns).permute(2, 0, 1))

@@ -22,6 +22,7 @@ _BELOW = 24.0  # so far below u f + g is surely less, but for e^-24
 _MOST = 7.5  # above all normals, and the logarithm of how many: from there on two exponentials are right to e^-22
 _EULER = 0.5772156649015329  # a Gumbel variable's mean
 _LEAST = 1e-25  # of distribution functions, below which differences from one are rounding
+_HARDLY = 1e-15  # of F, whose density is as good as zero where it is less
 _LOWEST = -300.0  # of exponents: lower ones are denormal, which costs a hundredfold
 # The narrowest normals that a lattice sums over as they are, and how far apart its points are, in deviations of the narrowest: it
 # errs by exp(-(2 pi / 0.7)^2 / 2). Narrower ones are corrected for, to 1e-13; their tails are powers times a normal's.
@@ -30,7 +31,7 @@ _CORRECTIONS, _CORRECTED_APART, _CORRECTED_REACH = 6, 0.6, 10.0
 _ROWS_ELEMENTS, _PART = 2**19, 256  # of distribution functions at once; normals of like mean that have a lattice of their own
 
 
-def greatest_of_sums(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def greatest_of_sums(mean: Tensor, variance: Tensor, *, products: bool = False) -> tuple[Tensor, ...]:
     r"""E log sum exp(f), f independent normals, and its derivatives in their means and variances; to 1e-10, whatever K is.
 
     Given f, the greatest of all :math:`f_k + g_k`, g standard Gumbel variables, is a Gumbel variable about log sum exp(f), whose
@@ -42,13 +43,15 @@ def greatest_of_sums(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Te
     where u_0 is surely exceeded. Both integrals are sums over lattices, and slopes are those of the sums: with weights
     :math:`\omega_i`, the derivative in :math:`H_k(u_i)` is :math:`-\omega_i \prod_{j \ne k} H_j(u_i)`, and goes back to x through
     the values F(u - x) that it came by. Normals are told apart by width, and those of like mean share a stretch of the lattice.
+    Products of s = softmax(f) are curvatures, :math:`E s_j s_k = \int H_j' H_k' \prod_{i \ne j, k} H_i \, du`.
 
     Args:
         mean: ``(R, K)``, finite.
         variance: the same shape.
+        products: whether E s_j s_k are wanted, too.
 
     Returns:
-        ``(R,)``, ``(R, K)``, ``(R, K)``.
+        ``(R,)``, ``(R, K)``, ``(R, K)``, and with ``products`` ``(R, K, K)``.
 
     Source:
         Sums over lattices of functions that are analytic in a strip converge geometrically (Trefethen & Weideman 2014).
@@ -60,12 +63,11 @@ def greatest_of_sums(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Te
          tensor([[0.1244, 0.1244]], dtype=torch.float64)]
     """
     rows = slices(len(mean), max(1, _ROWS_ELEMENTS // (mean.shape[-1] * 64)))
-    found = [_of_rows(mean[part], variance[part]) for part in rows]
-    value, mean_slope, variance_slope = (torch.cat(parts) for parts in zip(*found, strict=True))
-    return value, mean_slope, variance_slope
+    found = [_of_rows(mean[part], variance[part], products) for part in rows]
+    return tuple(torch.cat(parts) for parts in zip(*found, strict=True))
 
 
-def _of_rows(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _of_rows(mean: Tensor, variance: Tensor, products: bool) -> tuple[Tensor, ...]:
     deviation = variance.sqrt()
     lowest = (mean - _REACH * deviation).amax(-1, keepdim=True) + GUMBEL_LEAST
     centre = mean - lowest
@@ -81,11 +83,20 @@ def _of_rows(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     functions = below.add_(1).clamp_min_(_LEAST).view(*mean.shape, count)
     product = functions.prod(1, keepdim=True)
     value = lowest.squeeze(-1) + (1 - product.squeeze(1)) @ weights - _EULER
+    hazard = mean.new_empty(mean.numel(), count if products else 0)  # H' / H
+    for part in parts if products else ():
+        hazard[part.which] = part.density()
+    hazard = hazard.view(*mean.shape, -1).div_(functions) if products else hazard
     slope = torch.div(product * -weights, functions, out=functions).flatten(0, 1)
     mean_slope, variance_slope = torch.empty_like(centre).flatten(), torch.empty_like(centre).flatten()
     for part in parts:
         mean_slope[part.which], variance_slope[part.which] = part.slopes(slope[part.which])
-    return value, mean_slope.view_as(mean), variance_slope.view_as(mean)
+    mean_slope, variance_slope = mean_slope.view_as(mean), variance_slope.view_as(mean)
+    if not products:
+        return value, mean_slope, variance_slope
+    of_pairs = (hazard * (product * _weights_of_pairs(count, step).to(mean))) @ hazard.mT
+    of_pairs.diagonal(dim1=-2, dim2=-1).copy_(mean_slope - 2 * variance_slope)  # of E s (1 - s) / 2
+    return value, mean_slope, variance_slope, of_pairs
 
 
 def _weights(count: int, step: float) -> Tensor:
@@ -105,6 +116,13 @@ def _weights(count: int, step: float) -> Tensor:
     return weights
 
 
+def _weights_of_pairs(count: int, step: float) -> Tensor:
+    """Of products of two densities, which fall as exp(-2 u) beyond the last."""
+    weights = torch.full((count,), step, dtype=torch.float64)
+    weights[-1] += step / math.expm1(2 * step)
+    return weights
+
+
 class _Part(NamedTuple):
     """Normals of like width, and of like mean, with the lattice that they are summed over."""
 
@@ -117,9 +135,17 @@ class _Part(NamedTuple):
 
     def below(self) -> Tensor:
         """H less one at every u ``(b, u)``."""
+        return self._corrected() @ self.values
+
+    def density(self) -> Tensor:
+        """H' at every u ``(b, u)``."""
+        rates = torch.log1p(self.values.clamp_min(_HARDLY - 1)).neg_()
+        return self._corrected() @ (rates * (1 + self.values))
+
+    def _corrected(self) -> Tensor:
         if self.corrections is None:
-            return self.mass @ self.values
-        return (self.mass * _powers(self.corrections, 0, self.distance.square())) @ self.values
+            return self.mass
+        return self.mass * _powers(self.corrections, 0, self.distance.square())
 
     def slopes(self, slope: Tensor) -> tuple[Tensor, Tensor]:
         """In means and variances ``(b,)`` each, from those in H at every u ``(b, u)``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,15 +57,37 @@ def log_sum_exp_and_slopes(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tens
         >>> value.exp(), mean_slope, variance_slope
         (tensor(2.), tensor([0.5000, 0.5000]), tensor([0.1250, 0.1250]))
     """
+    value, softmax, slope = _found(mean, variance, products=False)
+    return value, softmax, slope
+
+
+def log_sum_exp_slopes_and_products(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same, and E s s', minus the derivatives in two functions' means, ``(..., K, K)``; on the diagonal E s^2.
+
+    Example:
+        >>> import torch
+        >>> log_sum_exp_slopes_and_products(torch.zeros(2), torch.full((2,), 1e-12))[3]
+        tensor([[0.2500, 0.2500],
+                [0.2500, 0.2500]])
+    """
+    value, softmax, slope, products = _found(mean, variance, products=True)
+    return value, softmax, slope, products
+
+
+def _found(mean: Tensor, variance: Tensor, *, products: bool) -> tuple[Tensor, ...]:
     shape = mean.shape
     if not mean.numel():
-        return mean.new_zeros(shape[:-1]), mean, mean
+        empty = mean.new_zeros(shape[:-1]), mean, mean
+        return (*empty, mean.new_zeros(*shape, shape[-1])) if products else empty
     # Normals that are none have no say in where lattices lie, and their answer is NaN.
     centre, spread = (torch.nan_to_num(part.double()).reshape(-1, shape[-1]) for part in (mean, variance))
-    value, *columns = _of_normals(centre, spread)
     unknown = torch.isnan(mean + variance).any(-1)
-    softmax, slope = (part.view(shape).to(mean.dtype).masked_fill_(unknown.unsqueeze(-1), torch.nan) for part in columns)
-    return value.view(shape[:-1]).to(mean.dtype).masked_fill_(unknown, torch.nan), softmax, slope
+
+    def shaped(part: Tensor) -> Tensor:
+        part = part.view((*shape[:-1], *part.shape[1:])).to(mean.dtype)
+        return part.masked_fill_(unknown.view((*unknown.shape, *[1] * (part.dim() - unknown.dim()))), torch.nan)
+
+    return tuple(map(shaped, _of_normals(centre, spread, products)))
 
 
 class _ExpectedLogSumExp(torch.autograd.Function):
@@ -81,24 +104,24 @@ class _ExpectedLogSumExp(torch.autograd.Function):
         return gradient.unsqueeze(-1) * mean_slope, gradient.unsqueeze(-1) * variance_slope
 
 
-def _of_normals(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _of_normals(mean: Tensor, variance: Tensor, products: bool) -> tuple[Tensor, ...]:
     """Those of which one is surely the greatest apart from the others; on a GPU they would have to be counted on the host."""
+    of_like_normals = partial(_of_like_normals, products=products)
     edges = _EDGES if are_narrow(mean.shape[-1], 0.0) else _EDGES_OF_MANY
     if mean.device.type != "cpu" or mean.shape[-1] == 1:
-        value, softmax, slope = by_rule(_of_like_normals, mean, variance, edges)
-        return value, softmax, slope
-    *found, bound = decided_log_sum_exp(mean, variance)
+        return by_rule(of_like_normals, mean, variance, edges)
+    *found, bound = decided_log_sum_exp(mean, variance, products=products)
     open_ones = (~(bound <= _DECIDED)).nonzero().squeeze(-1)
     if len(open_ones):
-        others = by_rule(_of_like_normals, mean[open_ones], variance[open_ones], edges)
+        others = by_rule(of_like_normals, mean[open_ones], variance[open_ones], edges)
         for part, other in zip(found, others, strict=True):
             part[open_ones] = other
-    return found[0], found[1], found[2]
+    return tuple(found)
 
 
-def _of_like_normals(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _of_like_normals(mean: Tensor, variance: Tensor, products: bool) -> tuple[Tensor, ...]:
     # On a GPU the widest would have to be looked at from the host.
     widest = float(variance.amax().sqrt()) if mean.device.type == "cpu" else torch.inf
     if are_narrow(mean.shape[-1], widest):
-        return narrow_log_sum_exp(mean, variance, widest)
-    return greatest_of_sums(mean, variance)
+        return narrow_log_sum_exp(mean, variance, widest, products=products)
+    return greatest_of_sums(mean, variance, products=products)

@@ -31,8 +31,8 @@ def are_narrow(num_functions: int, widest: float) -> bool:
     return widest <= _NARROW.get(num_functions, -1.0)
 
 
-def narrow_log_sum_exp(mean: Tensor, variance: Tensor, widest: float) -> tuple[Tensor, Tensor, Tensor]:
-    r"""E log sum exp(f), E s and E s (1 - s) / 2, s = softmax(f).
+def narrow_log_sum_exp(mean: Tensor, variance: Tensor, widest: float, *, products: bool = False) -> tuple[Tensor, ...]:
+    r"""E log sum exp(f), E s and E s (1 - s) / 2, s = softmax(f), and E s s' if ``products`` are wanted.
 
     What independent normals share, their mean weighted by precisions, is independent of the K - 1 dimensions that are left, and
     only adds its mean. With D the variances, and e the unit vector along :math:`D^{-1/2} 1`, those are :math:`D^{1/2} B z`, z
@@ -42,9 +42,10 @@ def narrow_log_sum_exp(mean: Tensor, variance: Tensor, widest: float) -> tuple[T
         mean: ``(R, K)``, finite.
         variance: the same shape.
         widest: the largest standard deviation; both as :func:`are_narrow` has them.
+        products: whether E s s' are.
 
     Returns:
-        ``(R,)``, ``(R, K)``, ``(R, K)``.
+        ``(R,)``, ``(R, K)``, ``(R, K)``, and with ``products`` ``(R, K, K)``.
 
     Source:
         Products of Gauss rules (Davis & Rabinowitz 1984, "Methods of numerical integration", section 5.6); log sum exp of
@@ -63,14 +64,14 @@ def narrow_log_sum_exp(mean: Tensor, variance: Tensor, widest: float) -> tuple[T
     weights = torch.cartesian_prod(*[weight] * size).view(-1, size).prod(-1)
     greatest = mean.amax(-1, keepdim=True)
     block = max(1, _BLOCK_ELEMENTS // (mean.shape[-1] * len(weights)))
-    found = _by_blocks(mean - greatest, variance, nodes, weights, block)
-    log_sum, softmax, square = (torch.cat(parts) for parts in zip(*found, strict=True))
-    return log_sum + greatest.squeeze(-1), softmax, (softmax - square).mul_(0.5)
+    found = _by_blocks(mean - greatest, variance, nodes, weights, block, products)
+    log_sum, softmax, square, *between = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return log_sum + greatest.squeeze(-1), softmax, (softmax - square).mul_(0.5), *between
 
 
 def _by_blocks(
-    mean: Tensor, variance: Tensor, nodes: Tensor, weights: Tensor, block: int
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    mean: Tensor, variance: Tensor, nodes: Tensor, weights: Tensor, block: int, products: bool
+) -> Iterator[tuple[Tensor, ...]]:
     for rows in slices(len(mean), block):
         f = _root(variance[rows]) @ nodes
         f += mean[rows].unsqueeze(-1)
@@ -79,7 +80,11 @@ def _by_blocks(
         log_sum = total.log().squeeze(-2) @ weights
         parts /= total
         softmax = parts @ weights
-        yield log_sum, softmax, parts.square_() @ weights
+        if products:
+            between = (parts * weights) @ parts.mT
+            yield log_sum, softmax, between.diagonal(dim1=-2, dim2=-1), between
+        else:
+            yield log_sum, softmax, parts.square_() @ weights
 
 
 def _root(variance: Tensor) -> Tensor:

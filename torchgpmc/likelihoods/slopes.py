@@ -10,6 +10,9 @@ from torch import Tensor
 
 from torchgpmc.overriding import is_newest
 
+_DENSITIES = ("expected_log_likelihood", "pointwise_log_prob", "log_prob", "forward")
+_DIFFERENCE = 1e-3  # of a mean, in deviations
+
 
 class ExpectedSlopes(NamedTuple):
     """sum_n E log p(y_n | f_n), f_n ~ N(mean_n, variance_n), and its derivatives; without a graph."""
@@ -32,6 +35,25 @@ def slopes_by_autograd(
     return ExpectedSlopes(value.detach(), slopes[0], slopes[1], tuple(slopes[2:]))
 
 
+def coupling_by_differences(
+    slopes: Any, mean: Tensor, variance: Tensor, targets: Tensor, *, central: bool = False
+) -> tuple[ExpectedSlopes, Tensor]:
+    """What ``slopes``, an ``expected_and_slopes``, has for :meth:`Factorised.expected_and_coupling`.
+
+    By differences on one side, right to a thousandth, or ``central`` ones, twice as many, right to a millionth.
+    """
+    found, coupling = slopes(mean, variance, targets), []
+    sizes = (_DIFFERENCE, -_DIFFERENCE) if central else (_DIFFERENCE,)
+    for k in range(mean.shape[-1] - 1):
+        total = torch.zeros_like(mean[..., k + 1 :])
+        for size in sizes:
+            moved, step = mean.clone(), size * variance[..., k].sqrt()
+            moved[..., k] += step
+            total += (found.mean - slopes(moved, variance, targets).mean)[..., k + 1 :] / step.unsqueeze(-1)
+        coupling.append(total / len(sizes))
+    return found, torch.cat(coupling, -1)
+
+
 def through_parameters(own: Sequence[Tensor], slopes: Sequence[Tensor], parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Derivatives in ``parameters``, of which the likelihood's ``own`` parameters are made, from those in the latter.
 
@@ -51,7 +73,17 @@ def through_parameters(own: Sequence[Tensor], slopes: Sequence[Tensor], paramete
 def slopes_function(likelihood: Any) -> Any:
     """``expected_and_slopes`` where it is of the very density that ``expected_log_likelihood`` gives, not of a parent class's."""
     kind: Any = type(likelihood)
-    densities = ("expected_log_likelihood", "pointwise_log_prob", "log_prob", "forward")
-    if is_newest(kind, "expected_and_slopes", densities):
+    if is_newest(kind, "expected_and_slopes", _DENSITIES):
         return likelihood.expected_and_slopes
     return lambda *arguments: slopes_by_autograd(likelihood, *arguments)
+
+
+def coupling_function(likelihood: Any, *, central: bool = False) -> Any:
+    """``expected_and_coupling`` where it is exact and of the density that ``expected_log_likelihood`` gives, likewise.
+
+    Else differences, ``central`` ones if these are asked for.
+    """
+    kind: Any = type(likelihood)
+    if is_newest(kind, "expected_and_coupling", ("expected_and_slopes", *_DENSITIES)):
+        return likelihood.expected_and_coupling
+    return lambda *arguments: coupling_by_differences(slopes_function(likelihood), *arguments, central=central)

@@ -13,7 +13,7 @@ from torch.distributions import Categorical
 from torchgpmc.likelihoods.gumbel import WIDEST, Lattice, RuleEdges, by_rule
 from torchgpmc.likelihoods.likelihood import Curvature, Factorised, Moments
 from torchgpmc.likelihoods.log_likelihood import require_classes
-from torchgpmc.likelihoods.log_sum_exp import expected_log_sum_exp, log_sum_exp_and_slopes
+from torchgpmc.likelihoods.log_sum_exp import expected_log_sum_exp, log_sum_exp_and_slopes, log_sum_exp_slopes_and_products
 from torchgpmc.likelihoods.slopes import ExpectedSlopes
 from torchgpmc.numerics.quadrature import log_integral_of_several
 from torchgpmc.numerics.random import log_uniform
@@ -143,10 +143,21 @@ class Softmax(Factorised, SoftmaxLikelihood):
     ) -> ExpectedSlopes:
         if self.mixing_weights is not None or bool((variance > WIDEST**2).any()):
             return super().expected_and_slopes(mean, variance, targets, parameters)
+        return self._slopes_of(mean, targets, *log_sum_exp_and_slopes(mean, variance))
+
+    def expected_and_coupling(self, mean: Tensor, variance: Tensor, targets: Tensor) -> tuple[ExpectedSlopes, Tensor]:
+        """By one sum, since minus the second derivatives in two means are -E s s'."""
+        if self.mixing_weights is not None or bool((variance > WIDEST**2).any()):
+            return super().expected_and_coupling(mean, variance, targets)
+        *found, products = log_sum_exp_slopes_and_products(mean, variance)
+        first, second = torch.triu_indices(mean.shape[-1], mean.shape[-1], 1, device=mean.device)
+        return self._slopes_of(mean, targets, *found), -products[..., first, second]
+
+    def _slopes_of(self, mean: Tensor, targets: Tensor, value: Tensor, softmax: Tensor, slope: Tensor) -> ExpectedSlopes:
+        """Of E log p(y | f), from E log sum exp(f) and its slopes."""
         index = targets.long().expand(mean.shape[:-1]).unsqueeze(-1)
-        value, softmax, variance_slope = log_sum_exp_and_slopes(mean, variance)
-        mean_slope = softmax.neg_().scatter_add_(-1, index, torch.ones_like(mean[..., :1]))
-        return ExpectedSlopes((mean.gather(-1, index).squeeze(-1) - value).sum(-1), mean_slope, -variance_slope)
+        mean_slope = softmax.neg().scatter_add_(-1, index, torch.ones_like(mean[..., :1]))
+        return ExpectedSlopes((mean.gather(-1, index).squeeze(-1) - value).sum(-1), mean_slope, -slope)
 
     def predictive_log_prob(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         logs = self._predictive_log_probabilities(mean, variance)
