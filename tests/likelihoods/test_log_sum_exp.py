@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from torchgpmc.likelihoods import log_sum_exp
+from torchgpmc.likelihoods import greatest_sum, gumbel_parts, log_sum_exp
 from torchgpmc.likelihoods.decided import decided_log_sum_exp
 from torchgpmc.likelihoods.greatest_sum import greatest_of_sums
 from torchgpmc.likelihoods.log_sum_exp import log_sum_exp_and_slopes, log_sum_exp_slopes_and_products
@@ -13,15 +13,14 @@ from torchgpmc.likelihoods.slopes import coupling_by_differences, coupling_funct
 from torchgpmc.likelihoods.softmax import Softmax
 
 EULER = 0.5772156649015329
-LAST, STEP = 45.0, 0.05
-WIDTHS = (1e-3, 0.03, 0.079, 0.081, 0.159, 0.161, 0.5, 1.0, 3.0)
+WIDTHS = (1e-3, 0.03, 0.079, 0.081, 0.159, 0.161, 0.5, 1.27, 1.29, 2.55, 2.6)
 
 
-def by_grids(mean, variance):
-    """E max (f + g) is LAST, less the integral below of the product of distribution functions; slopes are autograd's."""
+def by_grids(mean, variance, last=45.0, step=0.15, spacing=0.05):
+    """E max (f + g) is ``last``, less the integral below of the product of distribution functions; slopes are autograd's."""
     leaves = mean.clone().requires_grad_(True), variance.clone().requires_grad_(True)
-    u = torch.arange(-80.0, LAST + STEP / 2, STEP, dtype=torch.float64)
-    z = torch.arange(-9.0, 9.01, 0.02, dtype=torch.float64)
+    u = last - step * torch.arange(int((2 * last + 35) / step), dtype=torch.float64)
+    z = torch.arange(-9.0, 9.01, spacing, dtype=torch.float64)
     weights = torch.softmax(-0.5 * z.square(), 0)
     values = []
     for centre, spread in zip(*leaves, strict=True):
@@ -29,7 +28,7 @@ def by_grids(mean, variance):
         for m, v in zip(centre, spread, strict=True):
             rates = (m + v.sqrt() * z - u.unsqueeze(-1)).clamp_max(6.5).exp()
             below = below * (torch.exp(-rates) @ weights)
-        values.append(LAST - STEP * (below.sum() - 0.5 * below[-1]) - EULER)
+        values.append(last - step * (below.sum() - 0.5 * below[0]) - EULER)
     value = torch.stack(values)
     return value.detach(), *torch.autograd.grad(value.sum(), leaves)
 
@@ -48,6 +47,23 @@ def test_sums_over_lattices_have_the_value_and_slopes_of_dense_grids(size):
     mean, variance = normals(size, WIDTHS, seed=size)
     for found, expected in zip(greatest_of_sums(mean, variance), by_grids(mean, variance), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("width", [5.0, 12.0, 40.0])
+def test_wide_normals(width):
+    """Of which the Gumbel variable is smoothed by a part of their own width."""
+    mean, variance = normals(3, [width, 1.1 * width, 1.2 * width], seed=2, distance=width)
+    by_grid = by_grids(mean, variance, 12 * width + 30, width / 8, 0.1 / width)
+    for found, expected in zip(greatest_of_sums(mean, variance), by_grid, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_a_device_that_is_not_asked_for_widths_has_the_same(monkeypatch):
+    mean, variance = normals(4, WIDTHS, seed=7)
+    expected = greatest_of_sums(mean, variance, products=True)
+    monkeypatch.setattr(greatest_sum, "parts_of", gumbel_parts._all_at_once)
+    for found, part in zip(greatest_of_sums(mean, variance, products=True), expected, strict=True):
+        torch.testing.assert_close(found, part, rtol=0, atol=1e-9)
 
 
 def test_points():

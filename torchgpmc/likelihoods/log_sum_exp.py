@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from torchgpmc.likelihoods.decided import decided_log_sum_exp
-from torchgpmc.likelihoods.greatest_sum import STEP, greatest_of_sums
+from torchgpmc.likelihoods.greatest_sum import greatest_of_sums
 from torchgpmc.likelihoods.gumbel import WIDEST, RuleEdges, by_rule
+from torchgpmc.likelihoods.gumbel_parts import STEP
 from torchgpmc.likelihoods.narrow_normals import NARROW, are_narrow, narrow_log_sum_exp
 from torchgpmc.numerics.quadrature import expectation_of_several
 
