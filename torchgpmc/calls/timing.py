@@ -36,7 +36,6 @@ def takes_long_integrals(model: GPModel) -> bool:
 
 
 def seconds_of_chains(
-    rehearse: Callable[[], Callable[[], Any]],
     model: GPModel,
     method: NUTS,
     num_chains: int,
@@ -47,13 +46,8 @@ def seconds_of_chains(
 
     Quadrature has other rules and sites take more steps to find at draws from the prior than where the posterior is, maps to white
     coordinates cost as much as gradients or nothing, and trees have 7 gradients or 63. So chains begin as they will, but for a fit
-    that is soon ended, and are watched for three seconds. Where a gradient takes too long for that, as many as is usual count; and
-    where expectations are integrals no fit is begun for one, which takes hundreds of them (1980 data of seven classes: minutes).
+    that is soon ended, and are watched for three seconds. Where a gradient takes too long for that, as many as is usual count.
     """
-    if takes_long_integrals(model):
-        transition = _GRADIENTS_A_TRANSITION * seconds_of(rehearse())
-        if _LEAST * transition > _WATCHED:
-            return transition * (warmup_steps + _DRAWS_A_CHAIN)
     with one_torch_thread(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a fit that has not converged
         fit = start(max_iterations=_ROUNDS, num_starts=1)

@@ -37,7 +37,7 @@ _KINDS = 10  # doublings up to deviations of 50
 _PART = 256  # normals of like mean
 
 
-class Part(NamedTuple):
+class LikeNormals(NamedTuple):
     """Normals of like width, and of like mean, with the lattice that they are summed over."""
 
     which: Tensor  # (b,), of all
@@ -75,7 +75,7 @@ class Part(NamedTuple):
         return first * scale, 0.5 * second * scale.square()
 
 
-def parts_of(mean: Tensor, deviation: Tensor, u: Tensor, *, densities: bool) -> Iterator[Part]:
+def parts_of(mean: Tensor, deviation: Tensor, u: Tensor, *, densities: bool) -> Iterator[LikeNormals]:
     """Of normals ``(n,)``, so many at a time that their means are close; on a GPU, which would have to be asked, all at once.
 
     Args:
@@ -98,7 +98,7 @@ def parts_of(mean: Tensor, deviation: Tensor, u: Tensor, *, densities: bool) -> 
                 yield _part(alike[rows], mean[alike[rows]], deviation[alike[rows]], lattice)
 
 
-def _all_at_once(mean: Tensor, deviation: Tensor, u: Tensor, *, densities: bool) -> Iterator[Part]:
+def _all_at_once(mean: Tensor, deviation: Tensor, u: Tensor, *, densities: bool) -> Iterator[LikeNormals]:
     narrowest = float(deviation.amin())
     kind = -1 if narrowest < _NARROW else math.floor(math.log2(narrowest / _NARROW))
     lattice = _lattice(mean, deviation, kind, u, densities)
@@ -156,13 +156,13 @@ def _window(mean: Tensor, deviation: Tensor, kind: int, step: float) -> tuple[in
     return first, math.ceil(high / step) - first + 1
 
 
-def _part(which: Tensor, mean: Tensor, deviation: Tensor, lattice: _Lattice) -> Part:
+def _part(which: Tensor, mean: Tensor, deviation: Tensor, lattice: _Lattice) -> LikeNormals:
     begin, count = _window(mean, deviation, lattice.kind, lattice.step)
     stretch = slice(begin - lattice.first, begin - lattice.first + count)
     width = _stand_in(deviation, lattice.kind).unsqueeze(-1)
     distance, mass = _mass(lattice.points[stretch], mean, width, lattice.step)
     corrections = _corrections(deviation) if lattice.kind < 0 else None
-    return Part(which, distance, mass, corrections, width, lattice.values[stretch], lattice.densities[stretch])
+    return LikeNormals(which, distance, mass, corrections, width, lattice.values[stretch], lattice.densities[stretch])
 
 
 def _mass(points: Tensor, mean: Tensor, deviation: Tensor, step: float) -> tuple[Tensor, Tensor]:
