@@ -44,7 +44,7 @@ def test_the_bound_is_that_of_the_density_which_sites_make(classes):
     after = torch.linalg.inv(torch.linalg.inv(before) + torch.kron(unit, precision[0].diag()))
     mean = after @ (basis @ sites.shift[0]).flatten()
     divergence = kl_divergence(MultivariateNormal(mean, after), MultivariateNormal(0 * mean, before))
-    points = matched_points(classes - 1, max(8, classes - 1), theta)
+    points = matched_points(classes - 1, 8, theta)
     deviation = after.diagonal()[:5].sqrt()  # the same of every difference
     f = (mean.view(-1, 5) + points.unsqueeze(-1) * deviation).mT @ basis
     expected = model.likelihood.log_prob(prior.mean[0, :, None] + f, model.train_y).mean()

@@ -12,6 +12,7 @@ from torchgpmc.approximations import normal_latents
 from torchgpmc.approximations.nearest_normal import nearest_normal, precisions_of, sites_of
 from torchgpmc.approximations.normal_latents import GaussianLatents, expected_log_likelihood, joint_scale, lower_bound, under_sites
 from torchgpmc.models.latents import likelihood_values
+from torchgpmc.numerics.matched_points import matched_points
 from torchgpmc.variational import curvature, searches
 from torchgpmc.variational.bound import HeldSites, VariationalMarginal, inducing_positions
 
@@ -184,3 +185,21 @@ def test_first_bounds_of_many_classes_are_those_of_densities_found_roughly(monke
     assert bool((lost > 0).all()) and float(lost.max()) < 0.1 < float(best.max() - best.min())
     with pytest.raises(AssertionError, match="integral"):
         searches.values_at(model, theta, sites)
+
+
+def test_a_fit_of_more_classes_than_it_takes_pairs_of_points():
+    """Ten classes were an error of the algebra: eight pairs of points span eight dimensions."""
+    x = inputs(30, 2)
+    kernel, likelihood = RBFKernel(lengthscale_prior=GammaPrior(3.0, 2.0)), tg.likelihoods.Softmax(num_classes=10)
+    model = tg.SparseGP(x, torch.arange(30) % 10, kernel, likelihood, inducing_points=x[::6])
+    start = tg.initialize(model, optimize_inducing_points=False, num_starts=1, **QUIET)
+    assert start.converged and start.elbo < -30
+    points = matched_points(10, 4, start.theta)
+    torch.testing.assert_close(points.mT @ points / len(points), torch.eye(10).double())
+
+
+def test_classes_by_the_dozen():
+    x, likelihood = inputs(50, 2), tg.likelihoods.Softmax(num_classes=40)
+    model = tg.GP(x, torch.arange(50) % 40, RBFKernel(lengthscale_prior=GammaPrior(3.0, 2.0)), likelihood)
+    found = tg.approximations.ClassEP().importance_density(model, model.prior(torch.zeros(1, 1).double()))
+    assert bool(torch.isfinite(found.mean).all()) and bool(found.is_sound().all())

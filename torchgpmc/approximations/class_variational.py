@@ -74,7 +74,7 @@ def _fitted(model: GPModel, theta: Tensor, num_sweeps: int, start: SharedSites |
     with torch.no_grad():
         problem = without_graph(problem_of(model, model.prior(theta), None))
         basis = differences(model.num_latents, problem.mean.double()).to(problem.mean)
-        points = matched_points(len(basis), max(_FEW_POINTS, len(basis)), problem.mean) @ basis
+        points = matched_points(len(basis), _FEW_POINTS, problem.mean) @ basis
         now = _from_nothing(problem, points) if start is None else _from_sites(problem, start)
         bound = problem.mean.new_zeros(len(theta))
         for _ in range(num_sweeps):

@@ -35,8 +35,8 @@ _SEVERAL_OPERATIONS_A_SECOND = 4e9  # of several: N = 2000, M = 30, three classe
 # Of 1980 data, seven classes, M = 100, what chains may cost was spent in warm-up, after a fit of minutes: no draws. A call has said
 # by then how long it will take.
 _LONGER = 10.0
-# Of those, 702 coordinates, trees grew to 62 steps: 400 draws worth 103 in 866 CPU seconds. Trajectories of 12 had 87 in 197, and how
-# long they are is known without a fit.
+# Of those, 702 coordinates, trees grew to 62 steps: 400 draws worth 103 in 866 CPU seconds. Trajectories of 12 had 87 in 197, and
+# how long they are is known without a fit.
 _OF_ONE_LENGTH, _USUAL_OF_ONE_LENGTH = HMC(num_steps=16, least_steps=8), 400
 
 
