@@ -35,9 +35,9 @@ _SEVERAL_OPERATIONS_A_SECOND = 4e9  # of several: N = 2000, M = 30, three classe
 # Of 1980 data, seven classes, M = 100, what chains may cost was spent in warm-up, after a fit of minutes: no draws. A call has said
 # by then how long it will take.
 _LONGER = 10.0
-# Of those, 702 coordinates, trees grew to 62 steps: 400 draws worth 103 in 866 CPU seconds. Trajectories of 12 had 88 in 205, and how
-# long they are is known without a fit. Short ones draw what is quadratic in latents, long ones what latents hold: the lengthscale
-# was worth 23 of draws by 5 to 9 steps (117 seconds), the log density 70 of those by 8 to 16.
+# Of those, 702 coordinates, trees grew to 62 steps: 400 draws worth 103 in 866 CPU seconds. Trajectories of 12 had 88 in 205, and
+# how long they are is known without a fit. Short ones draw what is quadratic in latents, long ones what latents hold: the
+# lengthscale was worth 23 of draws by 5 to 9 steps (117 seconds), the log density 70 of those by 8 to 16.
 _OF_ONE_LENGTH, _USUAL_OF_ONE_LENGTH = HMC(num_steps=20, least_steps=4), 400
 
 
