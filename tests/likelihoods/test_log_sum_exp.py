@@ -163,6 +163,17 @@ def test_data_decided_and_not_have_what_they_have_alone(monkeypatch):
         torch.testing.assert_close(part, other, rtol=0, atol=1e-10)
 
 
+def test_means_as_far_apart_as_numbers_go():
+    rows = [[1e300, 0.0, -1e300], [0.0, -1e300, 1.0], [0.5, 0.0, -1e12], [0.0, 0.0, -math.inf]]
+    mean = torch.tensor(rows, dtype=torch.float64)
+    value, softmax, slope = log_sum_exp_and_slopes(mean, torch.ones_like(mean))
+    alone = log_sum_exp_and_slopes(torch.tensor([[0.0, 1.0], [0.5, 0.0], [0.0, 0.0]]).double(), torch.ones(3, 2).double())
+    assert float(value[0]) == 1e300 and float(softmax[0, 0]) == 1.0 and float(softmax[0, 1:].max()) < 1e-100
+    torch.testing.assert_close(value[1:], alone[0], rtol=0, atol=1e-9)
+    for part, other in (softmax, alone[1]), (slope, alone[2]):
+        torch.testing.assert_close(part[1:].sum(-1), other.sum(-1), rtol=0, atol=1e-9)
+
+
 def test_one_function_alone():
     mean, variance = torch.tensor([[3.0]]).double(), torch.tensor([[2.0]]).double()
     value, softmax, slope = log_sum_exp_and_slopes(mean, variance)

@@ -14,6 +14,7 @@ from torchgpmc.numerics.threads import slices
 _MOST = 7.5  # above all normals, and the logarithm of how many: from there on two exponentials are right to e^-22
 _EULER = 0.5772156649015329  # a Gumbel variable's mean
 _LEAST = 1e-25  # of distribution functions, below which differences from one are rounding
+_FAR = -1e6  # below u_0, where no normal is the greatest, however wide; farther ones would take numbers that overflow
 _NORMALS, _NORMALS_ON_DEVICE = 2**13, 2**15  # at once
 
 
@@ -57,7 +58,7 @@ def greatest_of_sums(mean: Tensor, variance: Tensor, *, products: bool = False) 
 def _of_rows(mean: Tensor, variance: Tensor, products: bool) -> tuple[Tensor, ...]:
     deviation = variance.sqrt()
     lowest = (mean - REACH * deviation).amax(-1, keepdim=True) + GUMBEL_LEAST
-    centre = mean - lowest
+    centre = (mean - lowest).clamp_min(_FAR)
     highest = (centre + REACH * deviation).amax()
     step, top = torch.stack([widest_step(variance, STEP).amin(), highest]).tolist()
     count = int((top + _MOST + math.log(mean.shape[-1])) / step) + 2
