@@ -63,7 +63,7 @@ def _of_rows(mean: Tensor, variance: Tensor, products: bool) -> tuple[Tensor, ..
     step, top = torch.stack([widest_step(variance, STEP).amin(), highest]).tolist()
     count = int((top + _MOST + math.log(mean.shape[-1])) / step) + 2
     u = step * torch.arange(count, dtype=mean.dtype, device=mean.device)
-    weights = _weights(count, step).to(mean)
+    weights = _weights(u, step)
     parts = list(parts_of(centre.flatten(), deviation.flatten(), u, densities=products))
     below = mean.new_empty(mean.numel(), count)  # H less one
     for part in parts:
@@ -82,17 +82,17 @@ def _of_rows(mean: Tensor, variance: Tensor, products: bool) -> tuple[Tensor, ..
     mean_slope, variance_slope = mean_slope.view_as(mean), variance_slope.view_as(mean)
     if not products:
         return value, mean_slope, variance_slope
-    of_pairs = (hazard * (product * _weights_of_pairs(count, step).to(mean))) @ hazard.mT
+    of_pairs = (hazard * (product * _weights_of_pairs(u, step))) @ hazard.mT
     of_pairs.diagonal(dim1=-2, dim2=-1).copy_(mean_slope - 2 * variance_slope)  # of E s (1 - s) / 2
     return value, mean_slope, variance_slope, of_pairs
 
 
-def _weights(count: int, step: float) -> Tensor:
+def _weights(u: Tensor, step: float) -> Tensor:
     r"""Of 1 - G at 0, step, ..., for its integral from 0 on: half of one at first, where it is level.
 
     Beyond the last it is :math:`A e^{-u} - B e^{-2u}`, with A and B from the last two, and so is what sums of it add.
     """
-    weights = torch.full((count,), step, dtype=torch.float64)
+    weights = torch.full_like(u, step)
     weights[0] *= 0.5
     fall = math.exp(-step)
     once, twice = fall / (1 - fall), fall**2 / (1 - fall**2)  # sums beyond the last, of one that is 1 there
@@ -104,8 +104,8 @@ def _weights(count: int, step: float) -> Tensor:
     return weights
 
 
-def _weights_of_pairs(count: int, step: float) -> Tensor:
+def _weights_of_pairs(u: Tensor, step: float) -> Tensor:
     """Of products of two densities, which fall as exp(-2 u) beyond the last."""
-    weights = torch.full((count,), step, dtype=torch.float64)
+    weights = torch.full_like(u, step)
     weights[-1] += step / math.expm1(2 * step)
     return weights

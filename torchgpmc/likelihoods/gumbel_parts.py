@@ -93,16 +93,21 @@ def parts_of(mean: Tensor, deviation: Tensor, u: Tensor, *, densities: bool) -> 
     for number, (begin, end) in enumerate(zip([0, *ends], ends, strict=False), -1):
         if end > begin:
             alike = order[begin:end]
-            lattice = _lattice(mean[alike], deviation[alike], number, u, densities)
+            lattice = _lattice(*_ends(mean[alike], deviation[alike], number), number, u, densities)
             for rows in slices(end - begin, _PART):
-                yield _part(alike[rows], mean[alike[rows]], deviation[alike[rows]], lattice)
+                which = alike[rows]
+                first, count = _window(*_ends(mean[which], deviation[which], number), lattice.step)
+                stretch = slice(first - lattice.first, first - lattice.first + count)
+                yield _part(which, mean[which], deviation[which], lattice, stretch)
 
 
 def _all_at_once(mean: Tensor, deviation: Tensor, u: Tensor, *, densities: bool) -> Iterator[LikeNormals]:
-    narrowest = float(deviation.amin())
-    kind = -1 if narrowest < _NARROW else math.floor(math.log2(narrowest / _NARROW))
-    lattice = _lattice(mean, deviation, kind, u, densities)
-    yield _part(torch.arange(len(mean), device=mean.device), mean, deviation, lattice)
+    """Asked for numbers once."""
+    reach = torch.where(deviation < _NARROW, _CORRECTED_REACH * _NARROW, REACH * deviation)
+    narrowest, low, high = torch.stack([deviation.amin(), (mean - reach).amin(), (mean + reach).amax()]).tolist()
+    kind = -1 if narrowest < _NARROW else min(math.floor(math.log2(narrowest / _NARROW)), _PLAIN_KINDS - 1)
+    lattice = _lattice(max(low, -_BELOW), max(high, -_BELOW), kind, u, densities)
+    yield _part(torch.arange(len(mean), device=mean.device), mean, deviation, lattice, slice(None))
 
 
 class _Lattice(NamedTuple):
@@ -116,16 +121,16 @@ class _Lattice(NamedTuple):
     densities: Tensor  # (n, u), or (n, 0)
 
 
-def _lattice(mean: Tensor, deviation: Tensor, kind: int, u: Tensor, densities: bool) -> _Lattice:
+def _lattice(low: float, high: float, kind: int, u: Tensor, densities: bool) -> _Lattice:
     width = _NARROW * 2.0 ** max(kind, 0)
     apart = _CORRECTED_APART if kind < 0 else _APART if kind < _PLAIN_KINDS else _SMOOTHED_APART
     step = apart * width if kind >= _PLAIN_KINDS else min(STEP, apart * width)
-    first, count = _window(mean, deviation, kind, step)
+    first, count = _window(low, high, step)
     points = step * torch.arange(first, first + count, dtype=u.dtype, device=u.device)
     if kind < _PLAIN_KINDS:
         return _Lattice(kind, step, first, points, *_gumbel(points, u, densities))
     reach = REACH * _SMOOTHED * width
-    fine = STEP * torch.arange(-_BELOW / STEP, (float(points[-1]) + reach) / STEP + 1, dtype=u.dtype, device=u.device)
+    fine = STEP * torch.arange(-_BELOW / STEP, (step * (first + count - 1) + reach) / STEP + 1, dtype=u.dtype, device=u.device)
     mass = _mass(fine, points, torch.full_like(points, _SMOOTHED * width).unsqueeze(-1), STEP)[1]
     values, slopes = _gumbel(fine, u, densities)
     return _Lattice(kind, step, first, points, mass @ values, mass @ slopes)
@@ -147,18 +152,21 @@ def _stand_in(deviation: Tensor, kind: int) -> Tensor:
     return (deviation.clamp_min(width).square() - (_SMOOTHED * width) ** 2).sqrt()
 
 
-def _window(mean: Tensor, deviation: Tensor, kind: int, step: float) -> tuple[int, int]:
-    """Where points that normals have mass at begin, in steps, and how many they are."""
-    below = _BELOW + (REACH * _SMOOTHED * _NARROW * 2.0**kind if kind >= _PLAIN_KINDS else 0.0)
-    reach = (REACH if kind >= 0 else _CORRECTED_REACH) * _stand_in(deviation, kind)
-    low, high = torch.stack([(mean - reach).amin(), (mean + reach).amax()]).clamp_min(-below).tolist()
+def _window(low: float, high: float, step: float) -> tuple[int, int]:
+    """Where points begin, in steps, and how many they are."""
     first = math.floor(low / step)
     return first, math.ceil(high / step) - first + 1
 
 
-def _part(which: Tensor, mean: Tensor, deviation: Tensor, lattice: _Lattice) -> LikeNormals:
-    begin, count = _window(mean, deviation, lattice.kind, lattice.step)
-    stretch = slice(begin - lattice.first, begin - lattice.first + count)
+def _ends(mean: Tensor, deviation: Tensor, kind: int) -> tuple[float, float]:
+    """Between which normals of a kind have mass."""
+    below = _BELOW + (REACH * _SMOOTHED * _NARROW * 2.0**kind if kind >= _PLAIN_KINDS else 0.0)
+    reach = (REACH if kind >= 0 else _CORRECTED_REACH) * _stand_in(deviation, kind)
+    low, high = torch.stack([(mean - reach).amin(), (mean + reach).amax()]).clamp_min(-below).tolist()
+    return low, high
+
+
+def _part(which: Tensor, mean: Tensor, deviation: Tensor, lattice: _Lattice, stretch: slice) -> LikeNormals:
     width = _stand_in(deviation, lattice.kind).unsqueeze(-1)
     distance, mass = _mass(lattice.points[stretch], mean, width, lattice.step)
     corrections = _corrections(deviation) if lattice.kind < 0 else None
@@ -186,7 +194,7 @@ def _corrections(deviation: Tensor) -> Tensor:
 
 def _powers(corrections: Tensor, more: int, square: Tensor) -> Tensor:
     """Sums of factors times Hermite polynomials in t of degrees ``more``, ``more`` + 2, ... ``(b, n)``; over t, where it is 1."""
-    coefficients = corrections @ _hermite(more).to(corrections)
+    coefficients = corrections @ _hermite(more, corrections.device)
     *lower, found = coefficients.unsqueeze(-1).unbind(1)
     found = found.expand_as(square).clone()
     for column in reversed(lower):
@@ -194,11 +202,11 @@ def _powers(corrections: Tensor, more: int, square: Tensor) -> Tensor:
     return found
 
 
-@lru_cache(maxsize=3)
-def _hermite(more: int) -> Tensor:
+@lru_cache(maxsize=12)
+def _hermite(more: int, device: torch.device) -> Tensor:
     """Coefficients of the squares' powers ``(7, powers)``."""
     rows = [herme2poly([0.0] * (2 * i + more) + [1.0])[more % 2 :: 2] for i in range(_CORRECTIONS + 1)]
     found = torch.zeros(len(rows), len(rows[-1]), dtype=torch.float64)
     for row, polynomial in zip(found, rows, strict=True):
         row[: len(polynomial)] = torch.as_tensor(polynomial)
-    return found
+    return found.to(device)
