@@ -38,9 +38,9 @@ _LONGER = 10.0
 # Of those, 702 coordinates, trees grew to 62 steps: 400 draws worth 103 in 866 CPU seconds. Trajectories of 12 had 88 in 205, and
 # how long they are is known without a fit. Short ones draw what is quadratic in latents, long ones what latents hold: the
 # lengthscale was worth 23 of draws by 5 to 9 steps (117 seconds), the log density 70 of those by 8 to 16.
-# Some 400 draws a chain, of 12 gradients each, and a fit; near that a gradient takes a third of what it takes at draws from the
-# prior, where less is decided.
-_OF_ONE_LENGTH, _USUAL_OF_ONE_LENGTH = HMC(num_steps=20, least_steps=4), 100
+# Some 450 draws a chain after 100, of 12 gradients each, and a fit of some minutes; near that a gradient takes half of what it
+# takes at draws from the prior, where less is decided.
+_OF_ONE_LENGTH, _USUAL_OF_ONE_LENGTH = HMC(num_steps=20, least_steps=4), 200
 
 
 def budget_of_chains(model: GPModel, num_chains: int = NUM_CHAINS, operations_a_second: float = _OPERATIONS_A_SECOND) -> float:
