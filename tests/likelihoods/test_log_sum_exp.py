@@ -179,3 +179,14 @@ def test_one_function_alone():
     value, softmax, slope = log_sum_exp_and_slopes(mean, variance)
     assert float(value[0]) == pytest.approx(3.0, abs=1e-9)
     assert float(softmax[0, 0]) == pytest.approx(1.0, abs=1e-9) and math.isclose(float(slope[0, 0]), 0.0, abs_tol=1e-9)
+
+
+def test_mixing_weights_have_a_coupling_by_differences_on_both_sides():
+    """Which cancel in sums over data, where differences on one side do not."""
+    mean, variance = normals(2, [0.3] * 20, seed=5, distance=1.0)
+    likelihood, y = Softmax(num_features=2, num_classes=3).double().requires_grad_(False), torch.arange(20) % 3
+    arguments = likelihood.expected_and_slopes, mean, variance, y
+    one_sided, central = (coupling_by_differences(*arguments, central=both)[1] for both in (False, True))
+    found = coupling_function(likelihood)(mean, variance, y)[1]
+    torch.testing.assert_close(found, central, rtol=0, atol=1e-12)
+    assert float((one_sided - central).abs().max()) > 1e-8

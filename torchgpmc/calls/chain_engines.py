@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from torchgpmc.adapter.closed_form import BoundClosedForm
+from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.approximations import Laplace
 from torchgpmc.calls.candidate import Candidate, Limits, anything, no_start, some_use
-from torchgpmc.calls.timing import seconds_of_chains, seconds_of_evaluations, takes_long_integrals
+from torchgpmc.calls.timing import seconds_of_chains, seconds_of_evaluations
 from torchgpmc.methods import HMC, NUTS
 from torchgpmc.models import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
@@ -60,16 +61,21 @@ def together(model: GPModel) -> list[Candidate]:
     if not model.has_latents_at_data:
         speed = _SPARSE_OPERATIONS_A_SECOND if one_latent else _SEVERAL_OPERATIONS_A_SECOND
         found = [engine.with_limits(budget=budget_of_chains(model, operations_a_second=speed)) for engine in found]
-    if takes_long_integrals(model):
+    if _takes_long_integrals(model):
         found[0] = found[0].with_limits(budget=_LONGER * found[0].limits.budget)
     return found
+
+
+def _takes_long_integrals(model: GPModel) -> bool:
+    """Whether a gradient of [theta, v] is expectations that take longer than all algebra does."""
+    return model.takes_expectations and model.factorises and as_likelihood(model.likelihood).expectation_operations > 0
 
 
 def around_fit(model: GPModel) -> Candidate:
     """Of likelihoods that are products over data."""
     why = "chains begin around a variational fit, in coordinates white under it."
     fit = partial(initialize, model, optimize_inducing_points=False, progress=False)
-    if takes_long_integrals(model):
+    if _takes_long_integrals(model):
         return chains(model, _OF_ONE_LENGTH, why, 100, start=fit, usual_draws=_USUAL_OF_ONE_LENGTH)
     return chains(model, NUTS(max_tree_depth=8, target_accept_prob=0.9), why, 100, start=fit)
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.methods import NUTS
 from torchgpmc.models import GPModel
 from torchgpmc.numerics.random import make_generator
@@ -28,11 +27,6 @@ _DRAWS_A_CHAIN = 200  # of four chains that go well
 def seconds_of_evaluations(rehearse: Callable[[], Callable[[], Any]], number: float) -> float:
     """Of as many as ``rehearse()``, which is not timed, gives one of."""
     return number * seconds_of(rehearse())
-
-
-def takes_long_integrals(model: GPModel) -> bool:
-    """Whether a gradient of [theta, v] is expectations that take longer than all algebra does."""
-    return model.takes_expectations and model.factorises and as_likelihood(model.likelihood).expectation_operations > 0
 
 
 def seconds_of_chains(

@@ -221,12 +221,17 @@ class Factorised(LogLikelihood):
     def expected_and_coupling(self, mean: Tensor, variance: Tensor, targets: Tensor) -> tuple[ExpectedSlopes, Tensor]:
         """The same without parameters, and minus the second derivatives in the means of two latents at a datum.
 
-        By differences of slopes, right to about a thousandth; an override serves no subclass that has another density.
+        By differences of slopes on both sides, right to about a millionth; an override serves no subclass that has another density.
+
+        Args:
+            mean: ``(C, N, K)``.
+            variance: the same shape; a variance.
+            targets: ``(N,)`` or ``(C, N)``.
 
         Returns:
             The slopes, and ``(C, N, K (K - 1) / 2)``, pairs in the order (0, 1), (0, 2), ..., (1, 2), ...
         """
-        return coupling_by_differences(slopes_function(self), mean, variance, targets)
+        return coupling_by_differences(slopes_function(self), mean, variance, targets, central=True)
 
     def predictive_log_prob(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         r""":math:`\log \int p(y_n | f) N(f | mean_n, variance_n) df`, elementwise; ``variance`` is a variance.
