@@ -287,3 +287,30 @@ class SharedDensity:
 
     def select(self, rows: Tensor) -> SharedDensity:
         return SharedDensity(self.density.select(rows), self.work, self.device, self.elements)
+
+
+class FollowedDensity(NamedTuple):
+    """A log density with the gradient of another near it, for trajectories that are tested by values at their ends.
+
+    Args:
+        density: the one to sample from.
+        followed: whose gradient it has.
+
+    Example:
+        >>> import torch
+        >>> normal, near = (AutogradDensity(lambda x, rate=rate: -0.5 * rate * (x * x).sum(-1)) for rate in (1.0, 1.1))
+        >>> FollowedDensity(normal, near).value_and_grad(torch.ones(1, 2))
+        (tensor([-1.]), tensor([[-1.1000, -1.1000]]))
+    """
+
+    density: LogDensity
+    followed: LogDensity
+
+    def __call__(self, position: Tensor) -> Tensor:
+        return self.density(position)
+
+    def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        return self.density(position), self.followed.value_and_grad(position)[1]
+
+    def select(self, rows: Tensor) -> FollowedDensity:
+        return FollowedDensity(self.density.select(rows), self.followed.select(rows))

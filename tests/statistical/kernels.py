@@ -15,6 +15,7 @@ from torchgpmc.approximations import Laplace
 from torchgpmc.evidence import importance
 from torchgpmc.models import JointLogDensity
 from torchgpmc.models.affine import AffineJointLogDensity
+from torchgpmc.models.bent import bent_map
 from torchgpmc.models.following import following_map
 from torchgpmc.models.latents import likelihood_values
 from torchgpmc.models.whitening import GaussianSites
@@ -64,6 +65,24 @@ def _nuts(model, density, like):
 def _hmc(model, density, like):
     tuning = preconditioner(model, like)
     return hmc(density, step_size=torch.tensor(0.5).to(like), preconditioner=tuning, num_steps=4, random_length=True)
+
+
+class _Askew(NamedTuple):
+    """What trajectories may follow in a density's place: a fifth flatter, and leaning."""
+
+    density: Any
+
+    def __call__(self, position):
+        return 0.8 * self.density(position)
+
+    def value_and_grad(self, position):
+        value, gradient = self.density.value_and_grad(position)
+        return 0.8 * value, 0.8 * gradient + 0.2 * position.cos()
+
+
+def _hmc_following(model, density, like):
+    tuning = preconditioner(model, like)
+    return hmc(density, step_size=torch.tensor(0.5).to(like), preconditioner=tuning, num_steps=4, followed=_Askew(density))
 
 
 def _chees(model, density, like):
@@ -208,13 +227,15 @@ def _white_under_sites(model, density, like):
     return Sampler(init, step)
 
 
-def white_at_every_theta(model, density, like):
-    """HMC on [theta, w], w white under a normal density of all functions together which no data made."""
+def white_at_every_theta(model, density, like, bent=False):
+    """HMC on [theta, w], w white under a normal density of all functions together which no data made; ``bent``: near one theta."""
     size = model.layout.size
     generator = torch.Generator().manual_seed(5)
     root, slope = (torch.randn(model.latent_size, n, generator=generator).to(like) for n in (model.latent_size, size))
     mean, scale = 0.5 * root[:1], (0.2 * root.tril(-1) + 0.6 * torch.eye(len(root)).to(like))[None]
     coordinates = following_map(model, like.new_zeros(size), mean, scale, slope)
+    if bent:
+        coordinates = bent_map(coordinates, torch.full_like(coordinates.origin, 0.5))
     joint = AffineJointLogDensity(density, coordinates)
     inner = _hmc(model, joint, like)
 
@@ -338,6 +359,7 @@ SAMPLERS = {
     "nuts": Row("nuts", _nuts, (tg.NUTS(thinning=6), 150)),
     "nuts, white under sites": Row("nuts", _white_under_sites, (tg.NUTS(thinning=4, whitening=tg.Laplace()), 75)),
     "hmc": Row("hmc", _hmc, (tg.HMC(num_steps=12, thinning=10), 150)),
+    "hmc, following another density": Row("hmc", _hmc_following),
     "chees": Row("chees", _chees, (tg.ChEES(max_steps=12, thinning=10), 150)),
     "stochastic gradient hmc": Row("stochastic_gradient_hmc", _stochastic_gradient_hmc, is_biased=True),
     "metropolis": Row("metropolis", _metropolis, (tg.AdaptiveMH(thinning=300), 1000)),

@@ -38,6 +38,7 @@ from tests.statistical.kernels import (
 )
 from torchgpmc.evidence import ImportanceEstimator
 from torchgpmc.models import JointLogDensity
+from torchgpmc.models.bent import BentMap
 from torchgpmc.models.class_coordinates import class_map
 from torchgpmc.models.following import FollowingMap
 from torchgpmc.models.latents import likelihood_values
@@ -198,22 +199,24 @@ def test_a_missing_volume_of_the_white_coordinates_is_caught():
     assert geweke(MODELS["poisson"](), "nuts, white under sites", seed=17, density_class=NoVolume, chains=PLANTED) > 1
 
 
-def geweke_at_every_theta(monkeypatch, **options):
-    monkeypatch.setitem(SAMPLERS, "white", Row("hmc", white_at_every_theta))
+def geweke_at_every_theta(monkeypatch, bent, **options):
+    monkeypatch.setitem(SAMPLERS, "white", Row("hmc", partial(white_at_every_theta, bent=bent)))
     return geweke(gp("softmax", num_data=2), "white", seed=24, **options)
 
 
 @pytest.mark.slow
 @pytest.mark.statistical
-def test_three_latents_white_at_every_theta_are_exact(monkeypatch):
-    assert geweke_at_every_theta(monkeypatch, chains=6000) < 1
+@pytest.mark.parametrize("bent", [False, True])
+def test_three_latents_white_at_every_theta_are_exact(bent, monkeypatch):
+    assert geweke_at_every_theta(monkeypatch, bent, chains=6000) < 1
 
 
 @pytest.mark.slow
-def test_a_missing_volume_at_every_theta_is_caught(monkeypatch):
-    mapped = FollowingMap.mapped
-    monkeypatch.setattr(FollowingMap, "mapped", lambda *of: mapped(*of)._replace(log_volume=of[1].new_zeros(len(of[1]))))
-    assert geweke_at_every_theta(monkeypatch, chains=PLANTED) > 1
+@pytest.mark.parametrize("kind", [FollowingMap, BentMap])
+def test_a_missing_volume_at_every_theta_is_caught(kind, monkeypatch):
+    mapped = kind.mapped
+    monkeypatch.setattr(kind, "mapped", lambda *of: mapped(*of)._replace(log_volume=of[1].new_zeros(len(of[1]))))
+    assert geweke_at_every_theta(monkeypatch, kind is BentMap, chains=PLANTED) > 1
 
 
 def geweke_of_classes(monkeypatch, by_trajectories=False, **options):

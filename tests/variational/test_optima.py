@@ -13,6 +13,7 @@ from tqdm.auto import tqdm
 import torchgpmc as tg
 from tests.problems import sparse_gp
 from torchgpmc.models.affine import AffineMap
+from torchgpmc.models.bent import BentMap
 from torchgpmc.models.following import FollowingMap
 from torchgpmc.runs.run import Settings
 from torchgpmc.trees import take
@@ -113,9 +114,10 @@ def test_with_one_optimum_chains_begin_where_they_did(start, monkeypatch):
     torch.testing.assert_close(drawn[1], drawn[2][:2])
 
 
-@pytest.mark.parametrize("kind", [AffineMap, FollowingMap])
+@pytest.mark.parametrize("kind", [AffineMap, BentMap, FollowingMap])
 def test_white_undoes_latents(start, kind, monkeypatch, generator):
-    monkeypatch.setattr(start_module, "_WORTH_FOLLOWING", 0.0 if kind is AffineMap else math.inf)
+    monkeypatch.setattr(start_module, "_WORTH_FOLLOWING", math.inf if kind is FollowingMap else 0.0)
+    monkeypatch.setattr(start_module, "_MOST_BENT", math.inf if kind is BentMap else 0)
     coordinates = start.white_coordinates()
     assert isinstance(coordinates, kind)
     theta = start.theta + torch.randn(5, 2, generator=generator, dtype=torch.float64)

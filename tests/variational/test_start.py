@@ -14,6 +14,7 @@ import torchgpmc as tg
 from tests.problems import fixed_kernel, gp, gp_regression, inputs, kernel, sparse_gp, targets
 from torchgpmc.approximations.normal_latents import GaussianLatents
 from torchgpmc.models.affine import AffineMap
+from torchgpmc.models.bent import BentMap
 from torchgpmc.models.following import FollowingMap
 from torchgpmc.numerics.linalg import normal_from_natural
 from torchgpmc.variational import minibatches
@@ -123,6 +124,8 @@ def test_coordinates_follow_theta_where_that_is_not_dear(start, monkeypatch):
     fixed = tg.SparseGP(inputs(12), targets("probit", 12), fixed_kernel(), start.model.likelihood, inducing_points=inputs(4))
     assert isinstance(tg.initialize(fixed, **QUIET).white_coordinates(), AffineMap)
     monkeypatch.setattr(start_module, "_WORTH_FOLLOWING", 0.0)
+    assert isinstance(start.white_coordinates(), BentMap)
+    monkeypatch.setattr(start_module, "_MOST_BENT", 0)
     assert isinstance(start.white_coordinates(), AffineMap)
 
 

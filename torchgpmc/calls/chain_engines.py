@@ -16,6 +16,7 @@ from torchgpmc.calls.timing import seconds_of_chains, seconds_of_evaluations
 from torchgpmc.methods import HMC, NUTS
 from torchgpmc.models import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
+from torchgpmc.models.rough import with_rough_expectations
 from torchgpmc.numerics.random import make_generator
 from torchgpmc.runs.chain_targets import shared
 from torchgpmc.runs.run import MethodOptions
@@ -36,12 +37,10 @@ _SEVERAL_OPERATIONS_A_SECOND = 4e9  # of several: N = 2000, M = 30, three classe
 # Of 1980 data, seven classes, M = 100, what chains may cost was spent in warm-up, after a fit of minutes: no draws. A call has said
 # by then how long it will take.
 _LONGER = 10.0
-# Of those, 702 coordinates, trees grew to 62 steps: 400 draws worth 103 in 866 CPU seconds. Trajectories of 12 had 88 in 205, and
-# how long they are is known without a fit. Short ones draw what is quadratic in latents, long ones what latents hold: the
-# lengthscale was worth 23 of draws by 5 to 9 steps (117 seconds), the log density 70 of those by 8 to 16.
-# Some 450 draws a chain after 100, of 12 gradients each, and a fit of some minutes; near that a gradient takes half of what it
-# takes at draws from the prior, where less is decided.
-_OF_ONE_LENGTH, _USUAL_OF_ONE_LENGTH = HMC(num_steps=20, least_steps=4), 200
+# Of those, 702 coordinates, trees grew to 62 steps: 400 draws worth 103 in 866 CPU seconds. Trajectories of a length that is known
+# without a fit, by few points, had 1200 worth 360 in 268: long ones draw what latents hold, short ones what is quadratic in them.
+# Some 350 draws a chain after 100, of 12 gradients and an exact test each, and a fit that takes a third as long.
+_OF_ONE_LENGTH, _USUAL_OF_ONE_LENGTH = HMC(num_steps=20, least_steps=4, rough_trajectories=True), 500
 
 
 def budget_of_chains(model: GPModel, num_chains: int = NUM_CHAINS, operations_a_second: float = _OPERATIONS_A_SECOND) -> float:
@@ -76,6 +75,7 @@ def around_fit(model: GPModel) -> Candidate:
     why = "chains begin around a variational fit, in coordinates white under it."
     fit = partial(initialize, model, optimize_inducing_points=False, progress=False)
     if _takes_long_integrals(model):
+        fit = partial(fit, rough_expectations=True)
         return chains(model, _OF_ONE_LENGTH, why, 100, start=fit, usual_draws=_USUAL_OF_ONE_LENGTH)
     return chains(model, NUTS(max_tree_depth=8, target_accept_prob=0.9), why, 100, start=fit)
 
@@ -100,7 +100,9 @@ def chains(
     usual_draws: int = 150,
 ) -> Candidate:
     """Of a method on [theta, v], or on v alone, which usually ends after so many draws a chain."""
-    density = shared(JointLogDensity(model), model)
+    # Of trajectories that follow a rough density, with one exact test each.
+    is_rough = isinstance(method, HMC) and method.rough_trajectories
+    density = shared(JointLogDensity(with_rough_expectations(model) if is_rough else model), model)
 
     def rehearse() -> Callable[[], Any]:
         theta = model.layout.starting_points(num_chains, make_generator(0, model.train_x.device))

@@ -233,6 +233,13 @@ class Factorised(LogLikelihood):
         """
         return coupling_by_differences(slopes_function(self), mean, variance, targets, central=True)
 
+    def by_few_points(self) -> Factorised:
+        """The same density with expectations that are means over few points; itself where they are quick as they are.
+
+        For what need not be exact: where a fit lies, which way a trajectory goes that is tested at its end.
+        """
+        return self
+
     def predictive_log_prob(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         r""":math:`\log \int p(y_n | f) N(f | mean_n, variance_n) df`, elementwise; ``variance`` is a variance.
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from torchgpmc.likelihoods.decided import decided_log_sum_exp
 from torchgpmc.likelihoods.greatest_sum import greatest_of_sums
 from torchgpmc.likelihoods.gumbel import WIDEST, RuleEdges, by_rule
 from torchgpmc.likelihoods.gumbel_parts import STEP
 from torchgpmc.likelihoods.narrow_normals import NARROW, are_narrow, narrow_log_sum_exp
+from torchgpmc.likelihoods.slopes import with_known_slopes
 from torchgpmc.numerics.quadrature import expectation_of_several
 
 _EDGES = RuleEdges((*NARROW, 2.0, 6.0, 18.0), STEP, (0.8, 1.6, 4.0, 12.0))
@@ -33,7 +32,7 @@ def expected_log_sum_exp(mean: Tensor, variance: Tensor) -> Tensor:
         >>> expected_log_sum_exp(torch.zeros(3).double(), torch.full((3,), 1e-12).double()).exp()
         tensor(3.0000, dtype=torch.float64)
     """
-    found = _ExpectedLogSumExp.apply(mean, variance.clamp_max(WIDEST**2))
+    found = with_known_slopes(log_sum_exp_and_slopes, mean, variance.clamp_max(WIDEST**2))
     too_wide = (variance > WIDEST**2).any(-1)
     if not bool(too_wide.any()):
         return found
@@ -89,20 +88,6 @@ def _found(mean: Tensor, variance: Tensor, *, products: bool) -> tuple[Tensor, .
         return part.masked_fill_(unknown.view((*unknown.shape, *[1] * (part.dim() - unknown.dim()))), torch.nan)
 
     return tuple(map(shaped, _of_normals(centre, spread, products)))
-
-
-class _ExpectedLogSumExp(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, mean: Tensor, variance: Tensor) -> Tensor:
-        value, *slopes = log_sum_exp_and_slopes(mean, variance)
-        ctx.save_for_backward(*slopes)
-        return value
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        mean_slope, variance_slope = ctx.saved_tensors
-        return gradient.unsqueeze(-1) * mean_slope, gradient.unsqueeze(-1) * variance_slope
 
 
 def _of_normals(mean: Tensor, variance: Tensor, products: bool) -> tuple[Tensor, ...]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from torchgpmc.overriding import is_newest
 
@@ -68,6 +69,32 @@ def through_parameters(own: Sequence[Tensor], slopes: Sequence[Tensor], paramete
     values, gradients = zip(*pairs, strict=True)
     found = torch.autograd.grad(values, list(parameters), gradients, allow_unused=True)
     return tuple(torch.zeros_like(leaf) if slope is None else slope for leaf, slope in zip(parameters, found, strict=True))
+
+
+class _Known(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, function: Callable[..., tuple[Tensor, Tensor, Tensor]], mean: Tensor, variance: Tensor) -> Tensor:
+        value, *slopes = function(mean, variance)
+        ctx.save_for_backward(*slopes)
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, Tensor]:
+        of_mean, of_variance = ctx.saved_tensors
+        return None, gradient.unsqueeze(-1) * of_mean, gradient.unsqueeze(-1) * of_variance
+
+
+def with_known_slopes(function: Callable[..., tuple[Tensor, Tensor, Tensor]], mean: Tensor, variance: Tensor) -> Tensor:
+    """An expectation of K independent normals, ``(..., K)`` to ``(...)``, differentiable once by the slopes that come with it.
+
+    Args:
+        function: of mean and variance, to the value ``(...)`` and its derivatives in either ``(..., K)``.
+        mean: ``(..., K)``.
+        variance: the same shape.
+    """
+    value: Tensor = _Known.apply(function, mean, variance)
+    return value
 
 
 def slopes_function(likelihood: Any) -> Any:

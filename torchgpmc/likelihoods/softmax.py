@@ -10,11 +10,12 @@ from gpytorch.priors import Prior
 from torch import Tensor
 from torch.distributions import Categorical
 
+from torchgpmc.likelihoods.few_points import log_sum_exp_by_points, rough_slopes_and_products
 from torchgpmc.likelihoods.gumbel import WIDEST, Lattice, RuleEdges, by_rule
 from torchgpmc.likelihoods.likelihood import Curvature, Factorised, Moments
 from torchgpmc.likelihoods.log_likelihood import require_classes
 from torchgpmc.likelihoods.log_sum_exp import expected_log_sum_exp, log_sum_exp_and_slopes, log_sum_exp_slopes_and_products
-from torchgpmc.likelihoods.slopes import ExpectedSlopes
+from torchgpmc.likelihoods.slopes import ExpectedSlopes, with_known_slopes
 from torchgpmc.numerics.quadrature import log_integral_of_several
 from torchgpmc.numerics.random import log_uniform
 
@@ -150,8 +151,15 @@ class Softmax(Factorised, SoftmaxLikelihood):
         if self.mixing_weights is not None or bool((variance > WIDEST**2).any()):
             return super().expected_and_coupling(mean, variance, targets)
         *found, products = log_sum_exp_slopes_and_products(mean, variance)
-        first, second = torch.triu_indices(mean.shape[-1], mean.shape[-1], 1, device=mean.device)
-        return self._slopes_of(mean, targets, *found), -products[..., first, second]
+        return self._slopes_of(mean, targets, *found), _of_pairs(products)
+
+    def by_few_points(self) -> Softmax:
+        """With mixing weights, and of up to three classes, itself."""
+        if not self.expectation_operations or self.mixing_weights is not None:
+            return self
+        found = object.__new__(_SoftmaxByFewPoints)
+        found.__dict__.update(self.__dict__)
+        return found
 
     def _slopes_of(self, mean: Tensor, targets: Tensor, value: Tensor, softmax: Tensor, slope: Tensor) -> ExpectedSlopes:
         """Of E log p(y | f), from E log sum exp(f) and its slopes."""
@@ -176,6 +184,31 @@ class Softmax(Factorised, SoftmaxLikelihood):
         logs = self._log_probabilities(f)
         gumbel = -torch.log(-log_uniform(logs.shape, logs, generator))
         return (logs + gumbel).argmax(-1).to(f.dtype)
+
+
+class _SoftmaxByFewPoints(Softmax):
+    """Without mixing weights; expectations are means over 16 points."""
+
+    expectation_operations = 0.0  # type: ignore[assignment]  # they are quick
+
+    def expected_log_likelihood(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
+        index = targets.long().expand(mean.shape[:-1]).unsqueeze(-1)
+        return mean.gather(-1, index).squeeze(-1) - with_known_slopes(log_sum_exp_by_points, mean, variance)
+
+    def expected_and_slopes(
+        self, mean: Tensor, variance: Tensor, targets: Tensor, parameters: Sequence[Tensor] = ()
+    ) -> ExpectedSlopes:
+        return self._slopes_of(mean, targets, *log_sum_exp_by_points(mean, variance))
+
+    def expected_and_coupling(self, mean: Tensor, variance: Tensor, targets: Tensor) -> tuple[ExpectedSlopes, Tensor]:
+        *found, products = rough_slopes_and_products(mean, variance)
+        return self._slopes_of(mean, targets, *found), _of_pairs(products)
+
+
+def _of_pairs(products: Tensor) -> Tensor:
+    """-E s s' of every two, from all of them."""
+    first, second = torch.triu_indices(products.shape[-1], products.shape[-1], 1, device=products.device)
+    return -products[..., first, second]
 
 
 def log_probabilities_of_normals(mean: Tensor, variance: Tensor) -> Tensor:

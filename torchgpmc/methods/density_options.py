@@ -73,7 +73,15 @@ class DensityOptions(MethodOptions):
             ValueError: an option out of range, or one that has a meaning for models alone.
         """
         self.check_options()
-        for option in ("marginal", "whitening", "noise_variances", "importance_weights", "from_mode", "normal_scale"):
+        for option in (
+            "marginal",
+            "whitening",
+            "noise_variances",
+            "importance_weights",
+            "from_mode",
+            "normal_scale",
+            "rough_trajectories",
+        ):
             if value := getattr(self, option, None):
                 raise ValueError(f"{option} is {value!r}, and a density has no latents to treat so. Expected a method without it.")
         return self.run_on(target, settings)

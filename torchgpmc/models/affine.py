@@ -35,6 +35,20 @@ class WhiteCoordinates(Protocol):
         """w ``(C, V)`` from theta ``(C, P)`` and v ``(C, V)``."""
 
 
+class CoordinatesOfAFit(WhiteCoordinates, Protocol):
+    """A map around a fit."""
+
+    @property
+    def origin(self) -> Tensor:
+        """The fit's theta ``(P,)``, as positions have it."""
+
+    def latents(self, theta: Tensor, white: Tensor) -> Tensor:
+        """v ``(C, V)`` from theta ``(C, P)`` and w ``(C, V)``."""
+
+    def moved(self, origin: Tensor, jacobian: Tensor) -> CoordinatesOfAFit:
+        """With other numbers in theta's place, to first order: these at the fit, and theta's derivatives in them ``(P, P)``."""
+
+
 class AffineMap(NamedTuple):
     r"""v = centre + slope (theta - origin) + scale w, for every latent function.
 
@@ -72,6 +86,10 @@ class AffineMap(NamedTuple):
         rest = v - self.centre.flatten() - (theta - self.origin) @ self.slope.mT
         parts = rest.view(len(rest), *self.centre.shape).transpose(0, 1)
         return torch.linalg.solve_triangular(self.scale.mT, parts, upper=True, left=False).transpose(0, 1).flatten(1)
+
+    def moved(self, origin: Tensor, jacobian: Tensor) -> AffineMap:
+        """With other numbers in theta's place, to first order: these at the fit, and theta's derivatives in them ``(P, P)``."""
+        return self._replace(origin=origin, slope=self.slope @ jacobian)
 
     def _turned(self, rows: Tensor, matrices: Tensor) -> Tensor:
         """Rows ``(C, V)``, each latent's part times its matrix: one product for all chains, which reads the matrix once."""

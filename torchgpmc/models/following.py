@@ -64,24 +64,30 @@ class FollowingMap(NamedTuple):
     def whitened(self, theta: Tensor, white: Tensor) -> tuple[Tensor, Tensor]:
         """v, and log |dv / dw| ``(C,)``, differentiable; NaN where a covariance does not factorise."""
         prior = self.model.prior(theta)
-        turn, shift = self._turn(prior.mean, factor_with_gradient(prior.covariance, prior.factor))
-        root, info = torch.linalg.cholesky_ex(self._precision(turn))
-        explained = solve_lower(root, self._linear(turn, shift).unsqueeze(-1))
+        root, explained, ok = self._given(prior, factor_with_gradient(prior.covariance, prior.factor))
         total = explained + white.view(len(white), *self.linear.shape, 1)
         v = torch.linalg.solve_triangular(root.mT, total, upper=True).view_as(white)
         log_volume = -root.diagonal(dim1=-2, dim2=-1).log().sum((-2, -1))
-        ok = prior.ok & (info == 0).all(-1)
         return v + (theta - self.origin) @ self.slope.mT, torch.where(ok, log_volume, torch.nan)
 
     def white(self, theta: Tensor, v: Tensor) -> Tensor:
         """w ``(C, V)`` from theta and v: what :meth:`latents` undoes; NaN where a covariance does not factorise."""
         prior = self.model.prior(theta)
-        turn, shift = self._turn(prior.mean, prior.factor)
-        root, info = torch.linalg.cholesky_ex(self._precision(turn))
+        root, explained, ok = self._given(prior, prior.factor)
         rest = (v - (theta - self.origin) @ self.slope.mT).view(len(v), *self.linear.shape, 1)
-        white = root.mT @ rest - solve_lower(root, self._linear(turn, shift).unsqueeze(-1))
-        ok = prior.ok & (info == 0).all(-1)
+        white = root.mT @ rest - explained
         return torch.where(ok.unsqueeze(-1), white.view_as(v), torch.nan)
+
+    def normal_at(self, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean of v ``(C, V)`` at thetas, roots of its covariance ``(C, B, m, m)``, R^-T, and whether there is one ``(C,)``."""
+        prior = self.model.prior(theta)
+        root, explained, ok = self._given(prior, prior.factor)
+        scale = inverse_lower(root).mT
+        return (scale @ explained).view(len(theta), -1) + (theta - self.origin) @ self.slope.mT, scale, ok
+
+    def moved(self, origin: Tensor, jacobian: Tensor) -> FollowingMap:
+        """With other numbers in theta's place, to first order: these at the fit, and theta's derivatives in them ``(P, P)``."""
+        return self._replace(origin=origin, slope=self.slope @ jacobian)
 
     def mapped(self, theta: Tensor, white: Tensor) -> Mapped:
         """v and the volume, with their slopes by formulas."""
@@ -102,6 +108,12 @@ class FollowingMap(NamedTuple):
             return of_theta, parts.white.reshape(gradient.shape)
 
         return Mapped(v, torch.where(prior.ok, found.log_volume, torch.nan), slopes)
+
+    def _given(self, prior: LatentPrior, factor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """R ``(C, B, m, m)``, R^-1 b ``(C, B, m, 1)``, and whether both could be had ``(C,)``."""
+        turn, shift = self._turn(prior.mean, factor)
+        root, info = torch.linalg.cholesky_ex(self._precision(turn))
+        return root, solve_lower(root, self._linear(turn, shift).unsqueeze(-1)), prior.ok & (info == 0).all(-1)
 
     def _turn(self, mean: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
         """T ``(C, M, M)`` and d ``(C, M)``."""

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.adapter.conversion import as_likelihood
-from torchgpmc.models.affine import AffineMap
-from torchgpmc.models.following import FollowingMap
+from torchgpmc.models.affine import CoordinatesOfAFit
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.models.latents import likelihood_parameters
@@ -49,10 +48,10 @@ class Ridges:
         found: Tensor = torch.autograd.functional.jacobian(lambda at: self.original(at.unsqueeze(0)).squeeze(0), z)
         return found
 
-    def straight_map(self, coordinates: AffineMap | FollowingMap) -> AffineMap | FollowingMap:
+    def straight_map(self, coordinates: CoordinatesOfAFit) -> CoordinatesOfAFit:
         """White coordinates that touch the given ones where these are centred, and follow z from there."""
         origin = self.straight(coordinates.origin.unsqueeze(0)).squeeze(0)
-        return coordinates._replace(origin=origin, slope=coordinates.slope @ self.slope(origin))
+        return coordinates.moved(origin, self.slope(origin))
 
 
 def ridges_of(model: GPModel) -> Ridges | None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgpmc.density import FollowedDensity
 from torchgpmc.numerics.random import log_uniform, normal_like
 from torchgpmc.samplers.preconditioner import Preconditioner
 from torchgpmc.trees import where
@@ -73,6 +74,7 @@ def hmc(
     num_steps: int,
     random_length: bool = False,
     least_steps: int = 1,
+    followed: LogDensity | None = None,
 ) -> Sampler:
     """Hamiltonian Monte Carlo (Neal 2011): a trajectory of leapfrog steps, then a Metropolis test.
 
@@ -84,6 +86,8 @@ def hmc(
         random_length: draw the number of steps uniformly from ``least_steps``..L at each transition (one number for all chains),
             which breaks the resonance of a fixed length with the target's periods.
         least_steps: of those.
+        followed: another density, near ``density``, whose gradients trajectories follow in place of its own; the test is of
+            ``density``, which is sampled exactly whatever they follow.
 
     Returns:
         A sampler with :class:`HMCState` and :class:`HMCInfo`.
@@ -103,14 +107,16 @@ def hmc(
     """
 
     def init(position: Tensor, generator: torch.Generator) -> HMCState:
-        return init_hmc(density, position)
+        return init_hmc(density if followed is None else FollowedDensity(density, followed), position)
 
     def step(state: HMCState, generator: torch.Generator) -> tuple[HMCState, HMCInfo]:
         length = num_steps
         if random_length:
             # Drawn on the generator's own device; one synchronisation a transition.
             length = int(torch.randint(least_steps, num_steps + 1, (), generator=generator, device=generator.device))
-        return transition(density, preconditioner, step_size, length, state, generator)[:2]
+        if followed is None:
+            return transition(density, preconditioner, step_size, length, state, generator)[:2]
+        return transition(followed, preconditioner, step_size, length, state, generator, value=density)[:2]
 
     return Sampler(init, step)
 

@@ -9,15 +9,16 @@ import torch
 from tqdm.auto import tqdm
 
 from torchgpmc.approximations.nearest_normal import sites_of
-from torchgpmc.checks import check_count, warn
+from torchgpmc.checks import check_count, check_flag, warn
 from torchgpmc.models.gp_model import GPModel
+from torchgpmc.models.rough import with_rough_expectations
 from torchgpmc.numerics.threads import threads_for
 from torchgpmc.variational.bound import inducing_positions
 from torchgpmc.variational.joint_mode import start_at_joint_mode
 from torchgpmc.variational.minibatches import ascend_by_minibatches
 from torchgpmc.variational.optima import fitted_at, with_others
 from torchgpmc.variational.searches import SMALL_GAIN, Beginning, best_beginning, search
-from torchgpmc.variational.start import Start, fitted
+from torchgpmc.variational.start import Start, fitted, variational_bound
 
 _NUM_STARTS = 3  # of all data at once, where a round costs a sixth of a fit
 
@@ -30,6 +31,7 @@ def initialize(
     batch_size: int | None = None,
     num_starts: int | None = None,
     start: Start | None = None,
+    rough_expectations: bool = False,
     seed: int = 0,
     progress: bool = True,
 ) -> Start:
@@ -71,6 +73,9 @@ def initialize(
             does not factorise, two, each to its end, of which the best counts; of more than 64 hyperparameters the best of three.
         start: an earlier fit to go on from, ``tg.initialize(start.model, start=start, ...)``: of the same model, at its theta,
             inducing points and q(v).
+        rough_expectations: where those of the likelihood are long integrals (``Softmax`` of four classes and more), search by means
+            over 16 points, in a third of the time: theta and q are near the best, as is enough to begin chains around. The bound is
+            by the integrals all the same. Elsewhere it changes nothing.
         seed: of the draws from the prior and of the minibatches.
         progress: whether to show a bar with the bound.
 
@@ -97,6 +102,7 @@ def initialize(
     _check(model)
     check_count("max_iterations", max_iterations)
     check_count("seed", seed, 0)
+    check_flag("rough_expectations", rough_expectations)
     if batch_size is not None:
         check_count("batch_size", batch_size, example=", or None for all data at once")
         if model.has_latents_at_data:
@@ -124,9 +130,12 @@ def initialize(
         model.refresh()
         if not model.factorises:
             return start_at_joint_mode(model, max_iterations, num_starts, start, seed, bar)
+        searched = with_rough_expectations(model) if rough_expectations else model
         if batch_size is not None and by_minibatches:
-            return _by_minibatches(model, moves, batch_size, max_iterations, start, seed, bar)
-        return _by_searches(model, moves, max_iterations, num_starts, start, seed, bar)
+            fit = _by_minibatches(searched, moves, batch_size, max_iterations, start, seed, bar)
+        else:
+            fit = _by_searches(searched, moves, max_iterations, num_starts, start, seed, bar)
+        return fit if searched is model else _of_exact(model, fit)
 
 
 def _check(model: GPModel) -> None:
@@ -172,6 +181,14 @@ def _by_searches(
             f"be used; raise max_iterations (now {max_iterations}) for a better one.",
         )
     return replace(ended.fit, tried=begun.tried)
+
+
+def _of_exact(model: GPModel, fit: Start) -> Start:
+    """A fit that was made by rough expectations, as one of the model: optima, and bounds."""
+    places = {} if model.has_latents_at_data else {"inducing_points": fit.model.latent_inputs}
+    exact = model.with_buffers(**places).with_theta(fit.theta)
+    bound = variational_bound(exact, fit.theta, fit.latents())
+    return replace(fit, model=exact, elbo=bound, others=tuple(_of_exact(model, other) for other in fit.others))
 
 
 def _by_minibatches(

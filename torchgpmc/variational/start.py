@@ -13,8 +13,9 @@ from torch import Tensor
 
 from torchgpmc.approximations.normal_latents import GaussianLatents, expected_log_likelihood, joint_scale
 from torchgpmc.checks import warn
-from torchgpmc.models.affine import AffineMap
-from torchgpmc.models.following import FollowingMap, following_map
+from torchgpmc.models.affine import AffineMap, CoordinatesOfAFit
+from torchgpmc.models.bent import bent_map
+from torchgpmc.models.following import following_map
 from torchgpmc.models.gp_model import GPModel, likelihood_values
 from torchgpmc.models.sparse import SparseGP
 from torchgpmc.models.validation import check_test_inputs
@@ -27,6 +28,7 @@ from torchgpmc.variational.gpytorch_parts import check_forward_is_the_prior, con
 _DATA_CHUNK_ELEMENTS = 20_000_000  # of projections
 _LITTLE = 0.005  # of the posterior, at an optimum where no chain begins: it moves means by no more than their errors
 _WORTH_FOLLOWING = 2.0  # times a gradient's operations, what cubes of coordinates that follow theta may cost
+_MOST_BENT = 4_000_000  # numbers, that of all latents together and each hyperparameter a triangle may have
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,15 +235,20 @@ class Start:
         chunk = max(1, _DATA_CHUNK_ELEMENTS // model.latent_size)
         return Prediction(model, lambda _: moments, len(x), min(chunk, len(x)), 1, likelihood_values(prior), x.new_zeros(1))
 
-    def white_coordinates(self) -> AffineMap | FollowingMap:
-        """The map from w to v, on the model's device: white at every theta or, where that is dear or its slope unknown, at one."""
+    def white_coordinates(self) -> CoordinatesOfAFit:
+        """The map from w to v, on the model's device: white at every theta; where that is dear near the fit's; or at that alone."""
         mean, scale = self.mean, self.scale
         if self.joint_scale is not None:  # as if of one function
             mean, scale = mean.view(1, -1), self.joint_scale[None]
         theta, mean, slope, scale = map(self._on_device, (self.theta, mean, self.slope, scale))
         # Of many lengthscales, whose slope is not worked out, inducing points resolve too little for u to stay where theta moves.
-        if bool(slope.any()) and len(scale) * scale.shape[-1] ** 3 <= _WORTH_FOLLOWING * self.model.operations:
-            return following_map(self.model, theta, mean, scale, slope)
+        if bool(slope.any()):
+            cheap = len(scale) * scale.shape[-1] ** 3 <= _WORTH_FOLLOWING * self.model.operations
+            if cheap or (1 + len(theta)) * scale.numel() <= _MOST_BENT:
+                following = following_map(self.model, theta, mean, scale, slope)
+                found = following if cheap else bent_map(following, self._on_device(self.theta_covariance).diagonal().sqrt())
+                if found is not None:
+                    return found
         return AffineMap(theta, mean, slope, scale)
 
     def digest(self) -> str:
