@@ -16,7 +16,7 @@ from torchgpmc.calls.timing import seconds_of_chains, seconds_of_evaluations
 from torchgpmc.methods import HMC, NUTS
 from torchgpmc.models import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
-from torchgpmc.models.rough import with_rough_expectations
+from torchgpmc.models.rough import with_rough_gradients
 from torchgpmc.numerics.random import make_generator
 from torchgpmc.runs.chain_targets import shared
 from torchgpmc.runs.run import MethodOptions
@@ -102,7 +102,7 @@ def chains(
     """Of a method on [theta, v], or on v alone, which usually ends after so many draws a chain."""
     # Of trajectories that follow a rough density, with one exact test each.
     is_rough = isinstance(method, HMC) and method.rough_trajectories
-    density = shared(JointLogDensity(with_rough_expectations(model) if is_rough else model), model)
+    density = shared(JointLogDensity(with_rough_gradients(model) if is_rough else model), model)
 
     def rehearse() -> Callable[[], Any]:
         theta = model.layout.starting_points(num_chains, make_generator(0, model.train_x.device))

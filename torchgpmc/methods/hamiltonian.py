@@ -9,7 +9,7 @@ from torchgpmc.density import FollowedDensity
 from torchgpmc.methods.density_options import refuse_in_a_sweep
 from torchgpmc.methods.gradient_options import GradientOptions
 from torchgpmc.models.gp_model import GPModel
-from torchgpmc.models.rough import has_long_expectations, with_rough_expectations
+from torchgpmc.models.rough import has_long_expectations, with_rough_gradients
 from torchgpmc.runs.chain_targets import ChainTarget
 from torchgpmc.runs.run import Settings
 from torchgpmc.samplers.adaptation import Tuning
@@ -65,7 +65,7 @@ class HMC(GradientOptions):
         target = super()._joint_target(model, settings)
         if not (self.rough_trajectories and model.takes_expectations and has_long_expectations(model)):
             return target
-        followed = super()._joint_target(with_rough_expectations(model), settings)
+        followed = super()._joint_target(with_rough_gradients(model), settings)
         return target._replace(density=FollowedDensity(target.density, followed.density))
 
     def _kernel(self, density: LogDensity, tuning: Tuning) -> Sampler:

@@ -82,6 +82,7 @@ class SparseGP(InducingModel):
     """
 
     has_latents_at_data = settles_f_at_data = False
+    refines_data = True  # whether what u all but determines of the data is worked out in ``dtype``, whatever ``data_dtype``
 
     def __init__(
         self,
@@ -128,7 +129,7 @@ class SparseGP(InducingModel):
             # It is stationary, and places lose the fewest digits about zero. Of other kernels values are rounded, and no inputs.
             covariance, centre = covariance_function(copy.deepcopy(self.kernel).to(dtype), x.to(dtype)), z.mean(0)
             rounded = covariance.bind((both - centre).to(dtype), (z - centre).to(dtype))
-        return _Bindings(inner, jitter, None, DataBindings(inner, jitter, rounded, dtype, joint))
+        return _Bindings(inner, jitter, None, DataBindings(inner, jitter, rounded, dtype, joint, self.refines_data))
 
     @property
     def latent_inputs(self) -> Tensor:
