@@ -73,9 +73,8 @@ def _takes_long_integrals(model: GPModel) -> bool:
 def around_fit(model: GPModel) -> Candidate:
     """Of likelihoods that are products over data."""
     why = "chains begin around a variational fit, in coordinates white under it."
-    fit = partial(initialize, model, optimize_inducing_points=False, progress=False)
+    fit = partial(initialize, model, optimize_inducing_points=False, rough_expectations=True, progress=False)
     if _takes_long_integrals(model):
-        fit = partial(fit, rough_expectations=True)
         return chains(model, _OF_ONE_LENGTH, why, 100, start=fit, usual_draws=_USUAL_OF_ONE_LENGTH)
     return chains(model, NUTS(max_tree_depth=8, target_accept_prob=0.9), why, 100, start=fit)
 

@@ -111,8 +111,7 @@ class BentMap(NamedTuple):
         at = self._at(theta)
         mean, bent = self._mean(at)
         rows = white.view(len(white), *self.centre.shape)
-        matrices = self.strict.mT.transpose(1, 2).flatten(2)  # (B, m, (1 + T) m)
-        products = (rows.transpose(0, 1) @ matrices).unflatten(-1, (at.terms.shape[-1], -1))
+        products = (rows.transpose(0, 1) @ self.strict.flatten(1, 2).mT).unflatten(-1, (at.terms.shape[-1], -1))
         turned = torch.einsum("bcti,ct->cbi", products, at.terms) + at.diagonal * rows
         log_volume = at.terms @ self.log_diagonal.sum((0, 1))
         return mean + turned.reshape(white.shape), log_volume, at, products, bent

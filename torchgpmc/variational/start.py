@@ -28,6 +28,7 @@ from torchgpmc.variational.gpytorch_parts import check_forward_is_the_prior, con
 _DATA_CHUNK_ELEMENTS = 20_000_000  # of projections
 _LITTLE = 0.005  # of the posterior, at an optimum where no chain begins: it moves means by no more than their errors
 _WORTH_FOLLOWING = 2.0  # times a gradient's operations, what cubes of coordinates that follow theta may cost
+_COORDINATES = b"2"  # which maps chains' positions in files are by: a new number wherever one changes
 _MOST_BENT = 4_000_000  # numbers, that of all latents together and each hyperparameter a triangle may have
 
 
@@ -254,7 +255,7 @@ class Start:
     def digest(self) -> str:
         """What tells this start from any other, for files."""
         tensors = [getattr(self, field.name) for field in fields(self) if isinstance(getattr(self, field.name), Tensor)]
-        content = b"".join(tensor.detach().cpu().contiguous().numpy().tobytes() for tensor in tensors)
+        content = _COORDINATES + b"".join(tensor.detach().cpu().contiguous().numpy().tobytes() for tensor in tensors)
         content += "".join(other.digest() for other in self.others).encode()
         return hashlib.sha256(content).hexdigest()[:16]
 
