@@ -159,6 +159,35 @@ def test_what_functions_share_is_as_wide_as_in_the_prior():
     assert left[0] < 1e-5 < left[1]
 
 
+def test_slopes_of_a_bound_at_held_sites_are_those_of_differences():
+    """Away from the best sites, where the bound does not rest in q: that no factorisation was followed must not show."""
+    model = three_classes(30, 4)
+    positions = inducing_positions(model, True)
+    position = torch.zeros(1, 1 + positions.moving_size, dtype=torch.float64)
+    best = VariationalMarginal(model, positions)
+    best.value_and_grad(position)
+    assert float(best.sites.coupling.abs().max()) > 0.1
+    held = HeldSites(model, positions, best.sites)
+    away = position + 0.3 * torch.randn(position.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    gradient = held.value_and_grad(away)[1][0]
+    for column in range(position.shape[1]):
+        step = torch.zeros_like(position)
+        step[0, column] = 1e-5
+        slope = float(held.value_and_grad(away + step)[0] - held.value_and_grad(away - step)[0]) / 2e-5
+        assert float(gradient[column]) == pytest.approx(slope, rel=1e-5, abs=1e-5)
+
+
+def test_short_searches_of_many_classes_see_fewer_data(monkeypatch):
+    x, generator = inputs(60, 2), torch.Generator().manual_seed(0)
+    kernel = RBFKernel(lengthscale_prior=GammaPrior(3.0, 2.0))
+    monkeypatch.setattr(searches, "_PRODUCTS", 300)
+    monkeypatch.setattr(searches, "_LEAST_DATA", 20)
+    for num_classes, seen in ((3, 50), (4, 30), (6, 20)):
+        likelihood = tg.likelihoods.Softmax(num_classes=num_classes)
+        model = tg.SparseGP(x, torch.arange(60) % num_classes, kernel, likelihood, inducing_points=x[:5])
+        assert len(searches._some_data(model, generator).train_x) == seen
+
+
 @pytest.mark.filterwarnings("ignore:the variational fit did not converge")
 def test_a_fit_by_minibatches_knows_how_functions_hang_together():
     start = tg.initialize(three_classes(90, 8), batch_size=30, max_iterations=5, **QUIET)

@@ -87,9 +87,25 @@ def under_sites(at: LatentsAt, sites: LatentSites) -> tuple[GaussianLatents, Ten
     mean, scale, ok = normal_from_natural(precision, linear)
     ok = ok.all(-1)
     if sites.coupling.shape[1]:
-        root, joint_ok = cholesky(_joint_precision(at, sites, precision))
-        mean, ok = torch.cholesky_solve(linear.reshape(len(linear), -1, 1), root).view_as(linear), ok & joint_ok
+        mean, joint_ok = _joint_mean(at, sites, precision, linear)
+        ok = ok & joint_ok
     return GaussianLatents(mean, scale), ok
+
+
+def _joint_mean(at: LatentsAt, sites: LatentSites, precision: Tensor, linear: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean ``(C, K, M)`` under sites that hang together, and whether it is one ``(C,)``; differentiable once in ``at``.
+
+    P is factorised without a graph, and the mean P^-1 b, which leaves b - P m = 0, has the derivative of P^-1 (b - P m) at P^-1 and m
+    that stay: products with the data in place of a factorisation's adjoint, as large as all latents together.
+    """
+    with torch.no_grad():
+        root, ok = cholesky(_joint_precision(at, sites, precision))
+        mean = torch.cholesky_solve(linear.reshape(len(linear), -1, 1), root).view_as(linear)
+    if not linear.requires_grad:
+        return mean, ok
+    explained = torch.bmm(sites.times(torch.bmm(mean, at.projection)), at.projection.mT)
+    residual = (linear - mean - explained).reshape(len(linear), -1, 1)
+    return mean + torch.cholesky_solve(residual, root).view_as(linear), ok
 
 
 def joint_scale(at: LatentsAt, sites: LatentSites) -> Tensor:

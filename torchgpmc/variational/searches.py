@@ -32,6 +32,8 @@ SMALL_GAIN = 0.01  # nats: by less a search that ends, however it ends, has conv
 _FURTHER = 2  # searches that begin where those before did not all meet
 _SHORT = 1  # rounds of a search that only tells how good a beginning is
 _MOST_DATA = 4000  # for that; of more, so many drawn at random tell as much
+# Where functions hang together each datum is in a product for every two: then as many as take about as long, but no fewer than these.
+_PRODUCTS, _LEAST_DATA = 24_000, 500
 
 
 class Found(NamedTuple):
@@ -103,10 +105,11 @@ def best_beginning(model: GPModel, num_starts: int, seed: int, bar: tqdm) -> Beg
 
 def _some_data(model: GPModel, generator: torch.Generator) -> GPModel:
     """The model, or one of as many of its data as tell beginnings apart."""
-    count = len(model.train_x)
-    if model.has_latents_at_data or count <= _MOST_DATA:
+    count, products = len(model.train_x), model.num_latents * (model.num_latents + 1) // 2
+    most = min(_MOST_DATA, max(_LEAST_DATA, _PRODUCTS // products))
+    if model.has_latents_at_data or count <= most:
         return model
-    return model.on_rows(torch.randperm(count, generator=generator, device=model.train_x.device)[:_MOST_DATA])
+    return model.on_rows(torch.randperm(count, generator=generator, device=model.train_x.device)[:most])
 
 
 def values_at(model: GPModel, theta: Tensor, sites: LatentSites | None = None) -> tuple[Tensor, LatentSites]:
