@@ -95,8 +95,8 @@ def under_sites(at: LatentsAt, sites: LatentSites) -> tuple[GaussianLatents, Ten
 def _joint_mean(at: LatentsAt, sites: LatentSites, precision: Tensor, linear: Tensor) -> tuple[Tensor, Tensor]:
     """The mean ``(C, K, M)`` under sites that hang together, and whether it is one ``(C,)``; differentiable once in ``at``.
 
-    P is factorised without a graph, and the mean P^-1 b, which leaves b - P m = 0, has the derivative of P^-1 (b - P m) with P^-1 and
-    m held: products with the data in place of a factorisation's adjoint, as large as all latents together.
+    P is factorised without a graph. The mean P^-1 b, which leaves b - P m = 0, has the derivative of P^-1 (b - P m), P^-1 and m
+    held: products with the data in place of a factorisation's adjoint, as large as all latents together.
     """
     with torch.no_grad():
         root, ok = cholesky(_joint_precision(at, sites, precision))

@@ -32,7 +32,7 @@ SMALL_GAIN = 0.01  # nats: by less a search that ends, however it ends, has conv
 _FURTHER = 2  # searches that begin where those before did not all meet
 _SHORT = 1  # rounds of a search that only tells how good a beginning is
 _MOST_DATA = 4000  # for that; of more, so many drawn at random tell as much
-# Where functions hang together a datum is in a product for every two: then as many as take about as long, but no fewer than these.
+# Where functions hang together a datum is in a product for every two: then as many as take about as long, and no fewer than these.
 _PRODUCTS, _LEAST_DATA = 24_000, 500
 
 
