@@ -109,7 +109,18 @@ def test_trajectories_follow_the_rough_density_and_end_at_the_exact_one(model, f
     torch.testing.assert_close(posterior.stats["lp"][:, -1], exact)
 
 
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+@pytest.mark.parametrize(("step_size", "most"), [(0.05, 20), (0.3, 9), (2.0, 4)])
+def test_no_trajectory_is_longer_than_wanted(step_size, most):
+    method = tg.HMC(num_steps=20, least_steps=4, trajectory_length=2.8, step_size=step_size, adapt_step_size=False)
+    posterior = tg.sample(gp("probit", num_data=3), method, num_samples=300, warmup_steps=0, num_chains=1, seed=0, **QUIET)
+    lengths = posterior.stats["n_steps"]
+    assert (float(lengths.min()), float(lengths.max())) == (4, most)
+
+
 def test_options_that_mean_nothing_there_are_refused(model):
+    with pytest.raises(ValueError, match="trajectory_length"):
+        tg.HMC(trajectory_length=0.0).check_options()
     with pytest.raises(ValueError, match="rough_trajectories"):
         tg.HMC(rough_trajectories="yes").check_options()
     with pytest.raises(ValueError, match="rough_expectations"):

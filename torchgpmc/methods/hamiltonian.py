@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchgpmc.checks import check_count, check_flag
+from torchgpmc.checks import check_count, check_flag, check_positive
 from torchgpmc.density import FollowedDensity
 from torchgpmc.methods.density_options import refuse_in_a_sweep
 from torchgpmc.methods.gradient_options import GradientOptions
@@ -16,6 +16,8 @@ from torchgpmc.samplers.adaptation import Tuning
 from torchgpmc.samplers.hmc import hmc
 from torchgpmc.types import LogDensity, Sampler
 
+_SMALLEST_STEP = 1e-9  # that lengths are divided by
+
 
 @dataclass(frozen=True)
 class HMC(GradientOptions):
@@ -25,6 +27,9 @@ class HMC(GradientOptions):
         num_steps: leapfrog steps a trajectory.
         random_length: draw the number of steps uniformly from ``least_steps`` to ``num_steps`` at each transition.
         least_steps: of those; where scales are alike, lengths near a quarter of the period make nearly independent draws.
+        trajectory_length: the most that steps may add up to, step size times their number; ``num_steps`` is the most whatever the
+            step size. In coordinates of unit scale, at pi / 2 what is linear in them is new, at pi what is quadratic is as it was:
+            lengths from a quarter of pi to nine tenths of it draw both. ``None``: no such limit.
         rough_trajectories: where expectations of the likelihood are long integrals (a :class:`SparseGP` with ``Softmax`` of four
             classes and more), follow means over 16 points, a fifth to a tenth of the work, and test ends by the integrals: draws
             are exact all the same. Elsewhere it changes nothing.
@@ -45,12 +50,15 @@ class HMC(GradientOptions):
     num_steps: int = 16
     random_length: bool = True
     least_steps: int = 1
+    trajectory_length: float | None = None
     rough_trajectories: bool = False
 
     def check_options(self) -> None:
         super().check_options()
         check_count("num_steps", self.num_steps)
         check_count("least_steps", self.least_steps)
+        if self.trajectory_length is not None:
+            check_positive("trajectory_length", self.trajectory_length)
         check_flag("rough_trajectories", self.rough_trajectories)
         if self.least_steps > self.num_steps:
             raise ValueError(
@@ -69,12 +77,16 @@ class HMC(GradientOptions):
         return target._replace(density=FollowedDensity(target.density, followed.density))
 
     def _kernel(self, density: LogDensity, tuning: Tuning) -> Sampler:
+        num_steps = self.num_steps
+        if self.trajectory_length is not None:
+            longest = round(self.trajectory_length / max(float(tuning.step_size), _SMALLEST_STEP))
+            num_steps = max(self.least_steps, min(num_steps, longest))
         exact, followed = density if isinstance(density, FollowedDensity) else (density, None)
         return hmc(
             exact,
             step_size=tuning.step_size,
             preconditioner=tuning.preconditioner,
-            num_steps=self.num_steps,
+            num_steps=num_steps,
             random_length=self.random_length,
             least_steps=self.least_steps,
             followed=followed,
