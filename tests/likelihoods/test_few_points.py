@@ -61,7 +61,12 @@ def test_which_likelihoods_have_few_points():
     mean, variance = normals(4, 0.1)
     targets = torch.arange(20) % 4
     torch.testing.assert_close(*(each.predictive_log_prob(mean, variance, targets) for each in (likelihood, rough)))
-    for same in (Softmax(num_classes=3), Softmax(2, 5), Bernoulli()):
+
+    class Tempered(Softmax):
+        def _log_probabilities(self, f):
+            return super()._log_probabilities(0.5 * f)
+
+    for same in (Softmax(num_classes=3), Softmax(2, 5), Bernoulli(), Tempered(num_classes=4)):
         assert same.by_few_points() is same
 
 

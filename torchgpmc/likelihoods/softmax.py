@@ -154,8 +154,8 @@ class Softmax(Factorised, SoftmaxLikelihood):
         return self._slopes_of(mean, targets, *found), _of_pairs(products)
 
     def by_few_points(self) -> Softmax:
-        """With mixing weights, and of up to three classes, itself."""
-        if not self.expectation_operations or self.mixing_weights is not None:
+        """With mixing weights, of up to three classes, and of a subclass, which may have another density, itself."""
+        if type(self) is not Softmax or not self.expectation_operations or self.mixing_weights is not None:
             return self
         found = object.__new__(_SoftmaxByFewPoints)
         found.__dict__.update(self.__dict__)

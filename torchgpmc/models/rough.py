@@ -49,8 +49,8 @@ def with_rough_gradients(model: GPModel) -> GPModel:
         >>> import torch, torchgpmc as tg
         >>> from gpytorch.kernels import RBFKernel
         >>> from gpytorch.priors import GammaPrior
-        >>> x, y, kernel = torch.linspace(0, 1, 8), torch.arange(8) % 4, RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
-        >>> model = tg.SparseGP(x, y, kernel, tg.likelihoods.Softmax(num_classes=4), inducing_points=x[:3])
+        >>> kernel = RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0))
+        >>> model = tg.SparseGP([0.0, 1.0], [0, 1], kernel, tg.likelihoods.Bernoulli(), inducing_points=[0.5])
         >>> rough = with_rough_gradients(model)
         >>> rough.data_dtype, rough.train_x.dtype, model.data_dtype
         (torch.float32, torch.float64, None)
