@@ -12,7 +12,7 @@ from tests.problems import fixed_kernel, gp, gp_regression, inputs, sparse_gp, t
 from tests.runs.resume import Stop, same
 from torchgpmc.calls import default_call as in_turns
 from torchgpmc.calls import regression_engines, sampling
-from torchgpmc.calls.candidate import NOISE_BEFORE_BETTER, Candidate, Limits, Trial, as_typed, noisy, some_use
+from torchgpmc.calls.candidate import NOISE_BEFORE_BETTER, Candidate, Limits, Trial, as_typed, noise_or_some_use, noisy, some_use
 from torchgpmc.calls.default_call import Rule, sample_by_default
 from torchgpmc.calls.engines import candidates
 from torchgpmc.numerics.random import derived_seed
@@ -239,7 +239,7 @@ def weighted(log_weight, noise=0.0):
     log_weights = torch.zeros(1, 200, dtype=torch.float64)
     log_weights[0, 7] = log_weight
     stats = {**posterior.stats, "log_evidence_variance": torch.full_like(log_weights, noise)}
-    return Posterior(posterior.model, Draws(posterior.theta, posterior.whitened, log_weights), stats, posterior.info)
+    return Posterior(posterior.model, Draws(posterior.theta, posterior.whitened, log_weights), stats, dict(posterior.info))
 
 
 def collapsed():
@@ -279,6 +279,20 @@ def test_proposals_that_begin_with_the_prior_are_given_longer_to_learn():
     assert patient(200, 0.0, lambda: weighted(0.0, noise=0.6))  # is not learned away
     patience = [(isinstance(found.method, tg.AMIS), found.limits.patience) for found in candidates(gp("heteroskedastic"))]
     assert patience == [(True, 0.5), (True, 0.5), (False, 0.2), (False, 0.2)]
+
+
+@pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
+@pytest.mark.parametrize(
+    ("learning", "heavy", "evaluations", "ends"),
+    [(500.0, 60.0, 700.0, True), (500.0, 60.0, 699.0, False), (500.0, 0.0, 700.0, False), (math.inf, 60.0, 700.0, False)],
+)
+def test_what_has_learned_all_it_may_and_draws_unevenly_ends_at_once_and_teaches_nobody(learning, heavy, evaluations, ends):
+    # Of 200 labels that say next to nothing 528 thetas, 1328 and 2900 left draws whose k-hat was 0.75 and more: 83 seconds of 186.
+    posterior, limits = weighted(heavy), Limits(200, 10_000, math.inf, learning=learning)
+    posterior.info["num_evaluations"] = evaluations
+    assert Rule(1000, limits)(200, evaluations, lambda: posterior) == ends
+    trial = Trial(CHAINS._replace(limits=limits), posterior, 1.0, "", [])
+    assert trial.came_to_nothing == (ends or heavy > 0) and (not ends or not noise_or_some_use(trial))
 
 
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")

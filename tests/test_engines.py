@@ -173,6 +173,7 @@ def test_nine_hyperparameters_have_better_estimates_where_those_were_noisy_and_l
     quick, _, better, modes, *others = candidates(wide(9))
     assert quick.limits.most_noise == 0.1 and better.goes_on and better.given is noise_or_some_use
     assert isinstance(better.method.evidence, tg.evidence.Orthant) and quick.method.enough == better.method.enough < 1
+    assert quick.limits.learning == quick.num_chains * quick.warmup_steps and math.isinf(better.limits.learning)
     assert all(engine.given == anything and engine.limits.most_noise == 0.5 for engine in [modes, *others])
 
 

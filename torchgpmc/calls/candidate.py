@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from enum import Enum
 from typing import Any, NamedTuple
 
 from torchgpmc.diagnostics import MAX_ESTIMATE_VARIANCE, estimate_noise
+from torchgpmc.diagnostics.weights import kish_effective_size
 from torchgpmc.posterior import Posterior
 from torchgpmc.runs.run import MethodOptions
 from torchgpmc.variational import Start
@@ -20,6 +22,9 @@ NOISE_BEFORE_BETTER = 0.1
 # Of 500 data where 64 draws an estimate say 0.08, 0.17, 0.48 and 0.76, 256 serve the first two.
 _NOISE_BY_FAR = 0.35
 _NOTHING = 10  # effective draws, of hundreds and more
+# Of their number that weights are worth: of 200 labels that say next to nothing of eleven hyperparameters, all that an emulator may
+# learn from left 160 draws worth 5 to 61, ten seeds; of thirteen tables none took so many, and 160 were worth 58 to 148.
+_EVEN = 0.5
 
 
 class Limits(NamedTuple):
@@ -33,6 +38,7 @@ class Limits(NamedTuple):
         heading: share of the draws wanted, more or less than one, that uneven weights must head for by ``most``, lest they end it.
         by_worst: whether that is by the worst quantity, of draws that no better ones will come after.
         most_noise: relative variance of estimates that ends it; less than is reliable where the next engine has better ones.
+        learning: evaluations before the first draw after which uneven weights end it, of an engine that learns until they are even.
     """
 
     every: int
@@ -42,11 +48,19 @@ class Limits(NamedTuple):
     heading: float = 1 / 3
     by_worst: bool = False
     most_noise: float = MAX_ESTIMATE_VARIANCE
+    learning: float = math.inf
 
     @property
     def better_follow(self) -> bool:
         """Whether the next engine has better estimates: then the first batch may end this one."""
         return self.most_noise < MAX_ESTIMATE_VARIANCE
+
+    def have_taught_too_little(self, posterior: Posterior) -> bool:
+        """Whether an engine has learned from as much as it may, and the weights of its draws are uneven all the same."""
+        weights = posterior.log_weights
+        if weights is None or posterior.info["num_evaluations"] - weights.numel() < self.learning:
+            return False
+        return kish_effective_size(weights) < _EVEN * weights.numel()
 
 
 def anything(before: Trial | None) -> bool:
@@ -146,8 +160,10 @@ class Trial(NamedTuple):
 
     @property
     def came_to_nothing(self) -> bool:
-        """Whether there is no draw, or all hang on a few."""
-        return self.posterior is None or self.posterior.effective_size() < _NOTHING
+        """Whether there is no draw, or all hang on a few, or there was nothing more to learn that would have made them good."""
+        if self.posterior is None or self.candidate.limits.have_taught_too_little(self.posterior):
+            return True
+        return self.posterior.effective_size() < _NOTHING
 
     def described(self) -> dict[str, Any]:
         """Plain words and numbers, for ``posterior.info["tried"]``."""

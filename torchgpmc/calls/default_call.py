@@ -68,6 +68,8 @@ class Rule(NamedTuple):
         not learned away.
         """
         weights, share = posterior.log_weights, posterior.num_draws / self.limits.most
+        if self.limits.have_taught_too_little(posterior):
+            return True
         if weights is None or (share < SECOND_BATCH and not self.limits.better_follow):
             return False
         if estimate_noise(posterior.stats, weights) > self.limits.most_noise:
