@@ -42,8 +42,10 @@ _LONGER = 10.0
 # Of 1540 data and ten classes, steps of 0.22, those of 20 steps went beyond half a period: theta's draws were worth 0.7 each, the
 # log density's 0.3.
 _LONG_AND_SHORT = HMC(num_steps=20, least_steps=4, trajectory_length=2.8, rough_trajectories=True)
-# Some 350 draws a chain after 100, of 12 gradients and an exact test each, and a fit that takes a third as long.
-_USUAL_LONG_AND_SHORT = 500
+# Coordinates are white already, and of trajectories that take an exact test each, half a second, 25 are worth a look.
+_WARM_UP_OF_THOSE, _EVERY_OF_THOSE = 60, 25
+# Some 350 draws a chain, of 12 gradients and an exact test each, and a fit that takes a third as long.
+_USUAL_LONG_AND_SHORT = 540
 
 
 def budget_of_chains(model: GPModel, num_chains: int = NUM_CHAINS, operations_a_second: float = _OPERATIONS_A_SECOND) -> float:
@@ -78,7 +80,8 @@ def around_fit(model: GPModel) -> Candidate:
     why = "chains begin around a variational fit, in coordinates white under it."
     fit = partial(initialize, model, optimize_inducing_points=False, rough_expectations=True, progress=False)
     if _takes_long_integrals(model):
-        return chains(model, _LONG_AND_SHORT, why, 100, start=fit, usual_draws=_USUAL_LONG_AND_SHORT)
+        long_and_short = chains(model, _LONG_AND_SHORT, why, _WARM_UP_OF_THOSE, start=fit, usual_draws=_USUAL_LONG_AND_SHORT)
+        return long_and_short.with_limits(every=_EVERY_OF_THOSE)
     return chains(model, NUTS(max_tree_depth=8, target_accept_prob=0.9), why, 100, start=fit)
 
 
