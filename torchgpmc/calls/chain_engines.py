@@ -80,7 +80,9 @@ def around_fit(model: GPModel) -> Candidate:
     why = "chains begin around a variational fit, in coordinates white under it."
     fit = partial(initialize, model, optimize_inducing_points=False, rough_expectations=True, progress=False)
     if _takes_long_integrals(model):
-        long_and_short = chains(model, _LONG_AND_SHORT, why, _WARM_UP_OF_THOSE, start=fit, usual_draws=_USUAL_LONG_AND_SHORT)
+        followed = with_rough_gradients(model)
+        warm_up, usual = _WARM_UP_OF_THOSE, _USUAL_LONG_AND_SHORT
+        long_and_short = chains(model, _LONG_AND_SHORT, why, warm_up, start=fit, usual_draws=usual, followed=followed)
         return long_and_short.with_limits(every=_EVERY_OF_THOSE)
     return chains(model, NUTS(max_tree_depth=8, target_accept_prob=0.9), why, 100, start=fit)
 
@@ -103,11 +105,13 @@ def chains(
     num_chains: int = NUM_CHAINS,
     start: Callable[..., Start | None] = no_start,
     usual_draws: int = 150,
+    followed: GPModel | None = None,
 ) -> Candidate:
-    """Of a method on [theta, v], or on v alone, which usually ends after so many draws a chain."""
-    # Of trajectories that follow a rough density, with one exact test each.
-    is_rough = isinstance(method, HMC) and method.rough_trajectories
-    density = shared(JointLogDensity(with_rough_gradients(model) if is_rough else model), model)
+    """Of a method on [theta, v], or on v alone, which usually ends after so many draws a chain.
+
+    Its trajectories take the gradients of ``followed``, if that is another model: one exact test each adds little to their time.
+    """
+    density = shared(JointLogDensity(model if followed is None else followed), model)
 
     def rehearse() -> Callable[[], Any]:
         theta = model.layout.starting_points(num_chains, make_generator(0, model.train_x.device))
