@@ -33,7 +33,7 @@ CASES = {
     "regression": (gp_regression, tg.AMIS),
     "sparse": (lambda: sparse_gp("probit"), tg.AMIS),
     "sparse, not log-concave": (lambda: sparse_gp("student_t"), tg.AMIS),
-    "sparse, several classes": (lambda: sparse_gp("softmax"), tg.NUTS),
+    "sparse, several classes": (lambda: sparse_gp("softmax"), tg.HMC),
     "several classes": (lambda: gp("softmax"), tg.AMIS),
     "eight": (lambda: wide(8), tg.AMIS),
     "nine": (lambda: wide(9), tg.EmulatedHMC),

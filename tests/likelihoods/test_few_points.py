@@ -66,7 +66,8 @@ def test_which_likelihoods_have_few_points():
         def _log_probabilities(self, f):
             return super()._log_probabilities(0.5 * f)
 
-    for same in (Softmax(num_classes=3), Softmax(2, 5), Bernoulli(), Tempered(num_classes=4)):
+    assert Softmax(num_classes=3).by_few_points().num_classes == 3
+    for same in (Softmax(num_classes=2), Softmax(2, 5), Bernoulli(), Tempered(num_classes=4)):
         assert same.by_few_points() is same
 
 

@@ -21,6 +21,11 @@ def four_classes(num_data=60, num_inducing=8, **options):
     return tg.SparseGP(x, y, kernel(2), softmax, inducing_points=x[:num_inducing], jitter=1e-4, **options)
 
 
+def two_classes():
+    x = inputs(6)
+    return tg.SparseGP(x, torch.arange(6) % 2, kernel(1), tg.likelihoods.Softmax(num_classes=2), inducing_points=x[:3])
+
+
 @pytest.fixture(scope="module")
 def model():
     return four_classes()
@@ -54,7 +59,7 @@ def slopes(model, position):
     return torch.stack(columns, -1)
 
 
-@pytest.mark.parametrize("other", [lambda: sparse_gp("probit"), lambda: sparse_gp("softmax"), lambda: gp("poisson")])
+@pytest.mark.parametrize("other", [lambda: sparse_gp("probit"), lambda: sparse_gp("student_t"), two_classes, lambda: gp("poisson")])
 def test_models_whose_expectations_are_quick_stay_themselves(other):
     model = other()
     assert not has_long_expectations(model) and with_rough_expectations(model) is model

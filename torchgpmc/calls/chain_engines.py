@@ -39,13 +39,16 @@ _SEVERAL_OPERATIONS_A_SECOND = 4e9  # of several: N = 2000, M = 30, three classe
 _LONGER = 10.0
 # Of those, 702 coordinates, trees grew to 62 steps: 400 draws worth 103 in 866 CPU seconds. Trajectories of a length that is known
 # without a fit, by few points, had 1200 worth 360 in 268: long ones draw what latents hold, short ones what is quadratic in them.
-# Of 1540 data and ten classes, steps of 0.22, those of 20 steps went beyond half a period: theta's draws were worth 0.7 each, the
-# log density's 0.3.
-_LONG_AND_SHORT = HMC(num_steps=20, least_steps=4, trajectory_length=2.8, rough_trajectories=True)
+# Lengths to three quarters of half a period, and of three steps at least, are on either side of a quarter period, where what is
+# linear in white coordinates is new. From four steps to 2.8 steps of 0.5 had theta change sides at each draw and keep its distance.
+_LENGTH = 2.3
+_LONG_AND_SHORT = HMC(num_steps=20, least_steps=3, trajectory_length=_LENGTH, rough_trajectories=True)
 # Coordinates are white already, and of trajectories that take an exact test each, half a second, 25 are worth a look.
 _WARM_UP_OF_THOSE, _EVERY_OF_THOSE = 60, 25
-# Some 350 draws a chain, of 12 gradients and an exact test each, and a fit that takes a third as long.
-_USUAL_LONG_AND_SHORT = 540
+# Steps of 0.42 of 92 coordinates, 0.23 of 302, 0.15 of 702 and 0.13 of 1002.
+_STEP_TIMES_ROOT_OF_LATENTS = 4.0
+_USUAL_DRAWS_OF_THOSE = 300
+_A_TEST_IN_GRADIENTS, _FIT_IN_CHAINS = 4.0, 1 / 3  # how long they take
 
 
 def budget_of_chains(model: GPModel, num_chains: int = NUM_CHAINS, operations_a_second: float = _OPERATIONS_A_SECOND) -> float:
@@ -81,10 +84,17 @@ def around_fit(model: GPModel) -> Candidate:
     fit = partial(initialize, model, optimize_inducing_points=False, rough_expectations=True, progress=False)
     if _takes_long_integrals(model):
         followed = with_rough_gradients(model)
-        warm_up, usual = _WARM_UP_OF_THOSE, _USUAL_LONG_AND_SHORT
-        long_and_short = chains(model, _LONG_AND_SHORT, why, warm_up, start=fit, usual_draws=usual, followed=followed)
-        return long_and_short.with_limits(every=_EVERY_OF_THOSE)
+        usual = _gradients_of_long_and_short(model)
+        found = chains(model, _LONG_AND_SHORT, why, _WARM_UP_OF_THOSE, start=fit, usual_gradients=usual, followed=followed)
+        return found.with_limits(every=_EVERY_OF_THOSE)
     return chains(model, NUTS(max_tree_depth=8, target_accept_prob=0.9), why, 100, start=fit)
+
+
+def _gradients_of_long_and_short(model: GPModel) -> float:
+    """That usually take as long as trajectories, their exact tests and the fit do."""
+    longest = min(_LONG_AND_SHORT.num_steps, _LENGTH * model.latent_size**0.5 / _STEP_TIMES_ROOT_OF_LATENTS)
+    a_transition = (_LONG_AND_SHORT.least_steps + max(_LONG_AND_SHORT.least_steps, longest)) / 2 + _A_TEST_IN_GRADIENTS
+    return (1 + _FIT_IN_CHAINS) * (_WARM_UP_OF_THOSE + _USUAL_DRAWS_OF_THOSE) * a_transition
 
 
 def given_variances(model: GPModel) -> Candidate:
@@ -104,10 +114,10 @@ def chains(
     warmup_steps: int,
     num_chains: int = NUM_CHAINS,
     start: Callable[..., Start | None] = no_start,
-    usual_draws: int = 150,
+    usual_gradients: float | None = None,
     followed: GPModel | None = None,
 ) -> Candidate:
-    """Of a method on [theta, v], or on v alone, which usually ends after so many draws a chain.
+    """Of a method on [theta, v], or on v alone, which usually takes so many gradients a chain, or fifteen for each of 150 draws.
 
     Its trajectories take the gradients of ``followed``, if that is another model: one exact test each adds little to their time.
     """
@@ -119,7 +129,7 @@ def chains(
         return partial(density.value_and_grad, position)
 
     limits = Limits(50, 4000, budget_of_chains(model, num_chains))
-    seconds = partial(seconds_of_evaluations, rehearse, 15.0 * (warmup_steps + usual_draws))
+    seconds = partial(seconds_of_evaluations, rehearse, usual_gradients or 15.0 * (warmup_steps + 150))
     found = Candidate(method, why, num_chains, warmup_steps, limits, seconds, start)
     if not (isinstance(method, NUTS) and (method.whitening is not None or method.noise_variances or start is not no_start)):
         return found

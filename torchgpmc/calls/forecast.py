@@ -15,7 +15,7 @@ from torchgpmc.checks import warn
 from torchgpmc.models import GPModel, checked_model
 
 _MAY_TAKE_LONG = 2e8  # operations an estimate: below, a run is soon done, and not timed before it begins
-_LONG = 1.0  # minutes
+_LONG = 60.0  # seconds
 _SHARE_OF_TIMING, _SHORT = 0.02, 40.0  # of a call, after which no engine is timed; seconds of a call that counts for as much
 
 
@@ -96,12 +96,12 @@ def warn_of_time(model: GPModel, candidate: Candidate) -> None:
     if operations_of_estimate(model) < (_MAY_TAKE_LONG if candidate.num_chains is None else CHAINS_MAY_TAKE_LONG):
         return
     try:
-        minutes = candidate.seconds() / 60
+        seconds = candidate.seconds()
     except ValueError:  # it has its turn to say so
         return
-    if minutes > _LONG:
+    if seconds > _LONG:
         warn(
-            f"{described(candidate)} will take about {minutes:.0f} minutes here, if it goes well (hyperparameters: "
+            f"{described(candidate)} will take about {_duration(seconds)} here, if it goes well (hyperparameters: "
             f"{model.layout.size}, latent functions: {model.num_latents}, points: {len(model.latent_inputs)}). A SparseGP with "
             f"fewer inducing points, or fewer rows, takes less."
         )

@@ -24,7 +24,7 @@ from torchgpmc.numerics.random import log_uniform
 _LATTICE = Lattice(step=0.5, reach=9.0)
 _OPERATIONS_A_FUNCTION = 2.5e3
 _PRODUCTS_HOLD = 1e-150  # probabilities beyond which products of distribution functions are far from underflow where they matter
-_MOST_QUICK = 3  # functions whose expectations are short rules, but where f is wide
+_MOST_QUICK = 2  # functions whose expectations are short rules
 _EDGES = RuleEdges((0.06, 0.22, 0.63, 1.5, 4.0, 12.0), _LATTICE.step, (0.8, 1.2, 2.0, 4.0, 8.0, 16.0))
 
 
@@ -78,7 +78,7 @@ class Softmax(Factorised, SoftmaxLikelihood):
 
     @property
     def expectation_operations(self) -> float:  # type: ignore[override]  # K is a setting of this likelihood
-        """By how long rules take at deviations of f from 0.3 to 2, where nothing is decided; those of few classes are short."""
+        """By how long rules take at deviations of f from 0.3 to 2, where nothing is decided; those of two classes are short."""
         return 0.0 if self.num_latents <= _MOST_QUICK else _OPERATIONS_A_FUNCTION * self.num_latents
 
     @property
@@ -154,7 +154,7 @@ class Softmax(Factorised, SoftmaxLikelihood):
         return self._slopes_of(mean, targets, *found), _of_pairs(products)
 
     def by_few_points(self) -> Softmax:
-        """With mixing weights, of up to three classes, and of a subclass, which may have another density, itself."""
+        """With mixing weights, of two classes, and of a subclass, which may have another density, itself."""
         if type(self) is not Softmax or not self.expectation_operations or self.mixing_weights is not None:
             return self
         found = object.__new__(_SoftmaxByFewPoints)

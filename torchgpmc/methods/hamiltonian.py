@@ -29,8 +29,8 @@ class HMC(GradientOptions):
         least_steps: of those; where scales are alike, lengths near a quarter of the period make nearly independent draws.
         trajectory_length: the most that steps may add up to, step size times their number; ``num_steps`` is the most whatever the
             step size. In coordinates of unit scale, at pi / 2 what is linear in them is new, at pi what is quadratic is as it was:
-            lengths from a quarter of pi to nine tenths of it draw both. ``None``: no such limit.
-        rough_trajectories: where expectations of the likelihood are long integrals (a :class:`SparseGP` with ``Softmax`` of four
+            lengths from a quarter of pi to three quarters draw both. ``None``: no such limit.
+        rough_trajectories: where expectations of the likelihood are long integrals (a :class:`SparseGP` with ``Softmax`` of three
             classes and more), follow means over 16 points, a fifth to a tenth of the work, and test ends by the integrals: draws
             are exact all the same. Elsewhere it changes nothing.
 

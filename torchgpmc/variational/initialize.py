@@ -74,9 +74,9 @@ def initialize(
             does not factorise, two, each to its end, of which the best counts; of more than 64 hyperparameters the best of three.
         start: an earlier fit to go on from, ``tg.initialize(start.model, start=start, ...)``: of the same model, at its theta,
             inducing points and q(v).
-        rough_expectations: where those of the likelihood are long integrals (``Softmax`` of four classes and more), search by means
-            over 16 points, in a third of the time: theta and q are near the best, as is enough to begin chains around. The bound is
-            by the integrals all the same. Elsewhere it changes nothing.
+        rough_expectations: where those of the likelihood are long integrals (``Softmax`` of three classes and more), search by
+            means over 16 points, in a third of the time: theta and q are near the best, as is enough to begin chains around. The
+            bound is by the integrals all the same. Elsewhere it changes nothing.
         seed: of the draws from the prior and of the minibatches.
         progress: whether to show a bar with the bound.
 
