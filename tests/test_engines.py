@@ -107,7 +107,7 @@ def test_what_has_no_curvature_is_left_to_chains_around_a_fit():
 def test_expectations_by_quadrature_of_many_data_are_left_to_chains_around_a_fit(likelihood):
     # Of 1000 x 1 under Student t noise, 20 inducing points, weighted draws had none to be trusted after 116 CPU seconds.
     engine = candidates(sparse_gp(likelihood, num_data=500))[0]
-    assert isinstance(engine.method, tg.NUTS) and engine.start is not no_start
+    assert isinstance(engine.method, tg.HMC) and engine.start is not no_start
     assert isinstance(candidates(sparse_gp(likelihood, num_data=30))[0].method, tg.AMIS)
     assert isinstance(candidates(sparse_gp("heteroskedastic", num_data=500))[0].method, tg.AMIS)  # by formulas
 
@@ -383,6 +383,30 @@ def test_chains_whose_expectations_are_long_integrals_may_end_their_warm_up():
     """Those of 1980 data, seven classes and 100 inducing points were ended in it."""
     x = inputs(1980, 1)
     kernel, likelihood = RBFKernel(lengthscale_prior=GammaPrior(2.0, 4.0)), tg.likelihoods.Softmax(num_classes=7)
-    first, *others = candidates(tg.SparseGP(x, torch.arange(1980) % 7, kernel, likelihood, inducing_points=x[:100]))
-    usual = 15 * first.num_chains * (first.warmup_steps + 150)
-    assert first.limits.budget > usual > others[0].limits.budget
+    (only,) = candidates(tg.SparseGP(x, torch.arange(1980) % 7, kernel, likelihood, inducing_points=x[:100]))
+    assert only.limits.budget > 15 * only.num_chains * (only.warmup_steps + 150)
+
+
+@pytest.mark.parametrize("likelihood", ["student_t", "two classes"])
+def test_no_trees_are_begun_that_would_not_end_their_warm_up(likelihood):
+    """Of 5000 data under Student t noise, and 3000 of two classes, chains by trees had no draws after 656 and 70 CPU seconds."""
+
+    def engines(num_data, num_inducing):
+        if likelihood == "student_t":
+            return candidates(sparse_gp("student_t", num_data=num_data, num_inducing=num_inducing))
+        x = inputs(num_data, 2)
+        two = tg.likelihoods.Softmax(num_classes=2, mixing_weights=False)
+        return candidates(tg.SparseGP(x, torch.arange(num_data) % 2, kernel(2), two, inducing_points=x[:num_inducing]))
+
+    first, after = engines(500, 10)
+    (dear,) = engines(5000, 100)
+    for engine in (first, dear):
+        assert isinstance(engine.method, tg.HMC) and not engine.method.rough_trajectories and engine.start is not no_start
+        assert engine.limits.budget > 6 * engine.num_chains * (engine.warmup_steps + 250)
+    assert isinstance(after.method, tg.NUTS) and after.limits.budget == first.limits.budget
+
+
+def test_what_comes_after_weighted_draws_of_dear_gradients_may_take_as_long_as_alone():
+    weighted, dear = candidates(sparse_gp("probit", num_data=5000, num_inducing=100))
+    assert isinstance(weighted.method, tg.AMIS) and isinstance(dear.method, tg.HMC)
+    assert dear.limits.budget == together(sparse_gp("probit", num_data=5000, num_inducing=100))[0].limits.budget

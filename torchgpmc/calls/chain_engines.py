@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,30 +26,34 @@ from torchgpmc.variational import Start, initialize
 # Of which R-hat and effective sizes are content at about the same time: each halves to some fifty effective draws.
 NUM_CHAINS = 4
 _FEW_DATA, _MORE_CHAINS = 100, 16  # of which a gradient takes hardly longer than of four
+_GRADIENTS_A_TRANSITION, _USUAL_DRAWS = 15.0, 150  # of trees, and a chain
+_WARM_UP = 200
 SHORT_WARM_UP = 80  # of chains that begin near where they are to be, with little to tune
 CHAINS_MAY_TAKE_LONG = 1.3e7  # operations a gradient, of which chains take fifteen times as many
 # What chains may cost, in seconds of two idle cores of 2020s make; counted in evaluations, so that seeds reproduce.
 _BUDGET = 100.0
 _SECONDS_A_BATCH, _OPERATIONS_A_SECOND = 3e-3, 2e9
-# Of one function of inducing values: N = 1000, M = 100, by chains that ran beside other work.
-_SPARSE_OPERATIONS_A_SECOND = 1e10
+# Given inducing values of one function, N = 1000, M = 100, and of three, N = 2000, M = 30, by chains that ran beside other work.
+_SPARSE_OPERATIONS_A_SECOND, _SEVERAL_OPERATIONS_A_SECOND = 1e10, 4e9
 _EVIDENCE_OPERATIONS_A_SECOND = 5e9  # of the exact evidence's gradient, where the kernel's is written out
-_SEVERAL_OPERATIONS_A_SECOND = 4e9  # of several: N = 2000, M = 30, three classes
 # Of 1980 data, seven classes, M = 100, what chains may cost was spent in warm-up, after a fit of minutes: no draws. A call has said
 # by then how long it will take.
-_LONGER = 10.0
+_INTEGRALS_TAKE_LONGER = 10.0
 # Of those, 702 coordinates, trees grew to 62 steps: 400 draws worth 103 in 866 CPU seconds. Trajectories of a length that is known
 # without a fit, by few points, had 1200 worth 360 in 268: long ones draw what latents hold, short ones what is quadratic in them.
 # Lengths to three quarters of half a period, and of three steps at least, are on either side of a quarter period, where what is
 # linear in white coordinates is new. From four steps to 2.8 steps of 0.5 had theta change sides at each draw and keep its distance.
 _LENGTH = 2.3
-_LONG_AND_SHORT = HMC(num_steps=20, least_steps=3, trajectory_length=_LENGTH, rough_trajectories=True)
+_LONG_AND_SHORT = HMC(num_steps=20, least_steps=3, trajectory_length=_LENGTH)
+# Given inducing values trees have fifteen steps where these have four or five, for as much. Of 5000 data, M = 100, NUTS had spent
+# its budget in warm-up (Student t noise, Beta, two classes of 3000).
+_DEAR_TAKE_LONGER, _DEAR_OF_SEVERAL = 2.5, 6.0  # a gradient of two functions took a third of what is counted
 # Coordinates are white already, and of trajectories that take an exact test each, half a second, 25 are worth a look.
 _WARM_UP_OF_THOSE, _EVERY_OF_THOSE = 60, 25
 # Steps of 0.42 of 92 coordinates, 0.23 of 302, 0.15 of 702 and 0.13 of 1002.
 _STEP_TIMES_ROOT_OF_LATENTS = 4.0
 _USUAL_DRAWS_OF_THOSE = 300
-_A_TEST_IN_GRADIENTS, _FIT_IN_CHAINS = 4.0, 1 / 3  # how long they take
+_A_TEST_IN_ROUGH_GRADIENTS, _FIT_IN_CHAINS = 4.0, 1 / 3  # how long they take
 
 
 def budget_of_chains(model: GPModel, num_chains: int = NUM_CHAINS, operations_a_second: float = _OPERATIONS_A_SECOND) -> float:
@@ -56,21 +61,29 @@ def budget_of_chains(model: GPModel, num_chains: int = NUM_CHAINS, operations_a_
     return _BUDGET / (_SECONDS_A_BATCH / num_chains + model.operations / operations_a_second)
 
 
-def together(model: GPModel) -> list[Candidate]:
-    """Of models whose latents cannot be integrated out one site a datum."""
+def together(model: GPModel, share: float = 1.0) -> list[Candidate]:
+    """Of models whose latents cannot be integrated out one site a datum; of a ``SparseGP`` chains may cost a share of the usual."""
     one_latent = model.factorises and model.num_latents == 1
     why = "hyperparameters and latents are sampled together, as the latents cannot be integrated out one site a datum."
     white = NUTS(whitening=Laplace(), max_tree_depth=8) if one_latent else NUTS(max_tree_depth=8, target_accept_prob=0.9)
-    found = [chains(model, white, why, 200)]
+    found = [chains(model, white, why, _WARM_UP)]
     if model.factorises:
         # Of one function white coordinates are others than those around the fit; of several chains only begin further off.
         found = [around_fit(model), found[0]._replace(given=anything if one_latent else some_use)]
-    if not model.has_latents_at_data:
-        speed = _SPARSE_OPERATIONS_A_SECOND if one_latent else _SEVERAL_OPERATIONS_A_SECOND
-        found = [engine.with_limits(budget=budget_of_chains(model, operations_a_second=speed)) for engine in found]
+    if model.has_latents_at_data:
+        return found
+    speed = _SPARSE_OPERATIONS_A_SECOND if one_latent else _SEVERAL_OPERATIONS_A_SECOND
+    usual = budget_of_chains(model, operations_a_second=speed)
+    found = [engine.with_limits(budget=share * usual) for engine in found]
+    if not model.factorises:
+        return found
+    # Trees that would not end their warm-up are not begun.
+    may_end = usual > _GRADIENTS_A_TRANSITION * NUM_CHAINS * _WARM_UP
     if _takes_long_integrals(model):
-        found[0] = found[0].with_limits(budget=_LONGER * found[0].limits.budget)
-    return found
+        found[0] = found[0].with_limits(budget=_INTEGRALS_TAKE_LONGER * usual)
+    elif not may_end:
+        found[0] = found[0].with_limits(budget=(_DEAR_TAKE_LONGER if one_latent else _DEAR_OF_SEVERAL) * usual)
+    return found if may_end else found[:1]
 
 
 def _takes_long_integrals(model: GPModel) -> bool:
@@ -82,18 +95,20 @@ def around_fit(model: GPModel) -> Candidate:
     """Of likelihoods that are products over data."""
     why = "chains begin around a variational fit, in coordinates white under it."
     fit = partial(initialize, model, optimize_inducing_points=False, rough_expectations=True, progress=False)
+    if model.has_latents_at_data:
+        return chains(model, NUTS(max_tree_depth=8, target_accept_prob=0.9), why, 100, start=fit)
+    method, followed, usual = _LONG_AND_SHORT, model, _gradients_of_long_and_short(model)
     if _takes_long_integrals(model):
-        followed = with_rough_gradients(model)
-        usual = _gradients_of_long_and_short(model)
-        found = chains(model, _LONG_AND_SHORT, why, _WARM_UP_OF_THOSE, start=fit, usual_gradients=usual, followed=followed)
-        return found.with_limits(every=_EVERY_OF_THOSE)
-    return chains(model, NUTS(max_tree_depth=8, target_accept_prob=0.9), why, 100, start=fit)
+        method, followed = replace(method, rough_trajectories=True), with_rough_gradients(model)
+        usual = _gradients_of_long_and_short(model, _A_TEST_IN_ROUGH_GRADIENTS)
+    found = chains(model, method, why, _WARM_UP_OF_THOSE, start=fit, usual_gradients=usual, followed=followed)
+    return found.with_limits(every=_EVERY_OF_THOSE)
 
 
-def _gradients_of_long_and_short(model: GPModel) -> float:
-    """That usually take as long as trajectories, their exact tests and the fit do."""
+def _gradients_of_long_and_short(model: GPModel, a_test: float = 0.0) -> float:
+    """That usually take as long as trajectories, their exact tests, where gradients are not, and the fit do."""
     longest = min(_LONG_AND_SHORT.num_steps, _LENGTH * model.latent_size**0.5 / _STEP_TIMES_ROOT_OF_LATENTS)
-    a_transition = (_LONG_AND_SHORT.least_steps + max(_LONG_AND_SHORT.least_steps, longest)) / 2 + _A_TEST_IN_GRADIENTS
+    a_transition = (_LONG_AND_SHORT.least_steps + max(_LONG_AND_SHORT.least_steps, longest)) / 2 + a_test
     return (1 + _FIT_IN_CHAINS) * (_WARM_UP_OF_THOSE + _USUAL_DRAWS_OF_THOSE) * a_transition
 
 
@@ -129,7 +144,7 @@ def chains(
         return partial(density.value_and_grad, position)
 
     limits = Limits(50, 4000, budget_of_chains(model, num_chains))
-    seconds = partial(seconds_of_evaluations, rehearse, usual_gradients or 15.0 * (warmup_steps + 150))
+    seconds = partial(seconds_of_evaluations, rehearse, usual_gradients or _GRADIENTS_A_TRANSITION * (warmup_steps + _USUAL_DRAWS))
     found = Candidate(method, why, num_chains, warmup_steps, limits, seconds, start)
     if not (isinstance(method, NUTS) and (method.whitening is not None or method.noise_variances or start is not no_start)):
         return found

@@ -32,12 +32,11 @@ def of_inducing_values(model: GPModel, wanted: int) -> list[Candidate]:
         # Estimates that vary too much have heavy tails, and with eight times as many draws, too: of 1788 x 18, M = 100, one of 2147
         # had a tenth of all weight. Chains are as quick there.
         first = weighted(model, AMIS(num_importance=_FEW_DRAWS), INTEGRATES_OUT, wanted)
-        return [first, *(engine.with_limits(budget=_AFTER_NOISE * engine.limits.budget) for engine in together(model))]
+        return [first, *together(model, _AFTER_NOISE)]
     if not has_inducing_normal(model) and size <= MANY_HYPERPARAMETERS and _suits_mixture(model):
         few = "the inducing values integrate out well and the hyperparameters are few: weighted draws, no warm-up."
         more = "many draws an estimate make up for what normal densities of inducing values miss."
-        after = (engine.with_limits(budget=_AFTER_WEIGHTS * engine.limits.budget) for engine in together(model))
-        return [*from_the_prior(model, InducingMixture, few, more, wanted), *after]
+        return [*from_the_prior(model, InducingMixture, few, more, wanted), *together(model, _AFTER_WEIGHTS)]
     return together(model)
 
 
