@@ -21,7 +21,7 @@ case, {size} rows at most (`+all`: 7000, with 100 inducing points above 500). Th
 - **CPU s** is of one thread (`OMP_NUM_THREADS=1`), predictions left out, on two cores that other jobs shared: of an AMD EPYC
   or of an Intel Xeon, on which the same call took a seventh longer (pima 13.1 for 11.5) and, when its neighbours were busy, up to
   half as long again. Those of segment+all and digits+all are of an Intel core with nothing beside it (beside one other job the same
-  draws took 319 and 307), those of image+all and wine_quality+all beside two other jobs.
+  draws took 319 and 307), that of image+all beside two other jobs.
 - A call that was stopped had said before it began how many minutes it would take (segment+ard and digits+ard 36).
 - **ESS** is that of the worst hyperparameter, `lp` or latent, by which a call decides that it is done.
 - **theta off, test off** hold the answer against a run of another engine (**beside**, with its own ESS; which one, says

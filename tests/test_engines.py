@@ -109,7 +109,12 @@ def test_expectations_by_quadrature_of_many_data_are_left_to_chains_around_a_fit
     engine = candidates(sparse_gp(likelihood, num_data=500))[0]
     assert isinstance(engine.method, tg.HMC) and engine.start is not no_start
     assert isinstance(candidates(sparse_gp(likelihood, num_data=30))[0].method, tg.AMIS)
-    assert isinstance(candidates(sparse_gp("heteroskedastic", num_data=500))[0].method, tg.AMIS)  # by formulas
+
+
+@pytest.mark.parametrize("num_data", [30, 500])
+def test_heteroskedastic_noise_of_a_sparse_model_is_left_to_chains_around_a_fit(num_data):
+    # Of 60 to 2000 data a fifth of weighted draws' modes were not found, and chains take a tenth of what they took for nothing.
+    assert isinstance(candidates(sparse_gp("heteroskedastic", num_data=num_data))[0].method, tg.HMC)
 
 
 def test_a_data_set_a_chain_is_left_to_chains():
