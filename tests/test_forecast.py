@@ -175,3 +175,14 @@ def test_weighted_draws_are_foretold_their_searches_and_batches(monkeypatch, mod
     posterior = tg.sample(model, seed=0, progress=False)
     assert len(posterior.info["tried"]) == 1
     assert 0.4 < foretold / clock.now < 2.5
+
+
+@pytest.mark.parametrize(("num_classes", "num_inducing", "measured"), [(3, 30, 4.75 + 2.2), (7, 100, 8.1 + 4.6)])
+def test_trajectories_are_foretold_by_the_number_of_latents(monkeypatch, num_classes, num_inducing, measured):
+    """Of 2000 x 2 and segment+all: their steps, and how many of those gradients an exact test took."""
+    monkeypatch.setattr(chain_engines, "seconds_of_evaluations", lambda rehearse, number: number)
+    x, prior, likelihood = inputs(200, 1), GammaPrior(2.0, 4.0), tg.likelihoods.Softmax(num_classes=num_classes)
+    y = torch.arange(200) % num_classes
+    model = tg.SparseGP(x, y, RBFKernel(lengthscale_prior=prior), likelihood, inducing_points=x[:num_inducing])
+    with_the_fit = 4 / 3 * (60 + 300)
+    assert candidates(model)[0].seconds() == pytest.approx(with_the_fit * measured, rel=0.25)

@@ -26,8 +26,8 @@ from torchgpmc.variational import Start, initialize
 # Of which R-hat and effective sizes are content at about the same time: each halves to some fifty effective draws.
 NUM_CHAINS = 4
 _FEW_DATA, _MORE_CHAINS = 100, 16  # of which a gradient takes hardly longer than of four
-_GRADIENTS_A_TRANSITION, _USUAL_DRAWS = 15.0, 150  # of trees, and a chain
-_WARM_UP = 200
+_GRADIENTS_A_TREE, _USUAL_TREES = 15.0, 150  # of trees, and a chain
+_TREE_WARM_UP = 200
 SHORT_WARM_UP = 80  # of chains that begin near where they are to be, with little to tune
 CHAINS_MAY_TAKE_LONG = 1.3e7  # operations a gradient, of which chains take fifteen times as many
 # What chains may cost, in seconds of two idle cores of 2020s make; counted in evaluations, so that seeds reproduce.
@@ -43,16 +43,16 @@ _INTEGRALS_TAKE_LONGER = 10.0
 # without a fit, by few points, had 1200 worth 360 in 268: long ones draw what latents hold, short ones what is quadratic in them.
 # Lengths to three quarters of half a period, and of three steps at least, are on either side of a quarter period, where what is
 # linear in white coordinates is new. From four steps to 2.8 steps of 0.5 had theta change sides at each draw and keep its distance.
-_LENGTH = 2.3
-_LONG_AND_SHORT = HMC(num_steps=20, least_steps=3, trajectory_length=_LENGTH)
+_TRAJECTORY_LENGTH = 2.3
+_TRAJECTORIES = HMC(num_steps=20, least_steps=3, trajectory_length=_TRAJECTORY_LENGTH)
 # Given inducing values trees have fifteen steps where these have four or five, for as much. Of 5000 data, M = 100, NUTS had spent
 # its budget in warm-up (Student t noise, Beta, two classes of 3000).
 _DEAR_TAKE_LONGER, _DEAR_OF_SEVERAL = 2.5, 6.0  # a gradient of two functions took a third of what is counted
 # Coordinates are white already, and of trajectories that take an exact test each, half a second, 25 are worth a look.
-_WARM_UP_OF_THOSE, _EVERY_OF_THOSE = 60, 25
+_TRAJECTORY_WARM_UP, _TRAJECTORIES_A_LOOK = 60, 25
 # Steps of 0.42 of 92 coordinates, 0.23 of 302, 0.15 of 702 and 0.13 of 1002.
 _STEP_TIMES_ROOT_OF_LATENTS = 4.0
-_USUAL_DRAWS_OF_THOSE = 300
+_USUAL_TRAJECTORIES = 300
 _A_TEST_IN_ROUGH_GRADIENTS, _FIT_IN_CHAINS = 4.0, 1 / 3  # how long they take
 
 
@@ -66,7 +66,7 @@ def together(model: GPModel, share: float = 1.0) -> list[Candidate]:
     one_latent = model.factorises and model.num_latents == 1
     why = "hyperparameters and latents are sampled together, as the latents cannot be integrated out one site a datum."
     white = NUTS(whitening=Laplace(), max_tree_depth=8) if one_latent else NUTS(max_tree_depth=8, target_accept_prob=0.9)
-    found = [chains(model, white, why, _WARM_UP)]
+    found = [chains(model, white, why, _TREE_WARM_UP)]
     if model.factorises:
         # Of one function white coordinates are others than those around the fit; of several chains only begin further off.
         found = [around_fit(model), found[0]._replace(given=anything if one_latent else some_use)]
@@ -78,7 +78,7 @@ def together(model: GPModel, share: float = 1.0) -> list[Candidate]:
     if not model.factorises:
         return found
     # Trees that would not end their warm-up are not begun.
-    may_end = usual > _GRADIENTS_A_TRANSITION * NUM_CHAINS * _WARM_UP
+    may_end = usual > _GRADIENTS_A_TREE * NUM_CHAINS * _TREE_WARM_UP
     if _takes_long_integrals(model):
         found[0] = found[0].with_limits(budget=_INTEGRALS_TAKE_LONGER * usual)
     elif not may_end:
@@ -97,19 +97,19 @@ def around_fit(model: GPModel) -> Candidate:
     fit = partial(initialize, model, optimize_inducing_points=False, rough_expectations=True, progress=False)
     if model.has_latents_at_data:
         return chains(model, NUTS(max_tree_depth=8, target_accept_prob=0.9), why, 100, start=fit)
-    method, followed, usual = _LONG_AND_SHORT, model, _gradients_of_long_and_short(model)
+    method, followed, usual = _TRAJECTORIES, model, _gradients_of_trajectories(model)
     if _takes_long_integrals(model):
         method, followed = replace(method, rough_trajectories=True), with_rough_gradients(model)
-        usual = _gradients_of_long_and_short(model, _A_TEST_IN_ROUGH_GRADIENTS)
-    found = chains(model, method, why, _WARM_UP_OF_THOSE, start=fit, usual_gradients=usual, followed=followed)
-    return found.with_limits(every=_EVERY_OF_THOSE)
+        usual = _gradients_of_trajectories(model, _A_TEST_IN_ROUGH_GRADIENTS)
+    found = chains(model, method, why, _TRAJECTORY_WARM_UP, start=fit, usual_gradients=usual, followed=followed)
+    return found.with_limits(every=_TRAJECTORIES_A_LOOK)
 
 
-def _gradients_of_long_and_short(model: GPModel, a_test: float = 0.0) -> float:
+def _gradients_of_trajectories(model: GPModel, a_test: float = 0.0) -> float:
     """That usually take as long as trajectories, their exact tests, where gradients are not, and the fit do."""
-    longest = min(_LONG_AND_SHORT.num_steps, _LENGTH * model.latent_size**0.5 / _STEP_TIMES_ROOT_OF_LATENTS)
-    a_transition = (_LONG_AND_SHORT.least_steps + max(_LONG_AND_SHORT.least_steps, longest)) / 2 + a_test
-    return (1 + _FIT_IN_CHAINS) * (_WARM_UP_OF_THOSE + _USUAL_DRAWS_OF_THOSE) * a_transition
+    longest = min(_TRAJECTORIES.num_steps, _TRAJECTORY_LENGTH * model.latent_size**0.5 / _STEP_TIMES_ROOT_OF_LATENTS)
+    a_transition = (_TRAJECTORIES.least_steps + max(_TRAJECTORIES.least_steps, longest)) / 2 + a_test
+    return (1 + _FIT_IN_CHAINS) * (_TRAJECTORY_WARM_UP + _USUAL_TRAJECTORIES) * a_transition
 
 
 def given_variances(model: GPModel) -> Candidate:
@@ -144,7 +144,7 @@ def chains(
         return partial(density.value_and_grad, position)
 
     limits = Limits(50, 4000, budget_of_chains(model, num_chains))
-    seconds = partial(seconds_of_evaluations, rehearse, usual_gradients or _GRADIENTS_A_TRANSITION * (warmup_steps + _USUAL_DRAWS))
+    seconds = partial(seconds_of_evaluations, rehearse, usual_gradients or _GRADIENTS_A_TREE * (warmup_steps + _USUAL_TREES))
     found = Candidate(method, why, num_chains, warmup_steps, limits, seconds, start)
     if not (isinstance(method, NUTS) and (method.whitening is not None or method.noise_variances or start is not no_start)):
         return found
