@@ -302,6 +302,18 @@ def test_weights_that_head_for_less_than_the_next_engine_costs_end_a_run(heading
     assert rule(200, 0.0, lambda: weighted(0.0)) == ends
 
 
+@pytest.mark.parametrize(("spent", "worth", "ends"), [(0.2, 0.0, False), (0.3, 0.0, True), (0.3, 0.9, True), (0.3, 1.1, False)])
+def test_chains_that_head_for_too_few_draws_end(monkeypatch, spent, worth, ends):
+    """Of 1000 x 3, three classes by robust max, nothing was said within 12 CPU minutes."""
+    limits = Limits(1, 4000, 1e4, heading=1 / 3, chains_judged_from=0.25)
+    posterior = even()
+    chains = Posterior(posterior.model, Draws(posterior.theta, posterior.whitened, None), posterior.stats, dict(posterior.info))
+    chains.info["num_evaluations"] = spent * limits.budget
+    monkeypatch.setattr(Posterior, "effective_size", lambda self: worth * spent * 400 / 3)
+    assert Rule(400, limits)(10, spent * limits.budget, lambda: chains) == ends
+    assert not Rule(400, limits._replace(chains_judged_from=math.inf))(10, spent * limits.budget, lambda: chains)
+
+
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
 def test_one_heavy_draw_does_not_end_a_run():
     # Of 5461 rows of kin8nm, ARD, a draw at the third batch brought the worst effective size from 305 to 16, and the fourth put it

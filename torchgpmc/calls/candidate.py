@@ -38,6 +38,7 @@ class Limits(NamedTuple):
         heading: share of the draws wanted, more or less than one, that uneven weights must head for by ``most``, lest they end it.
         by_worst: whether that is by the worst quantity, of draws that no better ones will come after.
         most_noise: relative variance of estimates that ends it; less than is reliable where the next engine has better ones.
+        chains_judged_from: share of ``budget`` from which chains end that do not head for ``heading`` of the draws wanted.
         learning: evaluations before the first draw after which uneven weights end it, of an engine that learns until they are even.
     """
 
@@ -48,12 +49,20 @@ class Limits(NamedTuple):
     heading: float = 1 / 3
     by_worst: bool = False
     most_noise: float = MAX_ESTIMATE_VARIANCE
+    chains_judged_from: float = math.inf
     learning: float = math.inf
 
     @property
     def better_follow(self) -> bool:
         """Whether the next engine has better estimates: then the first batch may end this one."""
         return self.most_noise < MAX_ESTIMATE_VARIANCE
+
+    def lead_nowhere(self, posterior: Posterior, wanted: int) -> bool:
+        """Whether chains have spent the share from which they are judged, and head for too few effective draws."""
+        spent = posterior.info["num_evaluations"] / self.budget
+        if posterior.log_weights is not None or spent < self.chains_judged_from:
+            return False
+        return posterior.effective_size() < self.heading * min(1.0, spent) * wanted
 
     def have_taught_too_little(self, posterior: Posterior) -> bool:
         """Whether an engine has learned from as much as it may, and the weights of its draws are uneven all the same."""

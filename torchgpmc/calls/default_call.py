@@ -62,13 +62,13 @@ class Rule(NamedTuple):
         return judged is None or is_good(judged, self.wanted)
 
     def _is_hopeless(self, posterior: Posterior) -> bool:
-        """Of weighted draws: more of them will hardly do.
+        """More draws will hardly do: chains head for too few, or weights are uneven.
 
         A single draw far out may weigh as much as all others, and the next proposals reach there: it is cut. Noise of estimates is
         not learned away.
         """
         weights, share = posterior.log_weights, posterior.num_draws / self.limits.most
-        if self.limits.have_taught_too_little(posterior):
+        if self.limits.have_taught_too_little(posterior) or self.limits.lead_nowhere(posterior, self.wanted):
             return True
         if weights is None or (share < SECOND_BATCH and not self.limits.better_follow):
             return False

@@ -44,7 +44,7 @@ def _suits_mixture(model: GPModel) -> bool:
     """Expectations that are integrals take longer than chains: Softmax's, and of many data those of Student t and Beta.
 
     Under heteroskedastic noise, 2000 x 2, 60 inducing points, a fifth of the modes were not found: 390 of 428 CPU
-    seconds went for nothing, where chains take 35; of 60 data 170 seconds were not enough, where chains take 29.
+    seconds went for nothing, where chains take 35; of 60 data a seventh.
     """
     if not serves_inducing_mixture(model) or model.latent_size > _MOST_INDUCING:
         return False
