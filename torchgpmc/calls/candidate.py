@@ -57,9 +57,9 @@ class Limits(NamedTuple):
         """Whether the next engine has better estimates: then the first batch may end this one."""
         return self.most_noise < MAX_ESTIMATE_VARIANCE
 
-    def lead_nowhere(self, posterior: Posterior, wanted: int) -> bool:
+    def lead_nowhere(self, posterior: Posterior, num_evaluations: float, wanted: int) -> bool:
         """Whether chains have spent the share from which they are judged, and head for too few effective draws."""
-        spent = posterior.info["num_evaluations"] / self.budget
+        spent = num_evaluations / self.budget
         if posterior.log_weights is not None or spent < self.chains_judged_from:
             return False
         return posterior.effective_size() < self.heading * min(1.0, spent) * wanted

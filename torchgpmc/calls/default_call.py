@@ -49,7 +49,7 @@ class Rule(NamedTuple):
         if not num_kept or num_kept % self.limits.every:
             return False
         posterior = so_far()
-        if self._is_good(posterior) or self._is_hopeless(posterior):
+        if self._is_good(posterior) or self._is_hopeless(posterior, num_evaluations):
             return True
         together = with_those_before(posterior, self.before)
         return together is not None and is_good(together, self.wanted)
@@ -61,14 +61,14 @@ class Rule(NamedTuple):
         judged = None if self.as_returned is None or posterior.num_chains == 1 else self.as_returned(posterior)
         return judged is None or is_good(judged, self.wanted)
 
-    def _is_hopeless(self, posterior: Posterior) -> bool:
+    def _is_hopeless(self, posterior: Posterior, num_evaluations: float) -> bool:
         """More draws will hardly do: chains head for too few, or weights are uneven.
 
         A single draw far out may weigh as much as all others, and the next proposals reach there: it is cut. Noise of estimates is
         not learned away.
         """
         weights, share = posterior.log_weights, posterior.num_draws / self.limits.most
-        if self.limits.have_taught_too_little(posterior) or self.limits.lead_nowhere(posterior, self.wanted):
+        if self.limits.lead_nowhere(posterior, num_evaluations, self.wanted) or self.limits.have_taught_too_little(posterior):
             return True
         if weights is None or (share < SECOND_BATCH and not self.limits.better_follow):
             return False
