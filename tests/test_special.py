@@ -77,6 +77,10 @@ INTERVALS = torch.tensor(
         [-9.0, 30.0],
         [1.0, 1.001],
         [100.0, torch.inf],
+        [-torch.inf, -38.0],
+        [-37.2, -36.9],  # on either side of where erfc has all its digits
+        [36.9, 37.2],
+        [-37.4, -37.1],
     ],
     dtype=torch.float64,
 )

@@ -68,6 +68,17 @@ def test_every_kind_of_kernel(name, chunk):
     assert_same(sparse(KERNELS[name](), data_chunk=chunk))
 
 
+@pytest.mark.parametrize("dtype", [None, torch.float32])
+@pytest.mark.parametrize("name", KERNELS)
+def test_f_at_the_data_is_f_at_any_inputs_that_are_equal(name, dtype):
+    """What is bound of the data, some of them inducing points, stands for what is worked out anew of other inputs."""
+    model = sparse(KERNELS[name](), inducing_points=inputs(15)[:4], data_dtype=dtype)
+    prior = model.prior(positions(model, 3)[:, : model.layout.size])
+    of_data, of_others = model.cross(prior, model.train_x), model.cross(prior, model.train_x.clone())
+    for ours, theirs in zip(of_data, of_others, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
 class Steep(tg.likelihoods.Bernoulli):
     """A user's subclass, whose density is not its parent's."""
 

@@ -145,8 +145,10 @@ class Ordinal(Factorised, Likelihood):
         return (noisy > (cuts.unsqueeze(-2) if cuts.dim() > 1 else cuts)).sum(-1).to(f.dtype)
 
 
-def _relative(lower: Tensor, upper: Tensor, mean: Tensor, scale: float | Tensor = 1.0) -> list[Tensor]:
+def _relative(lower: Tensor, upper: Tensor, mean: Tensor, scale: Tensor | None = None) -> list[Tensor]:
     """Both ends from ``mean`` on in units of ``scale``; infinite ones are constants, since slopes through them have no value."""
+    if scale is None:
+        return list(torch.broadcast_tensors(lower - mean, upper - mean))
 
     def of(end: Tensor) -> Tensor:
         finite = end.isfinite()

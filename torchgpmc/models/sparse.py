@@ -17,7 +17,7 @@ from torchgpmc.checks import check_count
 from torchgpmc.likelihoods.gaussian import Gaussian
 from torchgpmc.models.collapsed import CollapsedDensity
 from torchgpmc.models.inducing import InducingModel
-from torchgpmc.models.latents import Cross, LatentsAt, likelihood_values
+from torchgpmc.models.latents import Cross, LatentPrior, LatentsAt, likelihood_values
 from torchgpmc.models.sparse_gradient import DataBindings, SparseDensity, automatic_chunk
 from torchgpmc.models.targets import Targets
 from torchgpmc.models.validation import check_inducing_points
@@ -151,6 +151,15 @@ class SparseGP(InducingModel):
         inner, outer = joint.split([len(jitter), len(self.train_x)], -1)
         prior = self._factorised(values, self.mean_function(values["mean"], self.inducing_points, count), inner + jitter)
         return self._projected(prior, Cross(mean, outer, variance))
+
+    def cross(self, prior: LatentPrior, inputs: Tensor) -> Cross:
+        if inputs is not self.train_x or self.bindings.from_inducing is None:
+            return super().cross(prior, inputs)
+        # Which rows are equal, and how far apart, is bound already: of 5000 data it took a tenth of an estimate.
+        kernel, count, first = prior.values["kernel"], len(prior.ok), len(self.inducing_points)
+        outer = self.bindings.in_chunks.joint.rows(slice(first, None))(kernel).expand(count, -1, -1).mT
+        mean = self.mean_function(prior.values["mean"], inputs, count)
+        return Cross(mean, outer, self.covariance.diagonal(kernel, inputs).expand(count, -1))
 
     def log_likelihood(self, at: LatentsAt, v: Tensor, targets: Targets | None = None) -> Tensor:
         y = self.targets if targets is None else targets

@@ -168,17 +168,31 @@ def _unlimited(upper: Tensor) -> bool:
     return upper.device.type == "cpu" and bool((upper == math.inf).all())
 
 
+def _log_interval_value(lower: Tensor, upper: Tensor) -> Tensor:
+    # Mirrored so that the interval's nearer end is its upper one: both probabilities are then small or moderate.
+    mirrored = lower + upper > 0
+    high, low = torch.where(mirrored, -lower, upper), torch.where(mirrored, -upper, lower)
+    limit = _ERFC_LIMIT.get(high.dtype, math.inf) if high.device.type == "cpu" else math.inf
+    if math.isinf(limit):
+        return _log_difference(high, low)
+    # One logarithm of a difference in place of two, an exponential and log1p: half of the time. Of infinite ends erfc is zero.
+    near = torch.special.erfc(high * -SQRT_HALF).sub_(torch.special.erfc(low.mul_(-SQRT_HALF)))
+    value = near.log_().sub_(LOG_2)
+    if high.numel() and not float(high.amin()) >= limit:  # also where a NaN hides the least
+        far = high < limit
+        value[far] = _log_difference(high[far], low[far] / -SQRT_HALF)
+    return value
+
+
+def _log_difference(high: Tensor, low: Tensor) -> Tensor:
+    value = _log_ndtr_value(high)
+    return value + torch.log1p(-(_log_ndtr_value(low) - value).exp())
+
+
 class _LogInterval(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, lower: Tensor, upper: Tensor) -> Tensor:
-        if _unlimited(upper):
-            value = _log_ndtr_value(-lower)
-        else:
-            # Mirrored so that the interval's nearer end is its upper one: both probabilities are then small or moderate.
-            mirrored = lower + upper > 0
-            high = _log_ndtr_value(torch.where(mirrored, -lower, upper))
-            low = _log_ndtr_value(torch.where(mirrored, -upper, lower))
-            value = high + torch.log1p(-(low - high).exp())
+        value = _log_ndtr_value(-lower) if _unlimited(upper) else _log_interval_value(lower, upper)
         ctx.save_for_backward(lower, upper, value)
         return value
 
@@ -208,7 +222,8 @@ def log_ndtr_interval(lower: Tensor, upper: Tensor) -> Tensor:
 def interval_densities(lower: Tensor, upper: Tensor, log_probability: Tensor) -> tuple[Tensor, Tensor]:
     """The normal density at both ends of an interval over the probability of the interval; 0 at infinite ends."""
     shift = log_probability + LOG_SQRT_2PI
-    return (-0.5 * lower * lower - shift).exp(), (-0.5 * upper * upper - shift).exp()
+    at_lower, at_upper = (torch.addcmul(shift, end, end, value=0.5).neg_().exp_() for end in (lower, upper))
+    return at_lower, at_upper
 
 
 class _IntervalQuantile(torch.autograd.Function):
