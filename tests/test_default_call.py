@@ -307,11 +307,17 @@ def test_chains_that_head_for_too_few_draws_end(monkeypatch, spent, worth, ends)
     """Of 1000 x 3, three classes by robust max, nothing was said within 12 CPU minutes."""
     limits = Limits(1, 4000, 1e4, heading=1 / 3, chains_judged_from=0.25)
     posterior = even()
-    chains = Posterior(posterior.model, Draws(posterior.theta, posterior.whitened, None), posterior.stats, dict(posterior.info))
-    chains.info["num_evaluations"] = spent * limits.budget
+
+    def chains(count=200):
+        stats = {name: values[:, :count] for name, values in posterior.stats.items()}
+        return Posterior(
+            posterior.model, Draws(posterior.theta[:, :count], posterior.whitened[:, :count], None), stats, posterior.info
+        )
+
     monkeypatch.setattr(Posterior, "effective_size", lambda self: worth * spent * 400 / 3)
-    assert Rule(400, limits)(10, spent * limits.budget, lambda: chains) == ends
-    assert not Rule(400, limits._replace(chains_judged_from=math.inf))(10, spent * limits.budget, lambda: chains)
+    assert Rule(400, limits)(200, spent * limits.budget, chains) == ends
+    assert not Rule(400, limits._replace(chains_judged_from=math.inf))(200, spent * limits.budget, chains)
+    assert not Rule(400, limits)(40, spent * limits.budget, lambda: chains(40))
 
 
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")

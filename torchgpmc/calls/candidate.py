@@ -21,6 +21,7 @@ SECOND_BATCH = 0.2  # share of its draws with which AMIS has two batches
 NOISE_BEFORE_BETTER = 0.1
 # Of 500 data where 64 draws an estimate say 0.08, 0.17, 0.48 and 0.76, 256 serve the first two.
 _NOISE_BY_FAR = 0.35
+_FEWEST_JUDGED = 50  # draws a chain
 _NOTHING = 10  # effective draws, of hundreds and more
 # Of their number that weights are worth: of 200 labels that say next to nothing of eleven hyperparameters, all that an emulator may
 # learn from left 160 draws worth 5 to 61, ten seeds; of thirteen tables none took so many, and 160 were worth 58 to 148.
@@ -58,9 +59,10 @@ class Limits(NamedTuple):
         return self.most_noise < MAX_ESTIMATE_VARIANCE
 
     def lead_nowhere(self, posterior: Posterior, num_evaluations: float, wanted: int) -> bool:
-        """Whether chains have spent the share from which they are judged, and head for too few effective draws."""
+        """Whether chains have spent the share from which they are judged, and by some draws head for too few effective ones."""
         spent = num_evaluations / self.budget
-        if posterior.log_weights is not None or spent < self.chains_judged_from:
+        # Of 25 draws a chain R-hat may be 1.4 and the size 12 where 130 are good.
+        if posterior.log_weights is not None or spent < self.chains_judged_from or posterior.num_draws < _FEWEST_JUDGED:
             return False
         return posterior.effective_size() < self.heading * min(1.0, spent) * wanted
 

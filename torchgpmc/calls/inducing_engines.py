@@ -8,6 +8,7 @@ from torchgpmc.calls.chain_engines import together
 from torchgpmc.calls.emulated_engines import NO_PROPOSAL, emulated, emulated_twice
 from torchgpmc.calls.weighted_engines import INTEGRATES_OUT, MANY_HYPERPARAMETERS, MOST_HYPERPARAMETERS, from_the_prior, weighted
 from torchgpmc.evidence import InducingMixture, serves_inducing_mixture
+from torchgpmc.likelihoods import RobustMax
 from torchgpmc.methods import AMIS, EmulatedHMC
 from torchgpmc.models import GPModel
 from torchgpmc.runs.beginnings import AtModes
@@ -16,6 +17,9 @@ from torchgpmc.runs.beginnings import AtModes
 _FEW_DRAWS = 4
 # Data whose expectations 64 draws an estimate take by quadrature (Student t, 1000 x 1: no answer in 116 seconds).
 _FEW_INTEGRALS = 400
+# Three classes by robust max, which chains hardly move in: of 60 data weighted draws are trusted after 33 CPU seconds, of 120 and
+# 250 they were given up after 168 and 64, and of 1000 had no answer in 480.
+_FEW_OF_ROBUST_MAX = 100
 _MOST_INDUCING = 200  # numbers in v, of which estimates factorise a matrix
 _AFTER_NOISE = 2.0  # of what chains may cost: those of 1788 x 18 had 66 draws each when it was spent
 _AFTER_WEIGHTS = 0.5  # of what chains may cost, where weighted draws have spent some: chains that go well need a fifth
@@ -43,8 +47,10 @@ def _suits_mixture(model: GPModel) -> bool:
     """Whether modes are found, and expectations are no integrals, which take longer than chains do.
 
     Under heteroskedastic noise, 2000 x 2, 60 inducing points, a fifth of the modes were not found: 390 of 428 CPU
-    seconds went for nothing, where chains take 35; of 60 data a seventh. Three classes by robust max had no answer in 480.
+    seconds went for nothing, where chains take 35; of 60 data a seventh.
     """
-    if model.num_latents > 1 or not serves_inducing_mixture(model) or model.latent_size > _MOST_INDUCING:
+    if not serves_inducing_mixture(model) or model.latent_size > _MOST_INDUCING:
         return False
+    if model.num_latents > 1:
+        return isinstance(model.likelihood, RobustMax) and len(model.train_x) <= _FEW_OF_ROBUST_MAX
     return not model.takes_expectations or len(model.train_x) <= _FEW_INTEGRALS
