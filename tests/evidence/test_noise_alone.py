@@ -46,10 +46,11 @@ def test_the_mean_function_is_drawn_from_its_normal_density():
     prior = model.prior(THETA)
     problem = tg.evidence.NoiseAlone().estimator(model)._problem(prior)
     centred = torch.randn(2, 5, generator=generator(), dtype=torch.float64)
-    _, factor, deviation = noise_alone._of_targets(problem, centred)
+    noise = noise_alone._noise(problem, centred)
+    deviation = noise.variance.sqrt()
 
     def drawn(normals):
-        return torch.func.vmap(lambda pair: noise_alone._mean_given(problem, factor, deviation, pair.expand(2, 2, 5)))(normals)
+        return torch.func.vmap(lambda pair: noise_alone._mean_given(problem, noise, pair.expand(2, 2, 5)))(normals)
 
     unit = torch.eye(10, dtype=torch.float64).view(10, 2, 5)
     middle = drawn(torch.zeros_like(unit))[0]

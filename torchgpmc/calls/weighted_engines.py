@@ -42,9 +42,11 @@ def weighted(model: GPModel, method: AMIS, why: str, wanted: int) -> Candidate:
     return Candidate(method, why, None, None, limits, partial(seconds_of_weighted, model, method, wanted))
 
 
-def from_the_prior(model: GPModel, evidence: Callable[[int], Evidence], few: str, more: str, wanted: int) -> list[Candidate]:
+def from_the_prior(
+    model: GPModel, evidence: Callable[[int], Evidence], few: str, more: str, wanted: int, num_importance: int = MANY_DRAWS
+) -> list[Candidate]:
     """Weighted draws without a search for modes, and again with four times as many draws an estimate."""
-    turns = (MANY_DRAWS, few), (4 * MANY_DRAWS, more)
+    turns = (num_importance, few), (4 * num_importance, more)
     first, second = (weighted(model, AMIS(evidence=evidence(draws), begin=AtPrior()), why, wanted) for draws, why in turns)
     return [first, second._replace(given=some_use)]
 

@@ -25,14 +25,15 @@ from torchgpmc.likelihoods import HeteroskedasticGaussian
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.latents import LatentPrior
 from torchgpmc.models.targets import Targets
-from torchgpmc.numerics.linalg import cholesky, solve_lower, times_vector, triangular_log_determinant
+from torchgpmc.numerics.linalg import cholesky, cholesky_in_place, solve_lower, times_vector, triangular_log_determinant
 from torchgpmc.numerics.random import normal_like
 from torchgpmc.numerics.special import LOG_SQRT_2PI
 from torchgpmc.numerics.threads import even_slices, side_by_side
 from torchgpmc.overriding import is_newest
 
 _CHUNK_ELEMENTS = 1_300_000  # of the matrices that are factorised at once
-_NEAR, _MOST_STEPS, _MOST_HALVINGS = 1e-3, 30, 30  # squared change of w in all
+_BLOCK_ELEMENTS = 400_000  # of those in a core's cache: all 64 of 300 data at once, memory, copied twice, took 3.6 times as long
+_NEAR, _MOST_STEPS, _MOST_HALVINGS = 1e-2, 30, 30  # squared change of w in all
 _WIDEST = 300.0  # log deviations beyond overflow
 
 
@@ -49,10 +50,13 @@ class _Problem(NamedTuple):
         mean, covariance, factor, residual, log_scale = self
         return _Problem(mean[rows], covariance[rows], factor[rows], residual[rows], log_scale)
 
-    def with_draws(self) -> _Problem:
-        """The same with a dimension for several draws a theta."""
-        mean, covariance, factor, residual, log_scale = self
-        return _Problem(mean.unsqueeze(1), covariance.unsqueeze(1), factor.unsqueeze(1), residual.unsqueeze(1), log_scale)
+
+class _Noise(NamedTuple):
+    """y given f_2, of any number of draws a theta."""
+
+    log_likelihood: Tensor  # log N(y | m, K + D)
+    factor: Tensor  # (..., N, N), of K + D
+    variance: Tensor  # (..., N), D
 
 
 class _Sited(NamedTuple):
@@ -205,7 +209,8 @@ class NoiseAloneEstimator:
         found, converged, steps = _mode(problem, start)
         noise, level, rest = auxiliary.split([size * draws, 1, auxiliary.shape[1] - size * draws - 1], -1)
         white, log_ratio = defended_draws(found.white, found.precision, noise.view(count, draws, size))
-        log_likelihood, factor, deviation = _of_targets(problem.with_draws(), white @ problem.factor.mT)
+        centred = white @ problem.factor.mT
+        log_likelihood = _log_likelihoods(problem, centred)
         log_weight = torch.nan_to_num(log_likelihood - log_ratio, nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
         value, variance = mean_weight(log_weight)
         value = torch.where(prior.ok, value, -torch.inf)
@@ -213,7 +218,7 @@ class NoiseAloneEstimator:
         chosen = chosen_draws(log_weight, level.squeeze(-1), normals.shape[1])
         rows = torch.arange(count, device=theta.device)
         kept = [
-            torch.cat([_mean_given(problem, factor[rows, index], deviation[rows, index], pair), white[rows, index]], -1)
+            torch.cat([_mean_given(problem, _noise(problem, centred[rows, index]), pair), white[rows, index]], -1)
             for index, pair in zip(chosen.unbind(-1), normals.unbind(1), strict=True)
         ]
         more = stacked_latents(kept[1:], theta, 2 * size)
@@ -222,26 +227,45 @@ class NoiseAloneEstimator:
         return LatentEstimate(value, variance, kept[0], more, log_likelihood, work, converged)
 
 
-def _of_targets(problem: _Problem, centred: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """log N(y | m, K + D), the factor of I + D^-1/2 K D^-1/2, and D^1/2, at centred f_2 ``(..., N)``."""
-    log_deviation = (problem.mean + centred + problem.log_scale).clamp(-_WIDEST, _WIDEST)
-    inverse = (-log_deviation).exp()
-    b = problem.covariance * inverse.unsqueeze(-1) * inverse.unsqueeze(-2)
-    b.diagonal(dim1=-2, dim2=-1).add_(1.0)
-    factor, ok = cholesky(b)
-    half = solve_lower(factor, (problem.residual * inverse).unsqueeze(-1)).squeeze(-1)
-    value = -0.5 * half.square().sum(-1) - triangular_log_determinant(factor) - (log_deviation + LOG_SQRT_2PI).sum(-1)
-    return torch.where(ok, value, -torch.inf), factor, log_deviation.exp()
+def _noise(problem: _Problem, centred: Tensor, memory: Tensor | None = None) -> _Noise:
+    """y given centred f_2 ``(C, N)``, or ``(C, draws, N)`` with memory ``(C, draws, N, N)`` for its covariances."""
+    draws = centred.dim() - 2
+    mean, residual = (part.view(len(part), *[1] * draws, -1) for part in (problem.mean, problem.residual))
+    log_deviation = (mean + centred + problem.log_scale).clamp(-_WIDEST, _WIDEST)
+    variance = (2 * log_deviation).exp()
+    if memory is None:
+        covariance = problem.covariance.clone()
+    else:
+        covariance = memory.copy_(problem.covariance.unsqueeze(1))
+    covariance.diagonal(dim1=-2, dim2=-1).add_(variance)
+    factor, ok = cholesky_in_place(covariance)
+    half = solve_lower(factor, residual.expand_as(centred).unsqueeze(-1)).squeeze(-1)
+    value = -0.5 * half.square().sum(-1) - triangular_log_determinant(factor) - LOG_SQRT_2PI * centred.shape[-1]
+    return _Noise(torch.where(ok, value, -torch.inf), factor, variance)
+
+
+def _log_likelihoods(problem: _Problem, centred: Tensor) -> Tensor:
+    """log N(y | m, K + D) at centred f_2 ``(C, draws, N)``, a few draws at a time: factors are not kept."""
+    count, draws, size = centred.shape
+    block = max(1, min(draws, _BLOCK_ELEMENTS // (count * size**2)))
+    memory = centred.new_empty(count, block, size, size)
+    parts = (_noise(problem, part, memory[:, : part.shape[1]]).log_likelihood for part in centred.split(block, 1))
+    return torch.cat(list(parts), 1)
 
 
 def _sited(problem: _Problem, white: Tensor, centred: Tensor) -> _Sited:
-    """The objective at w, and Fisher's scoring about f_2: information 2 P o P and slope b^2 - diag P, P = B^-1, b = P D^-1/2 r."""
-    value, factor, deviation = _of_targets(problem, centred)
-    inverse = torch.cholesky_inverse(factor)
-    slope = times_vector(inverse, problem.residual / deviation).square() - inverse.diagonal(dim1=-2, dim2=-1)
-    information = 2 * inverse.square()
+    """The objective at w, and Fisher's scoring about f_2: information 2 P o P and slope b^2 - diag P, P = Q D, b^2 = D (Q r)^2.
+
+    Q is (K + D)^-1. P, whose product with its transpose element by element is meant by P o P, never overflows.
+    """
+    noise = _noise(problem, centred)
+    inverse = torch.cholesky_inverse(noise.factor)
+    answer = times_vector(inverse, problem.residual)
+    scaled = inverse.mul_(noise.variance.unsqueeze(-2))
+    slope = (noise.variance.sqrt() * answer).square() - scaled.diagonal(dim1=-2, dim2=-1)
+    information = 2 * scaled * scaled.mT
     linear = times_vector(information, centred) + slope
-    return _Sited(white, value - 0.5 * white.square().sum(-1), information, linear)
+    return _Sited(white, noise.log_likelihood - 0.5 * white.square().sum(-1), information, linear)
 
 
 def _mode(problem: _Problem, start: Tensor | None) -> tuple[_Normal, Tensor, Tensor]:
@@ -250,7 +274,7 @@ def _mode(problem: _Problem, start: Tensor | None) -> tuple[_Normal, Tensor, Ten
     begin = _sited(problem, zero, zero if start is None else start)
     if start is not None:
         # Of f = m, below which no step may lead; the start, of another covariance, only says where to go first.
-        begin = begin._replace(objective=_of_targets(problem, zero)[0])
+        begin = begin._replace(objective=_noise(problem, zero).log_likelihood)
 
     def step(problem: _Problem, point: _Sited) -> tuple[_Sited, _Normal, Tensor, Tensor]:
         precision = problem.factor.mT @ point.information @ problem.factor
@@ -285,9 +309,9 @@ def _ascend(problem: _Problem, point: _Sited, target: Tensor) -> _Sited:
     return new
 
 
-def _mean_given(problem: _Problem, factor: Tensor, deviation: Tensor, normals: Tensor) -> Tensor:
+def _mean_given(problem: _Problem, noise: _Noise, normals: Tensor) -> Tensor:
     """Whitened f_1 ``(C, N)`` given f_2, from two standard normal vectors: Matheron's rule."""
     first, second = normals.unbind(1)
-    gap = problem.residual - (problem.factor @ first.unsqueeze(-1)).squeeze(-1) - deviation * second
-    answer = torch.cholesky_solve((gap / deviation).unsqueeze(-1), factor).squeeze(-1) / deviation
+    gap = problem.residual - (problem.factor @ first.unsqueeze(-1)).squeeze(-1) - noise.variance.sqrt() * second
+    answer = torch.cholesky_solve(gap.unsqueeze(-1), noise.factor).squeeze(-1)
     return first + _transposed_times(problem.factor, answer)
