@@ -71,11 +71,14 @@ def test_after_weights_of_what_has_several_modes_chains_begin_around_a_fit():
     assert isinstance(weighted.method, tg.AMIS) and chains.method.whitening is None and chains.start is not no_start
 
 
+GIVEN_VARIANCES = tg.HMC(noise_variances=True, from_mode=True, num_steps=40, least_steps=3, trajectory_length=3.1)
+
+
 def test_after_weights_of_student_noise_chains_have_variances_in_place_of_latents():
     # Of 42 x 3, four hyperparameters, chains around a fit took 71 CPU seconds; of 64 to 200 data they had steps of 1e-3.
     weighted, chains = candidates(gp("student_t"))
     assert weighted.method == tg.AMIS(num_importance=256)
-    assert chains.method == tg.NUTS(noise_variances=True, max_tree_depth=8) and chains.start is no_start
+    assert chains.method == GIVEN_VARIANCES and chains.start is no_start
 
 
 def test_after_noisy_estimates_of_inducing_values_chains_have_time():
@@ -284,8 +287,9 @@ def test_many_hyperparameters_of_student_t_noise_are_for_chains_and_emulators(nu
     kernel = ScaleKernel(RBFKernel(ard_num_dims=9, lengthscale_prior=GammaPrior(2.0, 4.0)), outputscale_prior=GammaPrior(2.0, 1.0))
     heavy = tg.GP(inputs(num_data, 9), targets("student_t", num_data), kernel, gp("student_t").likelihood)
     found = [engine.method for engine in candidates(heavy)]
-    assert found.pop(place) == tg.NUTS(noise_variances=True, max_tree_depth=8)
-    assert [(method.approximation, method.num_importance) for method in found] == [(tg.Laplace(), 128)] * 2
+    assert found.pop(place) == GIVEN_VARIANCES
+    # A second emulator of 500 x 7 took 167 CPU seconds and was not trusted, where chains take as long as the first.
+    assert [(method.approximation, method.num_importance) for method in found] == [(tg.Laplace(), 128)] * (2 if place == 0 else 1)
 
 
 @pytest.mark.parametrize(("num_data", "num_chains"), [(100, 16), (101, 4)])

@@ -18,9 +18,11 @@ from torchgpmc.methods import HMC, NUTS
 from torchgpmc.models import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.models.rough import with_rough_gradients
+from torchgpmc.models.variances_density import VariancesLogDensity
 from torchgpmc.numerics.random import make_generator
 from torchgpmc.runs.chain_targets import shared
 from torchgpmc.runs.run import MethodOptions
+from torchgpmc.types import LogDensity
 from torchgpmc.variational import Start, initialize
 
 # Of which R-hat and effective sizes are content at about the same time: each halves to some fifty effective draws.
@@ -35,7 +37,12 @@ _BUDGET = 100.0
 _SECONDS_A_BATCH, _OPERATIONS_A_SECOND = 3e-3, 2e9
 # Given inducing values of one function, N = 1000, M = 100, and of three, N = 2000, M = 30, by chains that ran beside other work.
 _SPARSE_OPERATIONS_A_SECOND, _SEVERAL_OPERATIONS_A_SECOND = 1e10, 4e9
-_EVIDENCE_OPERATIONS_A_SECOND = 5e9  # of the exact evidence's gradient, where the kernel's is written out
+_EVIDENCE_OPERATIONS_A_SECOND = 1.2e10  # of the exact evidence's gradient, where the kernel's is written out
+_LAST = 2.0  # times the usual, of chains that nothing comes after
+# Given variances trees of fifteen steps, from draws of the prior on, took 13,000 to 18,000 gradients to warm up (200 x 9, 400 x 10
+# and 500 x 7); from a mode they take 3000 to 6000, and trajectories of these lengths 2000 to 3000.
+_GIVEN_VARIANCES = HMC(noise_variances=True, from_mode=True, num_steps=40, least_steps=3, trajectory_length=3.1)
+_GRADIENTS_GIVEN_VARIANCES = 4000.0  # a chain: of 200 x 9 to 400 x 10 3000 to 4400
 # Of 1980 data, seven classes, M = 100, what chains may cost was spent in warm-up, after a fit of minutes: no draws. A call has said
 # by then how long it will take.
 _INTEGRALS_TAKE_LONGER = 10.0
@@ -99,9 +106,9 @@ def around_fit(model: GPModel) -> Candidate:
     fit = partial(initialize, model, optimize_inducing_points=False, rough_expectations=True, progress=False)
     if model.has_latents_at_data:
         return chains(model, NUTS(max_tree_depth=8, target_accept_prob=0.9), why, 100, start=fit)
-    method, followed, usual = _TRAJECTORIES, model, _gradients_of_trajectories(model)
+    method, followed, usual = _TRAJECTORIES, JointLogDensity(model), _gradients_of_trajectories(model)
     if _takes_long_integrals(model):
-        method, followed = replace(method, rough_trajectories=True), with_rough_gradients(model)
+        method, followed = replace(method, rough_trajectories=True), JointLogDensity(with_rough_gradients(model))
         usual = _gradients_of_trajectories(model, _A_TEST_IN_ROUGH_GRADIENTS)
     found = chains(model, method, why, _TRAJECTORY_WARM_UP, start=fit, usual_gradients=usual, followed=followed)
     return found.with_limits(every=_TRAJECTORIES_A_LOOK, chains_judged_from=_TRAJECTORIES_JUDGED_FROM)
@@ -118,10 +125,19 @@ def given_variances(model: GPModel) -> Candidate:
     """Of noise that is normal given a variance for each datum."""
     why = "given a noise variance for each datum, sampled in the latents' place, these integrate out exactly."
     num_chains = NUM_CHAINS if len(model.train_x) > _FEW_DATA else _MORE_CHAINS
-    found = chains(model, NUTS(noise_variances=True, max_tree_depth=8), why, 100, num_chains)
+    found = chains(
+        model,
+        _GIVEN_VARIANCES,
+        why,
+        _TRAJECTORY_WARM_UP,
+        num_chains,
+        usual_gradients=_GRADIENTS_GIVEN_VARIANCES,
+        followed=VariancesLogDensity(model),
+    )
+    found = found.with_limits(every=_TRAJECTORIES_A_LOOK, chains_judged_from=_TRAJECTORIES_JUDGED_FROM)
     if not isinstance(model.bindings.among_latents, BoundClosedForm):
-        return found.with_limits(budget=found.limits.budget / 2)  # by autograd gradients take two to three times as long
-    return found.with_limits(budget=budget_of_chains(model, num_chains, _EVIDENCE_OPERATIONS_A_SECOND))
+        return found  # by autograd gradients take two to three times as long
+    return found.with_limits(budget=_LAST * budget_of_chains(model, num_chains, _EVIDENCE_OPERATIONS_A_SECOND))
 
 
 def chains(
@@ -132,13 +148,13 @@ def chains(
     num_chains: int = NUM_CHAINS,
     start: Callable[..., Start | None] = no_start,
     usual_gradients: float | None = None,
-    followed: GPModel | None = None,
+    followed: LogDensity | None = None,
 ) -> Candidate:
     """Of a method on [theta, v], or on v alone, which usually takes so many gradients a chain, or fifteen for each of 150 draws.
 
-    Its trajectories take the gradients of ``followed``, if that is another model: one exact test each adds little to their time.
+    Its trajectories take the gradients of ``followed``, if that is another density: one exact test each adds little to their time.
     """
-    density = shared(JointLogDensity(model if followed is None else followed), model)
+    density = shared(JointLogDensity(model) if followed is None else followed, model)
 
     def rehearse() -> Callable[[], Any]:
         theta = model.layout.starting_points(num_chains, make_generator(0, model.train_x.device))
@@ -148,7 +164,7 @@ def chains(
     limits = Limits(50, 4000, budget_of_chains(model, num_chains))
     seconds = partial(seconds_of_evaluations, rehearse, usual_gradients or _GRADIENTS_A_TREE * (warmup_steps + _USUAL_TREES))
     found = Candidate(method, why, num_chains, warmup_steps, limits, seconds, start)
-    if not (isinstance(method, NUTS) and (method.whitening is not None or method.noise_variances or start is not no_start)):
+    if not (isinstance(method, NUTS) and (method.whitening is not None or start is not no_start)):
         return found
     # Six models' chains, watched, took twice what gradients at draws of the prior say, fifteen a transition.
     roughly = partial(seconds_of_evaluations, rehearse, 30.0 * (warmup_steps + 200))

@@ -233,10 +233,7 @@ def _noise(problem: _Problem, centred: Tensor, memory: Tensor | None = None) -> 
     mean, residual = (part.view(len(part), *[1] * draws, -1) for part in (problem.mean, problem.residual))
     log_deviation = (mean + centred + problem.log_scale).clamp(-_WIDEST, _WIDEST)
     variance = (2 * log_deviation).exp()
-    if memory is None:
-        covariance = problem.covariance.clone()
-    else:
-        covariance = memory.copy_(problem.covariance.unsqueeze(1))
+    covariance = problem.covariance.clone() if memory is None else memory.copy_(problem.covariance.unsqueeze(1))
     covariance.diagonal(dim1=-2, dim2=-1).add_(variance)
     factor, ok = cholesky_in_place(covariance)
     half = solve_lower(factor, residual.expand_as(centred).unsqueeze(-1)).squeeze(-1)

@@ -74,6 +74,10 @@ class LogLikelihood:
         """
         raise NotImplementedError(f"{type(self).__name__} has mixes_variances, and must define noise_variances(white)")
 
+    def white_given_noise(self, noise: Tensor, generator: torch.Generator) -> Tensor:
+        """A draw of what ``noise_variances`` is a function of, ``(C, N)``, given the noise y - f ``(C, N)``, if it is known."""
+        raise NotImplementedError(f"{type(self).__name__} does not know how to draw the variances of its noise given the noise")
+
     def for_data(self, rows: slice | Tensor) -> Any:
         """The likelihood of some data, a slice or indices: itself, unless it holds a number for every datum (exposures, noise).
 

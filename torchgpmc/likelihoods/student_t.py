@@ -54,6 +54,14 @@ class StudentT(Factorised, StudentTLikelihood):
         log_density = half * (half.log() + log_precision - log_precision.exp()) - torch.lgamma(half) + deviation.log()
         return self.noise * torch.exp(-log_precision), log_density.sum(-1)
 
+    def white_given_noise(self, noise: Tensor, generator: torch.Generator) -> Tensor:
+        r"""l given t is of a Gamma((nu + 1) / 2, (nu + t^2 / noise) / 2) distribution (West 1987)."""
+        degrees = self.deg_free
+        half, shape = 0.5 * degrees, (0.5 * (degrees + 1)).expand_as(noise)
+        rate = 0.5 * (degrees + noise.square() / self.noise)
+        log_precision = (torch._standard_gamma(shape.contiguous(), generator=generator) / rate).log()
+        return (log_precision - torch.digamma(half) + half.log()) / torch.polygamma(1, half).sqrt()
+
     def expected_log_likelihood(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         """To 1e-6: the logarithm has branch points at a distance of sqrt(deg_free * noise) from the datum."""
         scale = (self.deg_free * self.noise).sqrt().detach()

@@ -159,7 +159,7 @@ class DensityOptions(MethodOptions):
             )
         if model.is_conjugate:
             return marginal_target(model, settings, Conjugate(), 0, self.from_mode, self.normal_scale)
-        if self.from_mode:
+        if self.from_mode and not getattr(self, "noise_variances", False):
             raise ValueError(
                 f"from_mode=True looks for the mode of theta, and this samples [theta, v], whose joint mode is far from where "
                 f"the posterior lies. Expected from_mode=False, or a GPRegression{_or_marginal(model)}."

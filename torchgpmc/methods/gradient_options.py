@@ -37,7 +37,8 @@ class GradientOptions(DensityOptions):
         importance_weights: with ``marginal``, importance samples a draw for the weights that make the draws exact; 0 for none. Or
             another unbiased estimate to take them from: ``torchgpmc.evidence.SmoothProbit(EP())`` or ``Orthant()``.
         from_mode: of methods on theta alone: start at draws from the normal approximation at the posterior mode, and keep its
-            covariance for the mass matrix in place of learning one (paper E, section 4.3.1).
+            covariance for the mass matrix in place of learning one (paper E, section 4.3.1). With ``noise_variances``: start
+            around a mode of theta and the variances, and learn the mass matrix from there.
         normal_scale: of methods on theta alone: begin at draws from the prior and move on the scale on which it is standard normal,
             as what data leave open is. Under :class:`EP` searches for sites then begin at those of a mode, and end at 0.1 unless
             it has a tolerance, for ``importance_weights`` to make up for: two to three times as many draws a second.
@@ -47,7 +48,8 @@ class GradientOptions(DensityOptions):
             ``None`` samples [theta, v], v being white under the prior.
         noise_variances: of a GP with Student-t noise: sample theta and a variance for each datum, given which noise is normal and
             the latents integrate out exactly. The same posterior; p(f | y, theta) has a mode for every guess of which data are
-            outliers, which chains of [theta, v] seldom leave.
+            outliers, which chains of [theta, v] seldom leave. After each transition the likelihood's parameters are moved given
+            f, the variances integrated out, and the variances drawn anew.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -149,6 +151,6 @@ class GradientOptions(DensityOptions):
     def _joint_target(self, model: GPModel, settings: Settings) -> ChainTarget:
         check_smooth(model, type(self).__name__)
         if self.noise_variances:
-            return variances_target(model, settings)
+            return variances_target(model, settings, from_mode=self.from_mode)
         sites = None if self.whitening is None else posterior_sites(model, self.whitening)
         return joint_target(model, settings, sites, along_ridges=True)

@@ -11,7 +11,7 @@ from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.density import AutogradDensity, keep_freed_memory, mask_failures
 from torchgpmc.models.exact_evidence import evidence_given_noise, has_the_kernels_prior
 from torchgpmc.models.gp_model import GPModel
-from torchgpmc.models.latents import likelihood_parameters
+from torchgpmc.models.latents import LatentPrior, likelihood_parameters
 from torchgpmc.models.reverse import Part, by_autograd
 from torchgpmc.models.targets import Targets
 from torchgpmc.numerics.linalg import cholesky, times_matrix
@@ -72,7 +72,11 @@ class VariancesLogDensity(AutogradDensity):
         return torch.cat([variances, log_density.unsqueeze(-1)], -1)
 
     def draw_latents(self, position: Tensor, generator: torch.Generator) -> Tensor:
-        r"""v ``(C, N)`` given y, theta and the variances, by a draw of f and y from the prior (Matheron's rule).
+        """v ``(C, N)`` given y, theta and the variances."""
+        return self.draw_with_prior(position, generator)[1]
+
+    def draw_with_prior(self, position: Tensor, generator: torch.Generator) -> tuple[LatentPrior, Tensor]:
+        r"""The prior at theta, and v ``(C, N)`` given y, theta and the variances, by a draw of f and y from it (Matheron's rule).
 
         .. math:: v = v_0 + L^T (L L^T + S)^{-1} (y - m - L v_0 - S^{1/2} e), \quad v_0, e \sim N(0, I)
         """
@@ -84,7 +88,7 @@ class VariancesLogDensity(AutogradDensity):
             v, noise = normal_like(white, generator), normal_like(white, generator)
             residual = self.targets.values - prior.mean - times_matrix(v, root.mT) - variances.sqrt() * noise
             factor, _ = cholesky(prior.covariance + torch.diag_embed(variances))
-            return v + times_matrix(torch.cholesky_solve(residual.unsqueeze(-1), factor).squeeze(-1), root)
+            return prior, v + times_matrix(torch.cholesky_solve(residual.unsqueeze(-1), factor).squeeze(-1), root)
 
     def select(self, rows: Tensor) -> VariancesLogDensity:
         return VariancesLogDensity(self.model, self.targets.select(rows)) if self.targets.one_a_chain else self

@@ -69,6 +69,9 @@ class ChainRun(NamedTuple):
         infos = []
         for _ in range(1 if warming_up else self.thinning):
             chain, info = sampler.step(chain, generator)
+            if self.target.refresh is not None:
+                chain = sampler.init(self.target.refresh(chain.position, generator), generator)
+                info = info._replace(n_steps=info.n_steps + 1)
             infos.append(info)
         stats = combined(infos)
         stats |= {name: value.expand(len(chain.position)) for name, value in self.warm_up.statistics(tuning).items()}

@@ -52,6 +52,8 @@ class ChainTarget(NamedTuple):
     is_guess: bool = False  # whether the covariance at the start is only where learning begins
     biased: str | None = None  # what keeps the draws from being exact, in words, however long the chains
     begun: str | None = None  # at which of several optima of a fit chains begin, in words
+    # To other positions, after each transition of a kernel that knows position and density alone: it leaves the target as it is.
+    refresh: Callable[[Tensor, torch.Generator], Tensor] | None = None
 
 
 def shared(density: Any, model: GPModel) -> SharedDensity:
