@@ -78,7 +78,7 @@ def test_after_weights_of_student_noise_chains_have_variances_in_place_of_latent
     # Of 42 x 3, four hyperparameters, chains around a fit took 71 CPU seconds; of 64 to 200 data they had steps of 1e-3.
     weighted, chains = candidates(gp("student_t"))
     assert weighted.method == tg.AMIS(num_importance=256)
-    assert chains.method == GIVEN_VARIANCES and chains.start is no_start
+    assert chains.method == replace(GIVEN_VARIANCES, target_accept_prob=0.9) and chains.start is no_start
 
 
 def test_after_noisy_estimates_of_inducing_values_chains_have_time():
@@ -287,7 +287,8 @@ def test_many_hyperparameters_of_student_t_noise_are_for_chains_and_emulators(nu
     kernel = ScaleKernel(RBFKernel(ard_num_dims=9, lengthscale_prior=GammaPrior(2.0, 4.0)), outputscale_prior=GammaPrior(2.0, 1.0))
     heavy = tg.GP(inputs(num_data, 9), targets("student_t", num_data), kernel, gp("student_t").likelihood)
     found = [engine.method for engine in candidates(heavy)]
-    assert found.pop(place) == GIVEN_VARIANCES
+    # Of 40 x 12, accepted at 0.8, some diverge.
+    assert found.pop(place) == (GIVEN_VARIANCES if num_data > 100 else replace(GIVEN_VARIANCES, target_accept_prob=0.9))
     # A second emulator of 500 x 7 took 167 CPU seconds and was not trusted, where chains take as long as the first.
     assert [(method.approximation, method.num_importance) for method in found] == [(tg.Laplace(), 128)] * (2 if place == 0 else 1)
 

@@ -38,11 +38,14 @@ _SECONDS_A_BATCH, _OPERATIONS_A_SECOND = 3e-3, 2e9
 # Given inducing values of one function, N = 1000, M = 100, and of three, N = 2000, M = 30, by chains that ran beside other work.
 _SPARSE_OPERATIONS_A_SECOND, _SEVERAL_OPERATIONS_A_SECOND = 1e10, 4e9
 _EVIDENCE_OPERATIONS_A_SECOND = 1.2e10  # of the exact evidence's gradient, where the kernel's is written out
-_LAST = 2.0  # times the usual, of chains that nothing comes after
+_BY_AUTOGRAD = 1 / 3  # of that speed
+_WHERE_NOTHING_FOLLOWS = 2.0  # times the usual, of chains
 # Given variances trees of fifteen steps, from draws of the prior on, took 13,000 to 18,000 gradients to warm up (200 x 9, 400 x 10
 # and 500 x 7); from a mode they take 3000 to 6000, and trajectories of these lengths 2000 to 3000.
 _GIVEN_VARIANCES = HMC(noise_variances=True, from_mode=True, num_steps=40, least_steps=3, trajectory_length=3.1)
-_GRADIENTS_GIVEN_VARIANCES = 4000.0  # a chain: of 200 x 9 to 400 x 10 3000 to 4400
+# Of 40 x 12, accepted at 0.8, 14 of 5600 transitions diverged and 7 evaluations failed: a thousand draws' worth, never trusted.
+_OF_FEW_DATA = 0.9
+_GRADIENTS_GIVEN_VARIANCES = 4000.0  # a chain: of 200 x 9 to 500 x 7 1900 to 4400
 # Of 1980 data, seven classes, M = 100, what chains may cost was spent in warm-up, after a fit of minutes: no draws. A call has said
 # by then how long it will take.
 _INTEGRALS_TAKE_LONGER = 10.0
@@ -124,20 +127,21 @@ def _gradients_of_trajectories(model: GPModel, a_test: float = 0.0) -> float:
 def given_variances(model: GPModel) -> Candidate:
     """Of noise that is normal given a variance for each datum."""
     why = "given a noise variance for each datum, sampled in the latents' place, these integrate out exactly."
-    num_chains = NUM_CHAINS if len(model.train_x) > _FEW_DATA else _MORE_CHAINS
+    is_small = len(model.train_x) <= _FEW_DATA
+    num_chains = _MORE_CHAINS if is_small else NUM_CHAINS
     found = chains(
         model,
-        _GIVEN_VARIANCES,
+        replace(_GIVEN_VARIANCES, target_accept_prob=_OF_FEW_DATA) if is_small else _GIVEN_VARIANCES,
         why,
         _TRAJECTORY_WARM_UP,
         num_chains,
         usual_gradients=_GRADIENTS_GIVEN_VARIANCES,
         followed=VariancesLogDensity(model),
     )
-    found = found.with_limits(every=_TRAJECTORIES_A_LOOK, chains_judged_from=_TRAJECTORIES_JUDGED_FROM)
-    if not isinstance(model.bindings.among_latents, BoundClosedForm):
-        return found  # by autograd gradients take two to three times as long
-    return found.with_limits(budget=_LAST * budget_of_chains(model, num_chains, _EVIDENCE_OPERATIONS_A_SECOND))
+    is_written_out = isinstance(model.bindings.among_latents, BoundClosedForm)
+    speed = _EVIDENCE_OPERATIONS_A_SECOND * (1.0 if is_written_out else _BY_AUTOGRAD)
+    budget = _WHERE_NOTHING_FOLLOWS * budget_of_chains(model, num_chains, speed)
+    return found.with_limits(every=_TRAJECTORIES_A_LOOK, chains_judged_from=_TRAJECTORIES_JUDGED_FROM, budget=budget)
 
 
 def chains(

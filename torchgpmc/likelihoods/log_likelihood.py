@@ -76,7 +76,7 @@ class LogLikelihood:
 
     def white_given_noise(self, noise: Tensor, generator: torch.Generator) -> Tensor:
         """A draw of what ``noise_variances`` is a function of, ``(C, N)``, given the noise y - f ``(C, N)``, if it is known."""
-        raise NotImplementedError(f"{type(self).__name__} does not know how to draw the variances of its noise given the noise")
+        raise NotImplementedError(f"{type(self).__name__} has no draw of w given noise; define white_given_noise(noise, generator)")
 
     def for_data(self, rows: slice | Tensor) -> Any:
         """The likelihood of some data, a slice or indices: itself, unless it holds a number for every datum (exposures, noise).

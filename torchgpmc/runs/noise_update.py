@@ -22,7 +22,7 @@ class NoiseUpdate(NamedTuple):
     .. math:: f \sim p(f | y, \theta, w), \quad \eta \sim p(\eta | y, f), \quad w \sim p(w | y, f, \eta)
 
     eta are the likelihood's parameters, which slices move under p(y | f, eta) itself: w, which all hang on, is out. Given w they
-    hardly move: of 300 data by trajectories alone degrees of freedom had a third of the effective draws of lengthscales. It
+    hardly move: of 300 data by trajectories alone degrees of freedom had half of the effective draws of lengthscales or less. It
     takes two factorisations, and no gradient (a collapsed Gibbs sampler, van Dyk & Park 2008, with w drawn right after eta).
 
     Args:

@@ -19,6 +19,7 @@ from torchgpmc.storage.draws import Draw
 
 _CANDIDATES, _SEARCHES, _ITERATIONS, _FURTHEST = 8, 2, 60, 30.0
 _DIFFERENCE = 1e-3  # in theta, for curvatures
+_CHUNK_ELEMENTS = 10_000_000  # of covariance matrices at once
 
 
 def variances_target(model: GPModel, settings: Settings, *, from_mode: bool = False) -> ChainTarget:
@@ -57,7 +58,8 @@ def _mode(variances: VariancesLogDensity, generator: torch.Generator) -> tuple[T
     model = variances.model
     theta = model.layout.starting_points(_CANDIDATES, generator)
     position = torch.cat([theta, theta.new_zeros(_CANDIDATES, model.latent_size)], -1)
-    best = variances(position).argsort(descending=True)[:_SEARCHES]
+    rows = max(1, _CHUNK_ELEMENTS // model.latent_size**2)
+    best = torch.cat([variances(part) for part in position.split(rows)]).argsort(descending=True)[:_SEARCHES]
     searches = (ascend(variances, position[row], bound=_FURTHEST, max_iterations=_ITERATIONS) for row in best)
     found = [search for search in searches if search is not None]
     if not found:
@@ -65,7 +67,8 @@ def _mode(variances: VariancesLogDensity, generator: torch.Generator) -> tuple[T
     mode = max(found, key=lambda search: search.log_density).position
     size = model.layout.size
     steps = _DIFFERENCE * torch.eye(size, len(mode), dtype=mode.dtype, device=mode.device)
-    slopes = variances.value_and_grad(torch.cat([mode + steps, mode - steps]))[1][:, :size]
+    beside = torch.cat([mode + steps, mode - steps]).split(rows)
+    slopes = torch.cat([variances.value_and_grad(part)[1][:, :size] for part in beside])
     curvature = (slopes[size:] - slopes[:size]) / (2 * _DIFFERENCE)
     if not bool(torch.isfinite(curvature).all()):
         return None
