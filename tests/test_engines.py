@@ -81,6 +81,13 @@ def test_after_weights_of_student_noise_chains_have_variances_in_place_of_latent
     assert chains.method == replace(GIVEN_VARIANCES, target_accept_prob=0.9) and chains.start is no_start
 
 
+def test_after_weights_of_laplace_noise_chains_have_variances_in_place_of_latents():
+    # Of 500 x 8, three hyperparameters, two AMIS runs and chains around a fit had no draws to trust in 176 CPU seconds.
+    *weighted, chains = candidates(gp("laplace"))
+    assert [type(engine.method) for engine in weighted] == [tg.AMIS] * 2  # log-concave, and moments in closed form
+    assert chains.method == replace(GIVEN_VARIANCES, target_accept_prob=0.9) and chains.start is no_start
+
+
 def test_after_noisy_estimates_of_inducing_values_chains_have_time():
     # Of image (1788 x 18, a hundred inducing points) estimates of four draws vary too much, one of 2147 by 32 draws had a tenth of
     # all weight, and chains had 66 draws each when what others may spend was spent.
@@ -97,12 +104,8 @@ def test_what_has_no_curvature_is_left_to_chains_around_a_fit():
         def forward(self, function_samples):
             return torch.distributions.Laplace(function_samples, 0.5)
 
-    *weighted, chains = candidates(gp("laplace"))
-    assert [type(engine.method) for engine in weighted] == [tg.AMIS] * 2  # log-concave, and moments in closed form
-    (own,) = candidates(tg.GP(inputs(6), targets("gaussian", 6), kernel(), Absolute()))
-    for engine in (chains, own):
-        assert isinstance(engine.method, tg.NUTS) and engine.method.whitening is None
-        assert engine.start is not no_start
+    (chains,) = candidates(tg.GP(inputs(6), targets("gaussian", 6), kernel(), Absolute()))
+    assert isinstance(chains.method, tg.NUTS) and chains.method.whitening is None and chains.start is not no_start
     assert any(isinstance(engine.method, tg.AMIS) for engine in candidates(gp("student_t")))
 
 

@@ -1,5 +1,7 @@
 """Theta and a noise variance for each datum, the latents integrated out: beside quadrature and plain formulas."""
 
+import math
+
 import gpytorch
 import pytest
 import torch
@@ -21,10 +23,20 @@ def student(degrees, noise):
     return likelihood
 
 
-@pytest.mark.parametrize("degrees", [2.05, 5.0, 80.0, 1e5])
-def test_normals_of_such_variances_make_student_noise(degrees):
+def laplace(noise):
+    likelihood = tg.likelihoods.LaplaceNoise().double()
+    likelihood.initialize(noise=noise)
+    return likelihood
+
+
+NOISES = {f"student {degrees}": student(degrees, 0.3) for degrees in (2.05, 5.0, 80.0)} | {"laplace": laplace(0.3)}
+EXTREME = {"student 1e5": student(1e5, 0.3), "laplace 1e-4": laplace(1e-4), "laplace 1e4": laplace(1e4)}
+
+
+@pytest.mark.parametrize("name", [*NOISES, *EXTREME])
+def test_normals_of_such_variances_make_that_noise(name):
     """By a sum over w of N(y | f, s(w)) p(w), at residuals in the middle and far out."""
-    likelihood = student(degrees, 0.3)
+    likelihood = (NOISES | EXTREME)[name]
     with torch.no_grad():
         variances, log_density = likelihood.noise_variances(WHITE[:, None])
         for residual in (0.0, 0.4, 3.0):
@@ -34,29 +46,45 @@ def test_normals_of_such_variances_make_student_noise(degrees):
             torch.testing.assert_close(found, expected[0], rtol=1e-7, atol=1e-7)
 
 
-@pytest.mark.parametrize("degrees", [2.05, 5.0, 80.0])
-def test_what_variances_are_functions_of_has_mean_zero_and_deviation_one(degrees):
+@pytest.mark.parametrize("name", list(NOISES))
+def test_what_variances_are_functions_of_has_mean_zero_and_deviation_one(name):
     with torch.no_grad():
-        mass = student(degrees, 0.3).noise_variances(WHITE[:, None])[1].exp() * STEP
+        mass = NOISES[name].noise_variances(WHITE[:, None])[1].exp() * STEP
     torch.testing.assert_close(mass @ WHITE.pow(torch.arange(3)[:, None]).mT, torch.tensor([1.0, 0.0, 1.0]).double())
+
+
+def of_student_noise(parameters, white):
+    """Variances, and the log density of w, by torch's own distributions."""
+    degrees, noise = (parameters[name].reshape(()) for name in ("raw_deg_free", "raw_noise"))
+    gamma = torch.distributions.Gamma(degrees / 2, degrees / 2)
+    deviation = torch.polygamma(1, degrees / 2).sqrt()
+    log_precision = torch.digamma(degrees / 2) - (degrees / 2).log() + deviation * white
+    return noise * (-log_precision).exp(), gamma.log_prob(log_precision.exp()) + log_precision + deviation.log()
+
+
+def of_laplace_noise(parameters, white):
+    """The variance is exponential, of mean 2 b^2."""
+    noise = parameters["raw_noise"].reshape(())
+    exponential, deviation = torch.distributions.Exponential(0.5 / noise), math.pi / math.sqrt(6)
+    variances = 2 * noise * (deviation * white + torch.digamma(torch.ones_like(white))).exp()
+    return variances, exponential.log_prob(variances) + (deviation * variances).log()
 
 
 def log_density(model, position):
     """By torch's own distributions, one row."""
     theta, white = position.split([model.layout.size, len(model.train_x)])
     prior = model.prior(theta[None])
-    degrees, noise = (prior.values["likelihood"][name].reshape(()) for name in ("raw_deg_free", "raw_noise"))
-    gamma = torch.distributions.Gamma(degrees / 2, degrees / 2)
-    deviation = torch.polygamma(1, degrees / 2).sqrt()
-    log_precision = torch.digamma(degrees / 2) - (degrees / 2).log() + deviation * white
-    of_white = (gamma.log_prob(log_precision.exp()) + log_precision + deviation.log()).sum()
-    normal = MultivariateNormal(prior.mean[0], prior.covariance[0] + torch.diag(noise * (-log_precision).exp()))
+    mixture = of_student_noise if isinstance(model.likelihood, tg.likelihoods.StudentT) else of_laplace_noise
+    variances, of_white = mixture(prior.values["likelihood"], white)
+    of_white = of_white.sum()
+    normal = MultivariateNormal(prior.mean[0], prior.covariance[0] + torch.diag(variances))
     return model.layout.log_prior(theta[None])[0] + of_white + normal.log_prob(model.train_y)
 
 
+@pytest.mark.parametrize("kind", ["student_t", "laplace"])
 @pytest.mark.parametrize("mean", [None, gpytorch.means.ConstantMean(constant_prior=gpytorch.priors.NormalPrior(0.0, 1.0))])
-def test_density_and_gradient_are_those_of_plain_formulas(mean, generator):
-    model = gp("student_t", mean=mean)
+def test_density_and_gradient_are_those_of_plain_formulas(mean, kind, generator):
+    model = gp(kind, mean=mean)
     position = 0.7 * torch.randn(3, model.layout.size + 6, generator=generator, dtype=torch.float64)
     value, gradient = VariancesLogDensity(model).value_and_grad(position)
     for row, found, slope in zip(position, value, gradient, strict=True):
@@ -109,7 +137,7 @@ def test_a_row_that_cannot_be_worked_out_is_that_rows_failure():
 @pytest.mark.parametrize(
     ("make", "options", "sentence"),
     [
-        (gp, {}, r"GP with Bernoulli.*Expected a GP with Student-t noise"),
+        (gp, {}, r"GP with Bernoulli.*Expected a GP with Student-t or Laplace noise"),
         (gp_regression, {}, r"GPRegression with Gaussian"),
         (lambda: sparse_gp("student_t"), {}, r"SparseGP with StudentT"),
         (lambda: gp("student_t"), {"whitening": tg.Laplace()}, r"whitening=Laplace.*Expected one of them"),
@@ -133,7 +161,7 @@ def test_a_density_of_ones_own_is_no_mixture_of_the_same_variances():
     own = Censored(noise_prior=made.likelihood.noise_prior, deg_free_prior=made.likelihood.deg_free_prior)
     model = tg.GP(made.train_x, made.train_y, made.kernel, own)
     assert mixes_variances(made) and not mixes_variances(model)
-    with pytest.raises(ValueError, match=r"GP with Censored.*Expected a GP with Student-t noise"):
+    with pytest.raises(ValueError, match=r"GP with Censored.*Expected a GP with Student-t or Laplace noise"):
         tg.sample(model, tg.NUTS(noise_variances=True), num_samples=2, num_chains=2, progress=False)
     assert not any(getattr(engine.method, "noise_variances", False) for engine in candidates(model))
 

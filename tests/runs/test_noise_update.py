@@ -7,7 +7,7 @@ import torch
 
 import torchgpmc as tg
 from tests.problems import gp
-from torchgpmc.likelihoods import StudentT
+from torchgpmc.likelihoods import LaplaceNoise, StudentT
 from torchgpmc.models.latents import likelihood_values
 from torchgpmc.models.variances_density import VariancesLogDensity
 from torchgpmc.runs.noise_update import NoiseUpdate, draws_variances
@@ -17,11 +17,11 @@ from torchgpmc.runs.variances_target import _mode, variances_target
 WHITE = torch.linspace(-60.0, 40.0, 100_001, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("degrees", [2.05, 5.0, 80.0])
+@pytest.mark.parametrize("degrees", [None, 2.05, 5.0, 80.0])
 def test_what_variances_are_functions_of_is_drawn_given_the_noise(degrees, generator):
     """Mean and mean square beside sums over N(t | s(w)) p(w), at noise in the middle and far out; five standard errors."""
-    likelihood = StudentT().double()
-    likelihood.initialize(deg_free=degrees, noise=0.3)
+    likelihood = LaplaceNoise().double() if degrees is None else StudentT().double()
+    likelihood.initialize(noise=0.3, **({} if degrees is None else {"deg_free": degrees}))
     with torch.no_grad():
         variances, log_density = likelihood.noise_variances(WHITE[:, None])
         for noise in (0.0, 0.4, 3.0):
@@ -34,52 +34,71 @@ def test_what_variances_are_functions_of_is_drawn_given_the_noise(degrees, gener
                 assert abs(error) < 5, (degrees, noise, power)
 
 
-def simulated(chains, generator):
+def student_noise(parameters, normal, generator):
+    """Draws of w, and variances."""
+    degrees = parameters["raw_deg_free"].expand_as(normal)
+    precision = torch._standard_gamma(0.5 * degrees, generator=generator) / (0.5 * degrees)
+    white = (precision.log() - torch.digamma(0.5 * degrees) + (0.5 * degrees).log()) / torch.polygamma(1, 0.5 * degrees).sqrt()
+    return white, parameters["raw_noise"] / precision
+
+
+def laplace_noise(parameters, normal, generator):
+    share = torch.empty_like(normal).exponential_(generator=generator)
+    return (share.log() - torch.digamma(torch.ones_like(share))) * math.sqrt(6) / math.pi, 2 * parameters["raw_noise"] * share
+
+
+MIXTURES = {"student_t": student_noise, "laplace": laplace_noise}
+
+
+def simulated(kind, chains, generator):
     """Positions [theta, w] and data from the prior, as one density of a data set a chain."""
-    model = gp("student_t", num_data=3)
+    model = gp(kind, num_data=3)
     theta = model.layout.sample_prior(chains, generator)
     with torch.no_grad():
         prior = model.prior(theta)
-        degrees = likelihood_values(prior)["raw_deg_free"].expand(-1, 3)
-        precision = torch._standard_gamma(0.5 * degrees, generator=generator) / (0.5 * degrees)
-        white = (precision.log() - torch.digamma(0.5 * degrees) + (0.5 * degrees).log()) / torch.polygamma(1, 0.5 * degrees).sqrt()
         v, noise = (torch.randn(chains, 3, generator=generator, dtype=torch.float64) for _ in range(2))
-        y = model.latents(prior, v) + (likelihood_values(prior)["raw_noise"] / precision).sqrt() * noise
+        white, variances = MIXTURES[kind](likelihood_values(prior), noise, generator)
+        y = model.latents(prior, v) + variances.sqrt() * noise
     return VariancesLogDensity(model, y), torch.cat([theta, white], -1)
 
 
-def worst_error(generator):
+def worst_error(kind, generator):
     """Of means of functions of theta, w and y before and after the move, in standard errors of their paired differences."""
-    density, before = simulated(20_000, generator)
+    density, before = simulated(kind, 20_000, generator)
     after = NoiseUpdate(density)(before, generator)
-    size = density.model.layout.size
+    model = density.model
+    size, first = model.layout.size, model.layout.columns("likelihood")[0]
     moved = after != before
-    assert not bool(moved[:, : size - 2].any()) and bool(moved[:, size - 2 :].all())
+    assert not bool(moved[:, :first].any()) and bool(moved[:, first:].all())
     size_of_y = density.targets.values.abs().log1p()
     statistics = []
     for position in (before, after):
-        eta, white = position[:, size - 2 : size].tanh(), position[:, size:].tanh()
+        eta, white = position[:, first:size].tanh(), position[:, size:].tanh()
         seen = [eta, eta.square(), white, white.square(), white * size_of_y, eta * size_of_y.sum(-1, keepdim=True)]
-        statistics.append(torch.cat([*seen, eta[:, :1] * white, eta[:, 1:] * white], -1))
+        statistics.append(torch.cat([*seen, *(column[:, None] * white for column in eta.unbind(-1))], -1))
     difference = statistics[1] - statistics[0]
     return float((difference.mean(0) / (difference.std(0) / math.sqrt(len(difference)))).abs().max())
 
 
-def test_the_joint_distribution_of_hyperparameters_variances_and_data_stays_as_it_is(generator):
-    """21 statistics at five standard errors: a false alarm in 80,000 runs."""
-    assert worst_error(generator) < 5
+@pytest.mark.parametrize("kind", list(MIXTURES))
+def test_the_joint_distribution_of_hyperparameters_variances_and_data_stays_as_it_is(kind, generator):
+    """21 statistics, of Laplace noise 15, at five standard errors: a false alarm in 80,000 runs."""
+    assert worst_error(kind, generator) < 5
 
 
+@pytest.mark.parametrize("kind", list(MIXTURES))
 @pytest.mark.parametrize("plant", ["w of other noise", "parameters without their prior"])
-def test_errors_in_the_move_are_caught(plant, monkeypatch, generator):
+def test_errors_in_the_move_are_caught(plant, kind, monkeypatch, generator):
+    model = gp(kind)
     if plant == "w of other noise":
-        honest = StudentT.white_given_noise
-        monkeypatch.setattr(StudentT, "white_given_noise", lambda self, noise, made: honest(self, 1.2 * noise, made))
+        likelihood, name = type(model.likelihood), "white_given_noise"
+        honest = likelihood.white_given_noise
+        monkeypatch.setattr(likelihood, name, lambda self, noise, made: honest(self, 1.2 * noise, made))
     else:
-        layout = type(gp("student_t").layout)
+        layout = type(model.layout)
         honest = layout.raw_values_and_log_prior
         monkeypatch.setattr(layout, "raw_values_and_log_prior", lambda self, theta: (honest(self, theta)[0], 0 * theta[:, 0]))
-    assert worst_error(generator) > 5
+    assert worst_error(kind, generator) > 5
 
 
 class OtherVariances(StudentT):

@@ -94,6 +94,11 @@ def noisy(before: Trial | None) -> bool:
     return before is not None and before.was_too_noisy and before.noise < _NOISE_BY_FAR
 
 
+def not_noisy_by_far(before: Trial | None) -> bool:
+    """Not after one whose estimates vary by far too much: of an engine whose estimates do then, too."""
+    return before is None or before.noise < _NOISE_BY_FAR
+
+
 def uneven(before: Trial | None) -> bool:
     """After one whose draws are of some use and whose estimates did well: what failed is what they were drawn from."""
     return some_use(before) and not (before is not None and before.was_too_noisy)

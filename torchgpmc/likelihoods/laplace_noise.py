@@ -11,7 +11,11 @@ from torch import Tensor
 from torch.distributions import Laplace as LaplaceDistribution
 
 from torchgpmc.likelihoods.likelihood import Derivatives, Factorised, Moments, TiltedMoments
+from torchgpmc.numerics.random import normal_like, uniform
 from torchgpmc.numerics.special import LOG_2, log_ndtr, normal_hazard
+
+_EULER = 0.5772156649015329  # minus the mean of the logarithm of an exponential number
+_DEVIATION = math.pi / math.sqrt(6)  # of it
 
 
 class _Sides(NamedTuple):
@@ -41,6 +45,7 @@ class LaplaceNoise(Factorised, LaplaceLikelihood):
     is_f_plus_noise = True
     predicts_quickly = True
     has_moments_by_formula = True
+    mixes_variances = True
 
     @property
     def _scale(self) -> Tensor:
@@ -57,6 +62,30 @@ class LaplaceNoise(Factorised, LaplaceLikelihood):
         f = f.detach()
         none = torch.zeros_like(f)
         return Derivatives(self.pointwise_log_prob(f, targets), torch.sign(targets - f) / self._scale, none, none)
+
+    def noise_variances(self, white: Tensor) -> tuple[Tensor, Tensor]:
+        r"""e is normal with the variance 2 b^2 E, E of the exponential distribution of mean one (Andrews & Mallows 1974).
+
+        .. math:: \log E = \pi w / \sqrt 6 - \gamma
+
+        ``white`` is w: log E less its mean, over its deviation.
+        """
+        log_share = _DEVIATION * white - _EULER
+        share = log_share.exp()
+        return 2 * self.noise * share, (log_share - share + math.log(_DEVIATION)).sum(-1)
+
+    def white_given_noise(self, noise: Tensor, generator: torch.Generator) -> Tensor:
+        r"""1 / variance given e is inverse Gaussian, of mean 1 / (b |e|) and shape 1 / b^2 (Park & Casella 2008, section 2).
+
+        Drawn by its two roots (Michael, Schucany & Haas 1976), written for the variance, which is then b^2 chi^2 where e is zero.
+        """
+        scale = self._scale
+        size, half = noise.abs(), 0.5 * scale * normal_like(noise, generator).square()
+        variance = scale * (size + half + (half.square() + 2 * half * size).sqrt())
+        other = (scale * size).square() / variance
+        is_first = uniform(noise.shape, noise, generator) * (variance + scale * size) < variance
+        variance = torch.where(is_first, variance, other)
+        return ((0.5 * variance / self.noise).log() + _EULER) / _DEVIATION
 
     def expected_log_likelihood(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         """By the mean of a normal number's size."""

@@ -46,10 +46,10 @@ class GradientOptions(DensityOptions):
             approximation's sites give (see :mod:`torchgpmc.models.whitening`): the same posterior from far fewer gradients, each at
             one and a half to three times the cost (Murray & Adams 2010). For one latent function; of a SparseGP, Laplace alone.
             ``None`` samples [theta, v], v being white under the prior.
-        noise_variances: of a GP with Student-t noise: sample theta and a variance for each datum, given which noise is normal and
-            the latents integrate out exactly. The same posterior; p(f | y, theta) has a mode for every guess of which data are
-            outliers, which chains of [theta, v] seldom leave. After each transition the likelihood's parameters are moved given
-            f, the variances integrated out, and the variances drawn anew.
+        noise_variances: of a GP with Student-t or Laplace noise: sample theta and a variance for each datum, given which noise is
+            normal and the latents integrate out exactly. The same posterior; under Student-t noise p(f | y, theta) has a mode for
+            every guess of which data are outliers, which chains of [theta, v] seldom leave. After each transition the likelihood's
+            parameters are moved given f, the variances integrated out, and the variances drawn anew.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -107,6 +107,6 @@ def check_mixes_variances(model: GPModel) -> None:
     if not mixes_variances(model):
         raise ValueError(
             f"noise_variances=True integrates out the latents given a noise variance for each datum, and this is a "
-            f"{type(model).__name__} with {type(model.likelihood).__name__}. Expected a GP with Student-t noise "
-            f"(torchgpmc.likelihoods.StudentT), or noise_variances=False."
+            f"{type(model).__name__} with {type(model.likelihood).__name__}. Expected a GP with Student-t or Laplace noise "
+            f"(torchgpmc.likelihoods.StudentT, LaplaceNoise), or noise_variances=False."
         )
