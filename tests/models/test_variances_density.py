@@ -11,7 +11,9 @@ import torchgpmc as tg
 import torchgpmc.models.variances_density as variances_density
 from tests.problems import gp, gp_regression, sparse_gp
 from torchgpmc.calls.engines import candidates
-from torchgpmc.models.variances_density import VariancesLogDensity, mixes_variances
+from torchgpmc.density import FollowedDensity
+from torchgpmc.models.variances_density import VariancesLogDensity, mixes_variances, rough_variances
+from torchgpmc.runs.run import Settings
 
 WHITE = torch.linspace(-60.0, 40.0, 200_001, dtype=torch.float64)
 STEP = WHITE[1] - WHITE[0]
@@ -92,6 +94,67 @@ def test_density_and_gradient_are_those_of_plain_formulas(mean, kind, generator)
         expected = log_density(model, leaf)
         torch.testing.assert_close(found, expected.detach())
         torch.testing.assert_close(slope, torch.autograd.grad(expected, leaf)[0])
+
+
+def test_the_value_alone_is_the_same(generator):
+    model = gp("student_t", mean=gpytorch.means.ConstantMean(constant_prior=gpytorch.priors.NormalPrior(0.0, 1.0)))
+    position = 0.7 * torch.randn(3, model.layout.size + 6, generator=generator, dtype=torch.float64)
+    density = VariancesLogDensity(model)
+    torch.testing.assert_close(density(position), density.value_and_grad(position)[0], rtol=1e-12, atol=1e-12)
+
+
+def near_and_far(model, generator):
+    """Three positions of usual noise, and one of next to none, where K is all but singular."""
+    size = model.layout.size
+    position = 0.3 * torch.randn(4, size + len(model.train_x), generator=generator, dtype=torch.float64)
+    position[2, model.layout.columns("likelihood")[-1]] = -14.0
+    position[2, :1] = 2.0
+    return position
+
+
+def test_slopes_in_single_precision_are_near_and_where_rounding_shows_they_are_the_exact_ones(generator):
+    model = gp("laplace", num_data=60, num_columns=1)
+    exact = VariancesLogDensity(model)
+    position = near_and_far(model, generator)
+    rough = rough_variances(exact)
+    value, gradient = exact.value_and_grad(position)
+    found_value, found = rough.value_and_grad(position)
+    assert not bool((exact.value_and_grad_with_rounding(position)[2] > 1e-6).any())
+    of_quick = rough.quick.value_and_grad_with_rounding(position)
+    assert (of_quick[2] > 0.03).tolist() == [False, False, True, False]
+    assert torch.equal(found[2], exact.value_and_grad(position[2:3])[1][0])
+    torch.testing.assert_close(found_value, value, rtol=0, atol=0.05)
+    assert float((found - gradient).norm(dim=-1).max()) < 0.3
+    assert float((found - gradient)[0].norm()) > 1e-7  # single precision it is
+    assert not float((of_quick[1] - gradient)[2].norm()) < 0.3  # and would not have done
+    rows = torch.tensor([2, 1])
+    torch.testing.assert_close(rough.select(rows).value_and_grad(position[rows])[1], found[rows], rtol=1e-4, atol=1e-3)
+
+
+def test_a_row_that_fails_in_single_precision_alone_is_not_lost(generator):
+    model = gp("laplace", num_data=60, num_columns=1)
+    position = near_and_far(model, generator)
+    position[2, 0] = 6.0
+    exact = VariancesLogDensity(model)
+    rough = rough_variances(exact)
+    assert torch.isfinite(rough.quick(position)).tolist() == [True, True, False, True]
+    assert torch.equal(rough(position)[2], exact(position)[2]) and bool(torch.isfinite(exact(position)).all())
+
+
+def test_what_is_single_already_or_takes_its_time_elsewhere_is_itself():
+    single = VariancesLogDensity(gp("laplace", dtype=torch.float32))
+    periodic = gpytorch.kernels.PeriodicKernel().requires_grad_(False)
+    made = gp("laplace")
+    by_autograd = VariancesLogDensity(tg.GP(made.train_x, made.train_y, periodic, made.likelihood))
+    assert rough_variances(single) is single and rough_variances(by_autograd) is by_autograd
+
+
+@pytest.mark.parametrize("rough", [False, True])
+def test_trajectories_may_follow_rough_slopes_and_are_tested_by_the_density(rough):
+    model = gp("laplace")
+    method = tg.HMC(noise_variances=True, num_steps=3, rough_trajectories=rough)
+    density = method.prepare(model, Settings(10, 10, 2, None)).target.density
+    assert isinstance(density, FollowedDensity) == rough
 
 
 def test_a_data_set_a_chain(generator):

@@ -125,16 +125,18 @@ def test_ranks_of_a_sweep_with_hamiltonian_latents_are_uniform():
     assert calibration(gp("poisson", num_data=4), method, warmup_steps=150, chains=300) < 1
 
 
-def variances_calibration(likelihood="student_t"):
+def variances_calibration(likelihood="student_t", method=None):
     """Theta and noise variances by NUTS, the latents drawn given them."""
-    return calibration(gp(likelihood, num_data=4), tg.NUTS(noise_variances=True, thinning=5), warmup_steps=120, chains=2000)
+    method = method or tg.NUTS(noise_variances=True, thinning=5)
+    return calibration(gp(likelihood, num_data=4), method, warmup_steps=120, chains=2000)
 
 
 @pytest.mark.slow
 @pytest.mark.statistical
 @pytest.mark.parametrize("likelihood", ["student_t", "laplace"])
-def test_ranks_are_uniform_where_noise_has_a_variance_for_each_datum(likelihood):
-    assert variances_calibration(likelihood) < 1
+@pytest.mark.parametrize("method", [None, tg.HMC(noise_variances=True, num_steps=8, thinning=5, rough_trajectories=True)])
+def test_ranks_are_uniform_where_noise_has_a_variance_for_each_datum(likelihood, method):
+    assert variances_calibration(likelihood, method) < 1
 
 
 @pytest.mark.slow

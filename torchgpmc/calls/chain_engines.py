@@ -18,7 +18,7 @@ from torchgpmc.methods import HMC, NUTS
 from torchgpmc.models import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.models.rough import with_rough_gradients
-from torchgpmc.models.variances_density import VariancesLogDensity
+from torchgpmc.models.variances_density import VariancesLogDensity, rough_variances
 from torchgpmc.numerics.random import make_generator
 from torchgpmc.runs.chain_targets import shared
 from torchgpmc.runs.run import MethodOptions
@@ -38,7 +38,8 @@ _SECONDS_A_BATCH, _OPERATIONS_A_SECOND = 3e-3, 2e9
 # Given inducing values of one function, N = 1000, M = 100, and of three, N = 2000, M = 30, by chains that ran beside other work.
 _SPARSE_OPERATIONS_A_SECOND, _SEVERAL_OPERATIONS_A_SECOND = 1e10, 4e9
 _EVIDENCE_OPERATIONS_A_SECOND = 1.2e10  # of the exact evidence's gradient, where the kernel's is written out
-_BY_AUTOGRAD = 1 / 3  # of that speed
+_ROUGH_OPERATIONS_A_SECOND = 1.6e10  # of that gradient in single precision, and what a trajectory takes beside it
+_BY_AUTOGRAD = 1 / 3  # of either speed
 _WHERE_NOTHING_FOLLOWS = 2.0  # times the usual, of chains
 # Given variances trees of fifteen steps, from draws of the prior on, took 13,000 to 18,000 gradients to warm up (200 x 9, 400 x 10
 # and 500 x 7); from a mode they take 3000 to 6000, and trajectories of these lengths 2000 to 3000.
@@ -132,17 +133,22 @@ def given_variances(model: GPModel) -> Candidate:
     why = "given a noise variance for each datum, sampled in the latents' place, these integrate out exactly."
     is_small = len(model.train_x) <= _FEW_DATA
     num_chains = _MORE_CHAINS if is_small else NUM_CHAINS
+    density, of_size = (
+        VariancesLogDensity(model),
+        {"target_accept_prob": _OF_FEW_DATA} if is_small else {"rough_trajectories": True},
+    )
     found = chains(
         model,
-        replace(_GIVEN_VARIANCES, target_accept_prob=_OF_FEW_DATA) if is_small else _GIVEN_VARIANCES,
+        replace(_GIVEN_VARIANCES, **of_size),
         why,
         _TRAJECTORY_WARM_UP,
         num_chains,
         usual_gradients=_GRADIENTS_GIVEN_VARIANCES,
-        followed=VariancesLogDensity(model),
+        followed=density if is_small else rough_variances(density),
     )
     is_written_out = isinstance(model.bindings.among_latents, BoundClosedForm)
-    speed = _EVIDENCE_OPERATIONS_A_SECOND * (1.0 if is_written_out else _BY_AUTOGRAD)
+    speed = _EVIDENCE_OPERATIONS_A_SECOND if is_small else _ROUGH_OPERATIONS_A_SECOND
+    speed *= 1.0 if is_written_out else _BY_AUTOGRAD
     budget = _WHERE_NOTHING_FOLLOWS * budget_of_chains(model, num_chains, speed)
     return found.with_limits(every=_TRAJECTORIES_A_LOOK, chains_judged_from=_LAST_JUDGED_FROM, budget=budget)
 

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchgpmc.density import FollowedDensity
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.joint_density import JointLogDensity
-from torchgpmc.models.variances_density import VariancesLogDensity
+from torchgpmc.models.variances_density import VariancesLogDensity, rough_variances
 from torchgpmc.numerics.ascent import ascend
 from torchgpmc.runs.chain_targets import EXACT, ChainTarget, shared
 from torchgpmc.runs.noise_update import NoiseUpdate, draws_variances
@@ -48,6 +49,13 @@ def variances_target(model: GPModel, settings: Settings, *, from_mode: bool = Fa
     dimension = model.layout.size + model.latent_size
     target = ChainTarget(density, model.layout.size, dimension, start, read, EXACT, is_guess=from_mode)
     return target._replace(refresh=refresh) if draws_variances(model) else target
+
+
+def with_rough_slopes(target: ChainTarget, model: GPModel, settings: Settings) -> ChainTarget:
+    """The same, for trajectories that follow slopes in single precision."""
+    _, chains = chain_settings(settings)
+    followed = shared(rough_variances(VariancesLogDensity(model)), model)
+    return target._replace(density=FollowedDensity(target.density, in_chunks(followed, chains, settings.chain_chunk)))
 
 
 def _mode(variances: VariancesLogDensity, generator: torch.Generator) -> tuple[Tensor, Tensor] | None:
