@@ -281,7 +281,7 @@ def _complaints_about_mixing(summary: Summary, begun: str | None = None) -> list
             f"or, where latents can be integrated out, compare with AMIS(), which weighs modes."
         ]
     return [
-        f"R-hat of '{name}' is {worst:.3f} (at most {MAX_RHAT} is reliable): the chains have not mixed; "
+        f"R-hat of '{name}' is {worst:.4f} (at most {MAX_RHAT} is reliable): the chains have not mixed; "
         f"run longer, with more warmup_steps or num_samples."
     ]
 
