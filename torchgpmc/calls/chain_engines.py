@@ -133,23 +133,16 @@ def given_variances(model: GPModel) -> Candidate:
     why = "given a noise variance for each datum, sampled in the latents' place, these integrate out exactly."
     is_small = len(model.train_x) <= _FEW_DATA
     num_chains = _MORE_CHAINS if is_small else NUM_CHAINS
-    density, of_size = (
-        VariancesLogDensity(model),
-        {"target_accept_prob": _OF_FEW_DATA} if is_small else {"rough_trajectories": True},
-    )
-    found = chains(
-        model,
-        replace(_GIVEN_VARIANCES, **of_size),
-        why,
-        _TRAJECTORY_WARM_UP,
-        num_chains,
-        usual_gradients=_GRADIENTS_GIVEN_VARIANCES,
-        followed=density if is_small else rough_variances(density),
-    )
+    density = VariancesLogDensity(model)
+    followed: LogDensity = density if is_small else rough_variances(density)
+    if is_small:
+        method, speed = replace(_GIVEN_VARIANCES, target_accept_prob=_OF_FEW_DATA), _EVIDENCE_OPERATIONS_A_SECOND
+    else:
+        method, speed = replace(_GIVEN_VARIANCES, rough_trajectories=True), _ROUGH_OPERATIONS_A_SECOND
+    usual = _GRADIENTS_GIVEN_VARIANCES
+    found = chains(model, method, why, _TRAJECTORY_WARM_UP, num_chains, usual_gradients=usual, followed=followed)
     is_written_out = isinstance(model.bindings.among_latents, BoundClosedForm)
-    speed = _EVIDENCE_OPERATIONS_A_SECOND if is_small else _ROUGH_OPERATIONS_A_SECOND
-    speed *= 1.0 if is_written_out else _BY_AUTOGRAD
-    budget = _WHERE_NOTHING_FOLLOWS * budget_of_chains(model, num_chains, speed)
+    budget = _WHERE_NOTHING_FOLLOWS * budget_of_chains(model, num_chains, speed * (1.0 if is_written_out else _BY_AUTOGRAD))
     return found.with_limits(every=_TRAJECTORIES_A_LOOK, chains_judged_from=_LAST_JUDGED_FROM, budget=budget)
 
 
