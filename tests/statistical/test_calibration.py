@@ -133,8 +133,10 @@ def variances_calibration(likelihood="student_t", method=None):
 
 @pytest.mark.slow
 @pytest.mark.statistical
-@pytest.mark.parametrize("likelihood", ["student_t", "laplace"])
-@pytest.mark.parametrize("method", [None, tg.HMC(noise_variances=True, num_steps=8, thinning=5, rough_trajectories=True)])
+@pytest.mark.parametrize(
+    ("likelihood", "method"),
+    [("student_t", None), ("laplace", tg.HMC(noise_variances=True, num_steps=8, thinning=5, rough_trajectories=True))],
+)
 def test_ranks_are_uniform_where_noise_has_a_variance_for_each_datum(likelihood, method):
     assert variances_calibration(likelihood, method) < 1
 
