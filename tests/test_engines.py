@@ -53,7 +53,7 @@ CASES = {
         ("softmax", [tg.approximations.ClassEP] * 2),
         ("poisson", [tg.EP] * 2),
         ("student_t", [tg.Laplace]),
-        ("beta", [tg.Laplace]),
+        ("beta", [tg.EP] * 2),
     ],
 )
 def test_ep_draws_the_latents_where_they_have_one_mode(likelihood, approximations):
@@ -67,8 +67,10 @@ def test_ep_draws_the_latents_where_they_have_one_mode(likelihood, approximation
 
 def test_after_weights_of_what_has_several_modes_chains_begin_around_a_fit():
     # Of 60 data with Cauchy noise those in coordinates white under Laplace's sites, which are of one mode, were worth 123 draws.
-    weighted, chains = candidates(gp("beta"))
-    assert isinstance(weighted.method, tg.AMIS) and chains.method.whitening is None and chains.start is not no_start
+    # Chains of 200 x 3 and 200 x 6 were not trusted after 157 CPU seconds; estimates that draw f in turn serve after 55 and 68.
+    first, better, chains = candidates(gp("beta"))
+    assert isinstance(first.method, tg.AMIS) and better.method.evidence == tg.evidence.SequentialImportance()
+    assert chains.method.whitening is None and chains.start is not no_start
 
 
 GIVEN_VARIANCES = tg.HMC(noise_variances=True, from_mode=True, num_steps=40, least_steps=3, trajectory_length=3.1)

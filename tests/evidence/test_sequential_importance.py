@@ -21,7 +21,12 @@ NODES = {1: 2001, 2: 301, 3: 81}
 def small(likelihood, num_data):
     """Few data under a wide prior, so that p(f | y) is far from normal."""
     y = torch.tensor([1.0, 0.0, 1.0]) if likelihood in ("logit", "probit") else torch.tensor([4.0, 0.0, 1.0])
-    return tg.GP(inputs(3, 1)[:num_data], y[:num_data], fixed_kernel(outputscale=6.0), make(likelihood).requires_grad_(False))
+    if likelihood == "beta":
+        y = torch.tensor([0.97, 0.02, 0.6])
+    made = make(likelihood).requires_grad_(False)
+    if likelihood == "beta":
+        made.scale = 8.0
+    return tg.GP(inputs(3, 1)[:num_data], y[:num_data], fixed_kernel(outputscale=6.0), made)
 
 
 def no_theta(count):
@@ -56,11 +61,11 @@ def excess(model, start=None, num_points=2, **options):
     return worst_excess(values / evidence, torch.cat([torch.ones(1), expected / evidence]))
 
 
-CASES = [("logit", 1), ("logit", 2), ("logit", 3), ("laplace", 2), ("poisson", 2), ("poisson", 3), ("probit", 3)]
+CASES = [("logit", 1), ("logit", 2), ("logit", 3), ("laplace", 2), ("poisson", 2), ("poisson", 3), ("probit", 3), ("beta", 3)]
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize(("likelihood", "num_data"), quick([("logit", 3), ("poisson", 2)], CASES))
+@pytest.mark.parametrize(("likelihood", "num_data"), quick([("logit", 3), ("poisson", 2), ("beta", 3)], CASES))
 def test_estimates_are_unbiased_and_their_draws_the_posteriors(likelihood, num_data):
     assert excess(small(likelihood, num_data)) < 1
 
@@ -120,7 +125,7 @@ def test_probit_evidence_is_that_of_orthants():
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize("likelihood", quick(["logit", "poisson"], ["logit", "poisson", "negative_binomial", "ordinal"]))
+@pytest.mark.parametrize("likelihood", quick(["logit", "beta"], ["logit", "poisson", "negative_binomial", "ordinal", "beta"]))
 def test_evidence_is_that_of_long_importance_sampling(likelihood):
     model, theta = twenty(likelihood)
     others = tg.evidence.importance(model, tg.EP(), num_importance=512)

@@ -20,7 +20,8 @@ _LEAST = 1e-3  # of a tolerance that single precision reaches
 
 def may_be_single(model: GPModel, tolerance: float) -> bool:
     """Whether sites may be found so to a tolerance: those of likelihoods whose searches end at one place."""
-    return tolerance >= _LEAST and as_likelihood(model.likelihood).is_log_concave
+    likelihood = as_likelihood(model.likelihood)
+    return tolerance >= _LEAST and (likelihood.is_log_concave or likelihood.levels_off)
 
 
 def are_labels(model: GPModel) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from torchgpmc.adapter.conversion import as_likelihood
-from torchgpmc.approximations import Approximation, Laplace, Variational
+from torchgpmc.approximations import EP, Approximation, Laplace, Variational
 from torchgpmc.approximations.gaussian_form import check_model
 from torchgpmc.checks import check_count
 from torchgpmc.evidence.importance_sampling import ImportanceEstimator
@@ -57,6 +57,9 @@ def importance(
     if approximation is None:
         approximation = Laplace() if model.has_latents_at_data else Variational()
     check_model(model, f"evidence.importance with {type(approximation).__name__}", approximation)
-    at_data = ImportanceEstimator if as_likelihood(model.likelihood).is_log_concave else MixtureEstimator
+    likelihood = as_likelihood(model.likelihood)
+    # EP's normal density takes in where a likelihood levels off, Laplace's is of one mode.
+    one_density = likelihood.is_log_concave or (likelihood.levels_off and isinstance(approximation, EP))
+    at_data = ImportanceEstimator if one_density else MixtureEstimator
     kind = at_data if model.has_latents_at_data else InducingEstimator
     return kind(model, approximation, num_importance, pairs, model.as_targets(targets))

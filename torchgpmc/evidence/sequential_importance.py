@@ -97,7 +97,7 @@ class SequentialImportance:
 
 
 def check_served(model: GPModel, method: str, approximation: Approximation) -> None:
-    """Raises a ``ValueError`` unless the model is a full GP of one latent with a factorised, log-concave likelihood."""
+    """Raises a ``ValueError`` unless the model is a full GP of one latent with a factorised, nearly log-concave likelihood."""
     check_model(model, method, approximation)
     if not model.has_latents_at_data or model.num_latents != 1:
         raise ValueError(
@@ -105,10 +105,11 @@ def check_served(model: GPModel, method: str, approximation: Approximation) -> N
             f"{f'{model.num_latents} of them' if model.has_latents_at_data else 'inducing values'}. Expected a model such as "
             f"torchgpmc.GP with a likelihood of one latent; {without_it(model)}."
         )
-    if not as_likelihood(model.likelihood).is_log_concave:
+    likelihood = as_likelihood(model.likelihood)
+    if not (likelihood.is_log_concave or likelihood.levels_off):
         raise ValueError(
             f"{method} draws f around one normal density, and {type(model.likelihood).__name__} may give it several modes. "
-            f"Expected a log-concave likelihood, such as Bernoulli or Poisson; {without_it(model)}."
+            f"Expected a log-concave likelihood, such as Bernoulli or Poisson, or Beta; {without_it(model)}."
         )
 
 

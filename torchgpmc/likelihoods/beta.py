@@ -30,6 +30,8 @@ class Beta(Factorised, BetaLikelihood):
         tensor([1.5000])
     """
 
+    levels_off = True
+
     def _concentrations(self, f: Tensor) -> tuple[Tensor, Tensor]:
         return 1 + self.scale * torch.sigmoid(f), 1 + self.scale * torch.sigmoid(-f)
 

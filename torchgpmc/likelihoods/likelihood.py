@@ -124,9 +124,9 @@ class Factorised(LogLikelihood):
         """Normaliser, mean and variance of p(y_n | f) N(f | mean_n, variance_n), elementwise; ``variance`` is a variance.
 
         By Gauss-Hermite quadrature around the mode of that product, so that a likelihood much narrower than the normal is seen; to
-        1e-6, all humps included, where the likelihood is not log-concave (:func:`quadrature.integrals`).
+        1e-6, all humps included, where the likelihood is not log-concave (:func:`quadrature.integrals`), nor ``levels_off``.
         """
-        if not self.is_log_concave:
+        if not (self.is_log_concave or self.levels_off):
             return self._moments_over_all_humps(mean, variance, targets)
         centre, scale = self._tilted_mode(mean, variance, targets)
         nodes, weights = quadrature.gauss_hermite(TILTED_NODES, mean.dtype, mean.device)

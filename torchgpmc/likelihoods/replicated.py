@@ -50,6 +50,11 @@ class Replicated(Factorised, Likelihood):
         return bool(self.of_one.is_log_concave)
 
     @property
+    def levels_off(self) -> bool:  # type: ignore[override]
+        """Whether log p(y | f) is concave but where it levels off: so is a sum, nearly."""
+        return bool(self.of_one.levels_off)
+
+    @property
     def is_analytic(self) -> bool:  # type: ignore[override]
         """Whether log p(y | f) has no kinks."""
         return bool(self.of_one.is_analytic)
