@@ -75,22 +75,16 @@ def _of_several_modes(model: GPModel, wanted: int) -> list[Candidate]:
         return [around_fit(model)]
     if mixes_variances(model):
         return _of_mixed_variances(model, wanted)
-    if as_likelihood(model.likelihood).levels_off:
-        return _of_one_peak(model, wanted)
     if model.layout.size > MANY_HYPERPARAMETERS:
         return [_in_white_coordinates(model)]
+    if as_likelihood(model.likelihood).levels_off:
+        return [*_of_few(model, wanted), around_fit(model)]
     # Where p(f | y, theta) may have several modes EP hardly settles, and takes each of its moments over all of them. Modes are
     # what estimates spend their time on: 64 draws cost a fifth more than 16 (300 x 5 under Student t noise).
     first = weighted(model, AMIS(num_importance=MANY_DRAWS), INTEGRATES_OUT, wanted)
     # Laplace's sites are of one mode of p(f | y, theta): in coordinates white under those, chains of 60 data with Cauchy noise
     # were worth 123 draws when their budget ended and, by another seed, 404 in 56 seconds; around a fit 424 in 35.
     return [first, around_fit(model)]
-
-
-def _of_one_peak(model: GPModel, wanted: int) -> list[Candidate]:
-    """Of shares, whose densities are concave but where they level off."""
-    found = _of_few(model, wanted) if model.layout.size <= MANY_HYPERPARAMETERS else _learned(model, _LEARNED, wanted)
-    return [*found, around_fit(model)]
 
 
 def _of_mixed_variances(model: GPModel, wanted: int) -> list[Candidate]:
