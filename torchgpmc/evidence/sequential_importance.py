@@ -60,7 +60,7 @@ _TINY = 1e-6
 
 @dataclass(frozen=True)
 class SequentialImportance:
-    """Evidence by sequential importance sampling, for full GPs with one latent and log-concave likelihoods of any kind.
+    """Evidence by sequential importance sampling, for full GPs with one latent and likelihoods that are log-concave, or nearly.
 
     For many data under wide priors where f is rough, as of many input columns: importance estimates from a normal density of all f
     miss a factor a datum there, and vary by their whole log. What is not normal in each datum's density is fitted here. Where f is
@@ -72,7 +72,7 @@ class SequentialImportance:
 
     Raises:
         ValueError: when an engine prepares a model with several latents, with inducing points, or with a likelihood that does not
-            factorise or is not log-concave; or ``num_points`` below 2.
+            factorise or is neither log-concave nor ``levels_off``; or ``num_points`` below 2.
 
     Example:
         >>> import torch, torchgpmc as tg

@@ -14,8 +14,8 @@ class LogLikelihood:
     ``is_log_concave``: whether log p(y | f) is concave in f for all parameters and targets. p(f | y, theta) then has one mode, and
     a Gaussian density there is all that f is drawn from; else other modes are searched for. Nothing is taken on trust: say so.
 
-    ``levels_off``: whether it is, but where it levels off far from its peak. Estimates that draw f one datum after another then do
-    around one normal density, whatever the modes, unless data contradict each other.
+    ``levels_off``: whether it is but far from its peak, where few data are, unlike outliers under Student-t noise. Estimates that
+    draw f one datum after another then do around one normal density: they are unbiased whatever the modes, and hardly vary.
 
     ``has_normal_sites``: whether p(y_n | f_n) is a normal density of f_n up to a factor, for all parameters and targets.
     ``is_f_plus_noise``: whether y_n is f_n plus noise, so that f has the unit of the targets.
