@@ -12,7 +12,17 @@ from tests.problems import fixed_kernel, gp, gp_regression, inputs, sparse_gp, t
 from tests.runs.resume import Stop, same
 from torchgpmc.calls import default_call as in_turns
 from torchgpmc.calls import regression_engines, sampling
-from torchgpmc.calls.candidate import NOISE_BEFORE_BETTER, Candidate, Limits, Trial, as_typed, noise_or_some_use, noisy, some_use
+from torchgpmc.calls.candidate import (
+    NOISE_BEFORE_BETTER,
+    Candidate,
+    Limits,
+    Trial,
+    as_typed,
+    noise_or_some_use,
+    noisy,
+    not_noisy_by_far,
+    some_use,
+)
 from torchgpmc.calls.default_call import Rule, sample_by_default
 from torchgpmc.calls.engines import candidates
 from torchgpmc.numerics.random import derived_seed
@@ -362,6 +372,7 @@ def test_more_draws_an_estimate_are_for_those_that_vary_and_not_by_far(noise, se
     # Of 500 counts at 14 columns 64 draws say 0.48 and 256 miss more than they hit; at 17 columns 0.17, and 256 do.
     before = Trial(engine(tg.AMIS(), 200).with_limits(most_noise=NOISE_BEFORE_BETTER), weighted(0.0, noise), 1.0, "", [])
     assert noisy(before) is serve and not noisy(None)
+    assert not_noisy_by_far(before) is (noise < 0.35) and not_noisy_by_far(None)
 
 
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")

@@ -13,7 +13,7 @@ from gpytorch.priors import GammaPrior
 import torchgpmc as tg
 from tests.problems import fixed_kernel, gp, gp_regression, inputs, kernel, sparse_gp, targets
 from torchgpmc.calls import several_latents_engines, timing
-from torchgpmc.calls.candidate import anything, as_typed, no_start, noise_or_some_use, noisy, uneven
+from torchgpmc.calls.candidate import anything, as_typed, no_start, noise_or_some_use, noisy, not_noisy_by_far, uneven
 from torchgpmc.calls.chain_engines import together
 from torchgpmc.calls.engines import candidates
 
@@ -88,6 +88,21 @@ def test_after_weights_of_laplace_noise_chains_have_variances_in_place_of_latent
     *weighted, chains = candidates(gp("laplace"))
     assert [type(engine.method) for engine in weighted] == [tg.AMIS] * 2  # log-concave, and moments in closed form
     assert chains.method == replace(GIVEN_VARIANCES, target_accept_prob=0.9) and chains.start is no_start
+    # Where importance estimates vary by far those in turn are of little use: 200 x 4 had 137 effective after 31 CPU seconds.
+    assert weighted[-1].given is not_noisy_by_far
+    # After a quarter of what they may spend, chains of 500 x 4 had a size of 32; they ended with 408.
+    assert chains.limits.chains_judged_from == 0.5
+
+
+@pytest.mark.parametrize("num_data", [100, 101])
+def test_many_hyperparameters_of_laplace_noise_are_for_chains_and_few_data_have_them_first(num_data):
+    kernel = ScaleKernel(RBFKernel(ard_num_dims=9, lengthscale_prior=GammaPrior(2.0, 4.0)), outputscale_prior=GammaPrior(2.0, 1.0))
+    found = candidates(tg.GP(inputs(num_data, 9), targets("laplace", num_data), kernel, gp("laplace").likelihood))
+    kinds = [type(engine.method) for engine in found]
+    chains_first = [tg.HMC, tg.EmulatedHMC, tg.EmulatedHMC]
+    assert kinds == (chains_first if num_data <= 100 else [*chains_first[1:], tg.HMC])
+    (chains,) = (engine.method for engine in found if isinstance(engine.method, tg.HMC))
+    assert chains.rough_trajectories == (num_data > 100)
 
 
 def test_after_noisy_estimates_of_inducing_values_chains_have_time():

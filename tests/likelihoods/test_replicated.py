@@ -38,6 +38,7 @@ CASES = {
     "exposures": (lambda: tg.likelihoods.Poisson(exposure=torch.linspace(0.5, 2.0, 7).double()), COUNTS),
     "negative binomial": (dispersed, COUNTS),
     "student t": (lambda: tg.likelihoods.StudentT().double(), COUNTS - 2.5),
+    "beta": (lambda: tg.likelihoods.Beta().double(), torch.sigmoid(0.4 * COUNTS - 0.5)),
     "own": (Waiting, COUNTS + 0.5),
 }
 
@@ -134,6 +135,6 @@ def test_copies_and_files_keep_what_was_observed():
 @pytest.mark.parametrize("name", CASES)
 def test_what_engines_ask_is_answered_by_the_likelihood_of_one(name):
     likelihood, _, other = both(name)
-    for trait in ("is_log_concave", "is_smooth", "is_analytic"):
+    for trait in ("is_log_concave", "levels_off", "is_smooth", "is_analytic"):
         assert getattr(other, trait) == getattr(likelihood, trait)
     assert other.levels() == likelihood.levels() and other.ridges() == likelihood.ridges()

@@ -114,7 +114,7 @@ def _of_laplace_noise(model: GPModel, wanted: int) -> list[Candidate]:
         return [*quick, better._replace(given=not_noisy_by_far), chains_alone]
     learned, better = _learned(model, _LEARNED, wanted)
     if len(model.train_x) <= _FEW_FOR_CHAINS:
-        return [chains_alone, learned, better]  # of 40 x 12 and 60 x 9 they took 5 and 7 CPU seconds, emulators 10 and 17
+        return [chains_alone, learned, better]  # of 40 x 12 and 60 x 9 they took 5 and 7 CPU seconds, emulators 17 and 10 to 19
     # Of 200 x 12 to 500 x 8 estimates varied by 0.6 to 0.75, in turn by 0.28 to 0.88: of little use in 27 to 43 CPU seconds.
     return [learned, better._replace(goes_on=True, given=not_noisy_by_far), chains_alone]
 

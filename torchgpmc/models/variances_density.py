@@ -22,7 +22,7 @@ from torchgpmc.overriding import is_newest
 _DENSITIES = ("log_prob", "pointwise_log_prob", "forward")
 _WHITE = "white"  # beside the likelihood's own parameters
 # Rounding, see GivenNoise, from where gradients in single precision are off by a third of what a deviation of theta or w is worth,
-# and more. Near the mode of 200 to 500 data, one to eight columns, it is 1e-3 to 0.03; of 500 x 2 and an eighth of the noise 0.2.
+# and more. Near the mode of 200 to 500 data, one to eight columns, it is 1e-3 to 0.03; of 500 x 2 and an eighth of the noise 0.15.
 _SEEN = 0.06
 
 
