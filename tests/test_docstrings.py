@@ -94,3 +94,26 @@ def test_every_method_that_users_have_is_used_in_an_example(kind):
 
 def test_what_needs_no_doctest_is_a_number():
     assert {name.rpartition(".")[2] for name, value in PUBLIC.items() if isinstance(value, (int, float))} == NUMBERS
+
+
+LITERAL_OR_MATHS = re.compile(r"``.*?``|\\\||:math:`.*?`|^( *)\.\. math::[^\n]*(?:\n\1 +[^\n]*|\n *$)*", re.DOTALL | re.MULTILINE)
+SUBSTITUTION = re.compile(r"(?<![\w|])\|[^\s|][^|\n]*\|(?![\w^|])")
+
+
+def documented(value):
+    """Docstrings of a public class or function as pages have them, its methods' too."""
+    inside = vars(value).items() if inspect.isclass(value) else ()
+    parts = [value, *(part for name, part in inside if not name.startswith("_"))]
+    return [part.__doc__ or "" for part in parts if isinstance(part, (type, property)) or callable(part)]
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name.rpartition(".")[2] not in NUMBERS])
+def test_bars_around_a_word_are_maths_or_literal(name):
+    """Outside of these, |e| asks reStructuredText for a substitution, and the pages are not built."""
+    found = [bars for text in documented(PUBLIC[name]) for bars in SUBSTITUTION.findall(LITERAL_OR_MATHS.sub("", text))]
+    assert not found, f"{name}: {found}. Write them in :math: or between double backquotes."
+
+
+def test_bars_around_a_word_are_seen():
+    text = "mean 1 / (b |e|), ``|f|``, \\|i\\|, :math:`|g|` and |z|^2:\n\n.. math::\n    |h|\n\nP(a | b), |x - y|"
+    assert SUBSTITUTION.findall(LITERAL_OR_MATHS.sub("", text)) == ["|e|", "|x - y|"]

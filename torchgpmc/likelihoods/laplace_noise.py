@@ -75,7 +75,7 @@ class LaplaceNoise(Factorised, LaplaceLikelihood):
         return 2 * self.noise * share, (log_share - share + math.log(_DEVIATION)).sum(-1)
 
     def white_given_noise(self, noise: Tensor, generator: torch.Generator) -> Tensor:
-        r"""1 / variance given e is inverse Gaussian, of mean 1 / (b |e|) and shape 1 / b^2 (Park & Casella 2008, section 2).
+        r"""1 / variance given e is inverse Gaussian, of mean :math:`1 / (b |e|)`, shape :math:`1 / b^2` (Park & Casella 2008).
 
         Drawn by its two roots (Michael, Schucany & Haas 1976), written for the variance, which is then b^2 chi^2 where e is zero.
         """

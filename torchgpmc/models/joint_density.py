@@ -69,13 +69,13 @@ class JointLogDensity(AutogradDensity):
         return self.model.at_data(hyperparameters), log_prior
 
     def _v_and_volume(self, at: LatentsAt, white: Tensor) -> tuple[Tensor, Tensor | float]:
-        """v and log |dv / dw|."""
+        r"""v and :math:`\log |dv / dw|`."""
         if self.sites is None:
             return white, 0.0
         return undo_whitening(at.projection.mT, at.mean, self.sites, white)
 
     def whitened(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        """v ``(C, V)`` at ``position``, and log |dv / dw| ``(C,)``: without sites its latent part, and zeros."""
+        r"""v ``(C, V)`` at ``position``, and :math:`\log |dv / dw|` ``(C,)``: without sites its latent part, and zeros."""
         theta, white = position.split([self.model.layout.size, self.model.latent_size], -1)
         with torch.no_grad():
             v, log_volume = (white, 0.0) if self.sites is None else self._v_and_volume(self._at(theta)[0], white)
