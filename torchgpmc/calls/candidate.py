@@ -39,7 +39,7 @@ class Limits(NamedTuple):
         heading: share of the draws wanted, more or less than one, that uneven weights must head for by ``most``, lest they end it.
         by_worst: whether that is by the worst quantity, of draws that no better ones will come after.
         most_noise: relative variance of estimates that ends it; less than is reliable where the next engine has better ones.
-        chains_judged_from: share of ``budget`` from which chains end that do not head for ``heading`` of the draws wanted.
+        chains_judged_from: share of what they may spend from which chains end that do not head for ``heading`` of the draws wanted.
         learning: evaluations before the first draw after which uneven weights end it, of an engine that learns until they are even.
     """
 
@@ -60,7 +60,7 @@ class Limits(NamedTuple):
 
     def lead_nowhere(self, posterior: Posterior, num_evaluations: float, wanted: int) -> bool:
         """Whether chains have spent the share from which they are judged, and by some draws head for too few effective ones."""
-        spent = num_evaluations / self.budget
+        spent = max(num_evaluations / self.budget, posterior.num_draws / self.most)
         # 25 draws a chain of 5000 x 4 levels, the first, had an R-hat of 1.4 and a size of 12: too few to tell.
         if posterior.log_weights is not None or spent < self.chains_judged_from or posterior.num_draws < _FEWEST_JUDGED:
             return False

@@ -37,6 +37,7 @@ _FEW_FOR_CHAINS = 100  # data, of which chains take seconds
 # Of estimates under Student-t noise: of 150 to 300 data half of them have less than 0.013. Of 500 x 7 they had 0.08 and of 400 x 10
 # with Cauchy noise 0.2, and all that an emulator may learn from, 70 to 100 CPU seconds, was for nothing.
 _NOISE_BEFORE_CHAINS = 0.05
+_MANY_DATA_FOR_MODES = 300
 _LEARNED = "some hundred estimates teach an emulator what chains can move on, and their weights are even."
 # Of 500 data they cost a third more than 64, and half of what those cost that draw one datum after another.
 _MORE_OF_THEM = "estimates vary, and of four times as many draws by less."
@@ -94,7 +95,7 @@ def _of_mixed_variances(model: GPModel, wanted: int) -> list[Candidate]:
         # Of 200 x 3, six hyperparameters, 2000 draws are worth 136 by estimates of 64 and, for half the time again, 652 by 256.
         first = weighted(model, AMIS(num_importance=_MORE_DRAWS), INTEGRATES_OUT, wanted)
         # Of 200 x 7, 880 draws were worth less than 88 and 2000 are worth 600, in 26 CPU seconds; chains take 60.
-        return [first, chains_alone]
+        return [chains_alone, first] if len(model.train_x) > _MANY_DATA_FOR_MODES else [first, chains_alone]
     quick = EmulatedHMC(
         approximation=Laplace(), num_importance=_DRAWS_FOR_EMULATORS, begin=AtModes(count=2), most_noise=_NOISE_BEFORE_CHAINS
     )

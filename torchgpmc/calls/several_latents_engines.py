@@ -36,6 +36,7 @@ _FEW_CLASS_DATA = 150
 # Of each of four chains: for 400 effective three, six and ten classes took 250 to 350 sweeps, seven 500 and 650; those of six and
 # seven, in a basis, are dearer than the sweep that is timed. Trajectories of six classes and ten hyperparameters took 650.
 _SWEEPS_AN_EFFECTIVE_DRAW, _TRAJECTORIES_AN_EFFECTIVE_DRAW = 1.0, 1.6
+_JUDGED_FROM = 0.25  # of sweeps: of labels that are noise, 200 x 3, 800 sweeps of four chains were worth 80
 _MORE_DRAWS = 256  # an estimate
 _DRAWS_OF_NOISE = 16  # an estimate: of 500 data relative variances are 0.03 to 0.11, those of 64 0.01, in 85 ms and 210
 _LEARNED = "some hundred estimates teach an emulator what chains of hyperparameters alone can move on."
@@ -48,7 +49,7 @@ def of_classes(model: GPModel, wanted: int) -> list[Candidate]:
         learned = [] if model.num_latents > _SOME_FUNCTIONS else _learned(model, wanted)
         return [*learned, _by_trajectories(model, wanted), *together(model)]
     is_large = model.num_latents > _FEW_FUNCTIONS or len(model.train_x) > _FEW_CLASS_DATA
-    first = [_in_turn(model, wanted)] if model.layout.size <= _FEW_HYPERPARAMETERS and is_large else []
+    first = [_in_turn(model, wanted)] if is_large else []
     return [*first, *_through_estimates(model, wanted), *together(model)]
 
 
@@ -105,4 +106,5 @@ def _in_turn(model: GPModel, wanted: int) -> Candidate:
     seconds = partial(seconds_of_class_sweeps, model, NUM_CHAINS, SHORT_WARM_UP + _SWEEPS_AN_EFFECTIVE_DRAW * wanted)
     # Of few functions estimates come next, which labels that are noise are better served by.
     most = 800 if model.num_latents <= _FEW_FUNCTIONS else 1600
-    return Candidate(ClassGibbs(), why, NUM_CHAINS, SHORT_WARM_UP, Limits(50, most, math.inf), seconds)
+    limits = Limits(50, most, math.inf, chains_judged_from=_JUDGED_FROM)
+    return Candidate(ClassGibbs(), why, NUM_CHAINS, SHORT_WARM_UP, limits, seconds)

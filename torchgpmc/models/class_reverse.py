@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from torchgpmc.models.class_coordinates import ClassMap
-from torchgpmc.numerics.linalg import inverse_lower, square_of_lower
+from torchgpmc.numerics.linalg import inverse_lower
 
 
 class AtWhite(NamedTuple):
@@ -60,10 +60,10 @@ def class_slopes(coordinates: ClassMap, points: list[AtWhite], weights: list[flo
     inner = 0.5 * (half + half.mT)
     inner.diagonal(dim1=-2, dim2=-1).mul_(0.5)
     column = precision.unsqueeze(-1)
-    moved, inverse = spread @ inner, inverse_lower(spread).mT
-    weighed = column * spread
-    covariance = (inverse @ inner - column * moved) @ (inverse - weighed).mT + less * square_of_lower(weighed)
-    covariance.diagonal(dim1=-2, dim2=-1).sub_(less * precision)
+    moved, weighed = spread @ inner, column * spread
+    turned = inverse_lower(spread).mT - weighed
+    # A - A S A = A G H'.
+    covariance = torch.baddbmm(weighed, turned, inner, beta=-less) @ turned.mT
     square = weighted_sum([point.square for point in points], weights)
     of_precision = 0.5 * square - (moved * spread).sum(-1) - less * spread.square().sum(-1)
     return ClassSlopes(covariance, of_precision * precision, of_u @ spread.mT)
