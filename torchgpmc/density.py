@@ -217,7 +217,13 @@ class ChunkedDensity:
 
 
 def shared_by_rows(
-    function: Callable[[slice], Result], count: int, work: float, device: torch.device, elements: int = 1, chunk: int | None = None
+    function: Callable[[slice], Result],
+    count: int,
+    work: float,
+    device: torch.device,
+    elements: int = 1,
+    chunk: int | None = None,
+    worth: float = WORTH_A_THREAD,
 ) -> list[Result]:
     """``function`` of slices of a batch's rows, which are shared by the cores where each has enough to do.
 
@@ -228,15 +234,16 @@ def shared_by_rows(
         device: where they live.
         elements: of one row's largest tensor; on the CPU tensors are to keep their memory from one operation to the next.
         chunk: rows at once, at most.
+        worth: operations that make a thread's part worth it.
 
     Example:
         >>> shared_by_rows(lambda rows: rows.stop - rows.start, 5, 1.0, torch.device("cpu"), chunk=2)
         [2, 2, 1]
     """
-    if count * work < 2 * WORTH_A_THREAD:
+    if count * work < 2 * worth:
         return [function(rows) for rows in (slices(count, chunk) if chunk else [slice(0, count)])]
     largest = max(1, _LARGEST // elements) if device.type == "cpu" else count
-    parts = even_slices(count, min(largest, chunk or count), device, max(1, math.ceil(WORTH_A_THREAD / work)))
+    parts = even_slices(count, min(largest, chunk or count), device, max(1, math.ceil(worth / work)))
     if len(parts) > 1:
         return side_by_side(function, parts, device)
     with torch_threads_back() if count * work > _WORTH_TORCH_THREADS else nullcontext():

@@ -34,6 +34,9 @@ from torchgpmc.trees import concatenate, take
 Result = TypeVar("Result")
 
 _OPERATIONS = 12  # N^3 of a step of theta, of one chain
+# Operations of a step of one thread's chains, which is hundreds of torch's: with less these wait for Python's lock. Four chains on
+# two threads take 1.1 times as long as on one, of 150 data, as long of 200, and 0.78 and 0.65 of that of 250 and 300.
+_WORTH_A_THREAD = 2e8
 _JITTER = 100.0  # of the mean variance, in units of its rounding; 1000 cost a tenth of the acceptances (six classes, 183 data)
 _FINER = 1.5  # steps of w than trajectories of w alone take, about: they are cheap
 
@@ -159,12 +162,13 @@ def _shared(
     """``function`` of chains, which are shared by the cores."""
     size, index = len(density.joint.model.train_x), torch.arange(len(along), device=along.device)
     work = _OPERATIONS * float(size) ** 3 * num_steps
+    worth = _WORTH_A_THREAD * num_steps
 
     def of(rows: slice) -> Result:
         with torch.no_grad():
             return function(index[rows])
 
-    return shared_by_rows(of, len(along), work, along.device, size**2, chunk)
+    return shared_by_rows(of, len(along), work, along.device, size**2, chunk, worth)
 
 
 def _followed(density: ThetaAndWhite, phase: Phase, step_size: float, num_steps: int) -> Phase:
