@@ -328,6 +328,8 @@ def test_chains_that_head_for_too_few_draws_end(monkeypatch, spent, worth, ends)
     assert Rule(400, limits)(200, spent * limits.budget, chains) == ends
     assert not Rule(400, limits._replace(chains_judged_from=math.inf))(200, spent * limits.budget, chains)
     assert not Rule(400, limits)(40, spent * limits.budget, lambda: chains(40))
+    of_draws = limits._replace(most=round(200 / spent), budget=math.inf)
+    assert Rule(400, of_draws)(200, 0.0, chains) == ends
 
 
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
@@ -346,6 +348,10 @@ def test_noise_of_the_evidence_ends_a_run():
     assert not rule(200, 0.0, lambda: weighted(0.0, noise=0.4)) and rule(200, 0.0, lambda: weighted(0.0, noise=0.6))
     assert not early(200, 0.0, lambda: weighted(0.0, noise=0.6)) and better_follow(200, 0.0, lambda: weighted(0.0, noise=0.2))
     assert not better_follow(200, 0.0, lambda: weighted(0.0, noise=0.05))
+    # Whose first draws are worth three tell nothing of noise.
+    patient = Limits(1, 4000, math.inf, patience=0.5, most_noise=0.1)
+    assert not Rule(1000, patient)(200, 0.0, lambda: weighted(0.0, noise=0.2))
+    assert Rule(1000, patient._replace(most=1000))(200, 0.0, lambda: weighted(0.0, noise=0.2))
 
 
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")

@@ -83,6 +83,19 @@ def test_after_weights_of_student_noise_chains_have_variances_in_place_of_latent
     assert chains.method == replace(GIVEN_VARIANCES, target_accept_prob=0.9) and chains.start is no_start
 
 
+@pytest.mark.parametrize(("num_data", "place"), [(300, 1), (301, 0)])
+def test_chains_of_noise_variances_come_before_estimates_of_many_data(num_data, place):
+    # Of 500 x 7, estimates took 144 CPU seconds to be worth nothing, and chains as long: 288. Of 500 x 2 they take 115 and 78.
+    assert isinstance(candidates(gp("student_t", num_data=num_data))[place].method, tg.HMC)
+
+
+def test_noise_of_a_latent_size_has_better_estimates_as_soon_as_those_of_few_draws_vary():
+    # Of 250 x 2, 4000 draws whose estimates varied by 0.33 were worth 293 after 103 CPU seconds of 213.
+    first, second, *_ = candidates(gp("heteroskedastic"))
+    assert first.limits.most_noise == 0.25 and first.limits.noise_judged_from == 0.2
+    assert second.goes_on and second.given is noise_or_some_use
+
+
 def test_after_weights_of_laplace_noise_chains_have_variances_in_place_of_latents():
     # Of 500 x 8, three hyperparameters, two AMIS runs and chains around a fit had no draws to trust in 176 CPU seconds.
     *weighted, chains = candidates(gp("laplace"))
@@ -343,7 +356,18 @@ def test_six_classes_look_for_no_modes(monkeypatch):
     assert first.method == tg.ClassGibbs() and second.method.begin == tg.AtModes()
     assert candidates(classes(120, 3))[0].method.approximation == tg.approximations.ClassEP()
     monkeypatch.setattr(several_latents_engines, "_FEW_HYPERPARAMETERS", 0)
-    assert candidates(model)[0].method.begin == tg.AtModes()
+    assert candidates(model)[1].method.begin == tg.AtModes()
+
+
+@pytest.mark.parametrize(("num_data", "first"), [(150, tg.AMIS), (151, tg.ClassGibbs)])
+def test_classes_of_a_few_lengthscales_have_sweeps_before_estimates_and_not_for_long(num_data, first):
+    # Of 300 x 4, five hyperparameters, two AMIS runs took 211 CPU seconds; a sweep's draws are worth as much after 60 to 100.
+    kernel = RBFKernel(ard_num_dims=5, lengthscale_prior=GammaPrior(2.0, 1.0))
+    found = candidates(tg.GP(inputs(num_data, 5), torch.arange(num_data) % 3, kernel, tg.likelihoods.Softmax(num_classes=3)))
+    assert [engine.method for engine in found].count(tg.ClassGibbs()) == (first is tg.ClassGibbs)
+    assert isinstance(found[0].method, first)
+    # Labels that are noise: 200 sweeps of 200 x 3 are worth 18, 800 were worth 80.
+    assert first is tg.AMIS or found[0].limits.chains_judged_from == 0.25
 
 
 def test_classes_go_on_with_data_in_turn():

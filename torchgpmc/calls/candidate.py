@@ -55,8 +55,13 @@ class Limits(NamedTuple):
 
     @property
     def better_follow(self) -> bool:
-        """Whether the next engine has better estimates: then the first batch may end this one."""
+        """Whether the next engine has better estimates."""
         return self.most_noise < MAX_ESTIMATE_VARIANCE
+
+    @property
+    def noise_judged_from(self) -> float:
+        """Share of ``most`` from which noise may end a run: the first batch, unless weights are known to be uneven in that."""
+        return 0.0 if self.better_follow and self.patience <= SECOND_BATCH else SECOND_BATCH
 
     def lead_nowhere(self, posterior: Posterior, num_evaluations: float, wanted: int) -> bool:
         """Whether chains have spent the share from which they are judged, and by some draws head for too few effective ones."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from torchgpmc.calls.candidate import SECOND_BATCH, Candidate, Limits, Trial, as_typed, described
+from torchgpmc.calls.candidate import Candidate, Limits, Trial, as_typed, described
 from torchgpmc.calls.pooling import can_be_pooled, pooled
 from torchgpmc.checks import warn
 from torchgpmc.diagnostics import estimate_noise
@@ -70,7 +70,7 @@ class Rule(NamedTuple):
         weights, share = posterior.log_weights, posterior.num_draws / self.limits.most
         if self.limits.lead_nowhere(posterior, num_evaluations, self.wanted) or self.limits.have_taught_too_little(posterior):
             return True
-        if weights is None or (share < SECOND_BATCH and not self.limits.better_follow):
+        if weights is None or share < self.limits.noise_judged_from:
             return False
         if estimate_noise(posterior.stats, weights) > self.limits.most_noise:
             return True
