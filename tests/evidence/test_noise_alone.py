@@ -75,6 +75,24 @@ def test_a_theta_does_not_see_its_neighbours_and_a_start_saves_work():
     assert float(begun.num_factorizations.sum()) < float(together.num_factorizations.sum())
 
 
+def test_modes_are_looked_for_in_single_precision_unless_rounding_shows():
+    model = gp("heteroskedastic", 12)
+    problem = tg.evidence.NoiseAlone().estimator(model)._problem(model.prior(THETA))
+    # Deviations of a thousand beside the same noise.
+    rough = problem._replace(covariance=problem.covariance.clone(), factor=problem.factor.clone())
+    rough.covariance[1] *= 1e6
+    rough.factor[1] *= 1e3
+    start = torch.zeros_like(problem.mean)
+    for begin in (None, start):
+        found, exact = noise_alone._mode(rough, begin)[0], noise_alone._searched(rough, begin)[0]
+        torch.testing.assert_close(found.white[0], exact.white[0], rtol=0, atol=1e-3)
+        torch.testing.assert_close(found.precision[0], exact.precision[0], rtol=1e-3, atol=1e-3)
+        assert not torch.equal(found.white[0], exact.white[0])
+        assert all(map(torch.equal, (part[1] for part in found), (part[1] for part in exact)))
+    found, converged, steps = noise_alone._mode(problem._replace(covariance=-problem.covariance), None)
+    assert not bool(converged.any()) and found.white.dtype == torch.float64  # nothing factorises, in double neither
+
+
 def test_the_default_call_begins_with_it():
     # NUTS on [theta, v] had no answer within 40 CPU seconds; this takes half a second of six data.
     first = candidates(gp("heteroskedastic"))[0]

@@ -25,7 +25,14 @@ from torchgpmc.likelihoods import HeteroskedasticGaussian
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.latents import LatentPrior
 from torchgpmc.models.targets import Targets
-from torchgpmc.numerics.linalg import cholesky, cholesky_in_place, solve_lower, times_vector, triangular_log_determinant
+from torchgpmc.numerics.linalg import (
+    cholesky,
+    cholesky_in_place,
+    in_single_precision,
+    solve_lower,
+    times_vector,
+    triangular_log_determinant,
+)
 from torchgpmc.numerics.random import normal_like
 from torchgpmc.numerics.special import LOG_SQRT_2PI
 from torchgpmc.numerics.threads import even_slices, side_by_side
@@ -35,6 +42,9 @@ _CHUNK_ELEMENTS = 1_300_000  # of the matrices that are factorised at once
 _BLOCK_ELEMENTS = 400_000  # of those in a core's cache: all 64 of 300 data at once, memory, copied twice, took 3.6 times as long
 _NEAR, _MOST_STEPS, _MOST_HALVINGS = 1e-2, 30, 30  # squared change of w in all
 _WIDEST = 300.0  # log deviations beyond overflow
+_SINGLE = torch.float32
+_SEEN = 0.1  # by how much K may be off by rounding, of the least noise variance, where the mode is looked for
+_ROUNDING = 100  # of objectives, in their own
 
 
 class _Problem(NamedTuple):
@@ -47,8 +57,11 @@ class _Problem(NamedTuple):
     log_scale: float
 
     def select(self, rows: Tensor) -> _Problem:
-        mean, covariance, factor, residual, log_scale = self
-        return _Problem(mean[rows], covariance[rows], factor[rows], residual[rows], log_scale)
+        return _Problem(*(part[rows] for part in self[:-1]), self.log_scale)
+
+    def in_single_precision(self) -> _Problem:
+        matrices = in_single_precision(self.covariance), in_single_precision(self.factor)
+        return _Problem(self.mean.to(_SINGLE), *matrices, self.residual.to(_SINGLE), self.log_scale)
 
 
 class _Noise(NamedTuple):
@@ -231,14 +244,17 @@ def _noise(problem: _Problem, centred: Tensor, memory: Tensor | None = None) -> 
     """y given centred f_2 ``(C, N)``, or ``(C, draws, N)`` with memory ``(C, draws, N, N)`` for its covariances."""
     draws = centred.dim() - 2
     mean, residual = (part.view(len(part), *[1] * draws, -1) for part in (problem.mean, problem.residual))
-    log_deviation = (mean + centred + problem.log_scale).clamp(-_WIDEST, _WIDEST)
-    variance = (2 * log_deviation).exp()
+    variance = _variance(mean + centred + problem.log_scale)
     covariance = problem.covariance.clone() if memory is None else memory.copy_(problem.covariance.unsqueeze(1))
     covariance.diagonal(dim1=-2, dim2=-1).add_(variance)
     factor, ok = cholesky_in_place(covariance)
     half = solve_lower(factor, residual.expand_as(centred).unsqueeze(-1)).squeeze(-1)
     value = -0.5 * half.square().sum(-1) - triangular_log_determinant(factor) - LOG_SQRT_2PI * centred.shape[-1]
     return _Noise(torch.where(ok, value, -torch.inf), factor, variance)
+
+
+def _variance(log_deviation: Tensor) -> Tensor:
+    return (2 * log_deviation.clamp(-_WIDEST, _WIDEST)).exp()
 
 
 def _log_likelihoods(problem: _Problem, centred: Tensor) -> Tensor:
@@ -266,7 +282,30 @@ def _sited(problem: _Problem, white: Tensor, centred: Tensor) -> _Sited:
 
 
 def _mode(problem: _Problem, start: Tensor | None) -> tuple[_Normal, Tensor, Tensor]:
-    """Of p(f_2 | y, theta), by Fisher's scoring; a function of each theta and its start alone."""
+    """Of p(f_2 | y, theta), a function of each theta and its start alone: in single precision, unless rounding would show.
+
+    Draws are around it, and any normal density is right for these.
+    """
+    if problem.mean.dtype == _SINGLE:
+        return _searched(problem, start)
+    centred = torch.zeros_like(problem.mean) if start is None else start
+    least = _variance(problem.mean + centred + problem.log_scale).amin(-1)
+    shows = problem.covariance.diagonal(dim1=-2, dim2=-1).sum(-1) * torch.finfo(_SINGLE).eps > _SEEN * least
+    if bool(shows.all()):
+        return _searched(problem, start)
+    near, converged, steps = _searched(problem.in_single_precision(), None if start is None else start.to(_SINGLE))
+    found = _Normal(*(part.to(problem.mean) for part in near))
+    again = (shows | ~converged).nonzero().squeeze(-1)
+    if len(again):
+        parts = _searched(problem.select(again), None if start is None else start[again])
+        for whole, part in zip((*found, converged), (*parts[0], parts[1]), strict=True):
+            whole[again] = part
+        steps = steps.index_add(0, again, parts[2])
+    return found, converged, steps
+
+
+def _searched(problem: _Problem, start: Tensor | None) -> tuple[_Normal, Tensor, Tensor]:
+    """By Fisher's scoring."""
     zero = torch.zeros_like(problem.mean)
     begin = _sited(problem, zero, zero if start is None else start)
     if start is not None:
@@ -295,11 +334,11 @@ def _transposed_times(factor: Tensor, vector: Tensor) -> Tensor:
 
 def _ascend(problem: _Problem, point: _Sited, target: Tensor) -> _Sited:
     """As much of the way to the target as does not lead down."""
-    length = torch.ones_like(point.objective)
+    length, rounding = torch.ones_like(point.objective), max(1e-10, _ROUNDING * torch.finfo(point.white.dtype).eps)
     for _ in range(_MOST_HALVINGS):
         white = torch.lerp(point.white, target, length.unsqueeze(-1))
         new = _sited(problem, white, (problem.factor @ white.unsqueeze(-1)).squeeze(-1))
-        worse = ~(new.objective >= point.objective - 1e-10 * (1 + point.objective.abs()))
+        worse = ~(new.objective >= point.objective - rounding * (1 + point.objective.abs()))
         if not bool(worse.any()):
             break
         length = torch.where(worse, 0.5 * length, length)
