@@ -89,7 +89,7 @@ def test_modes_are_looked_for_in_single_precision_unless_rounding_shows():
         torch.testing.assert_close(found.precision[0], exact.precision[0], rtol=1e-3, atol=1e-3)
         assert not torch.equal(found.white[0], exact.white[0])
         assert all(map(torch.equal, (part[1] for part in found), (part[1] for part in exact)))
-    found, converged, steps = noise_alone._mode(problem._replace(covariance=-problem.covariance), None)
+    found, converged, _ = noise_alone._mode(problem._replace(covariance=-problem.covariance), None)
     assert not bool(converged.any()) and found.white.dtype == torch.float64  # nothing factorises, in double neither
 
 

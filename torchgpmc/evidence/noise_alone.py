@@ -57,7 +57,8 @@ class _Problem(NamedTuple):
     log_scale: float
 
     def select(self, rows: Tensor) -> _Problem:
-        return _Problem(*(part[rows] for part in self[:-1]), self.log_scale)
+        mean, covariance, factor, residual, log_scale = self
+        return _Problem(mean[rows], covariance[rows], factor[rows], residual[rows], log_scale)
 
     def in_single_precision(self) -> _Problem:
         matrices = in_single_precision(self.covariance), in_single_precision(self.factor)
