@@ -223,7 +223,7 @@ def shared_by_rows(
     device: torch.device,
     elements: int = 1,
     chunk: int | None = None,
-    worth: float = WORTH_A_THREAD,
+    worth: float | None = None,
 ) -> list[Result]:
     """``function`` of slices of a batch's rows, which are shared by the cores where each has enough to do.
 
@@ -234,12 +234,13 @@ def shared_by_rows(
         device: where they live.
         elements: of one row's largest tensor; on the CPU tensors are to keep their memory from one operation to the next.
         chunk: rows at once, at most.
-        worth: operations that make a thread's part worth it.
+        worth: operations that make a thread's part worth it; some milliseconds' if it is left out.
 
     Example:
         >>> shared_by_rows(lambda rows: rows.stop - rows.start, 5, 1.0, torch.device("cpu"), chunk=2)
         [2, 2, 1]
     """
+    worth = WORTH_A_THREAD if worth is None else worth
     if count * work < 2 * worth:
         return [function(rows) for rows in (slices(count, chunk) if chunk else [slice(0, count)])]
     largest = max(1, _LARGEST // elements) if device.type == "cpu" else count

@@ -91,6 +91,7 @@ def test_chains_of_several_threads_have_the_same_draws(make, monkeypatch):
     alone, counts, shared_parts = quiet(make(), num_chains=5), [], set()
     of_parts = density.side_by_side
     monkeypatch.setattr(density, "WORTH_A_THREAD", 1.0)
+    monkeypatch.setattr(class_trajectories, "_WORTH_A_THREAD", 1.0)
 
     def noted(function, parts, device):
         counts.append(len(parts))
@@ -369,6 +370,23 @@ def test_chains_in_chunks_and_of_several_threads_follow_the_same_trajectories(mo
     for found, other, expected in zip(chunked, shared, together, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(other, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("share", "num_parts"), [(0.99, 0), (1.01, 2)])
+def test_trajectories_of_few_data_stay_on_one_thread(monkeypatch, share, num_parts):
+    # Of 150 data two threads took longer than one: a step is hundreds of calls, which wait for Python's lock.
+    chains, tuning, phase = about_to_move(many_lengthscales(), 4)
+    counts, of_parts = [], density.side_by_side
+    monkeypatch.setattr(density, "side_by_side", lambda *given: counts.append(len(given[1])) or of_parts(*given))
+    operations = share * class_trajectories._WORTH_A_THREAD / (2 * chains.size**3)
+    monkeypatch.setattr(class_trajectories, "_OPERATIONS", operations)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        followed(chains, tuning, phase)
+    finally:
+        torch.set_num_threads(before)
+    assert counts == [num_parts] * bool(num_parts)
 
 
 def test_what_does_not_factorise_on_the_way_is_no_failure_and_where_it_leads_is(monkeypatch):

@@ -23,12 +23,14 @@ from torchgpmc.evidence import NoiseAlone, SequentialCandidates
 from torchgpmc.methods import AMIS, ClassGibbs, EmulatedHMC
 from torchgpmc.models import GPModel
 from torchgpmc.runs.beginnings import AtModes, AtPrior
+from torchgpmc.samplers.fitted_proposals import FEW
 
 # Of which weighted draws follow: iris with five hyperparameters takes 16 CPU seconds by these, 40 to 80 by an emulator.
 _MOST_HYPERPARAMETERS = 5
 _FEW_HYPERPARAMETERS, _FIRST_BATCH = 3, 100  # that draws from the prior find as well as a search for modes
 _SOME_FUNCTIONS = 5  # of which EP's estimates are good for something: three to five classes of tables take 64 to 174 s by them
 _LONGER_WARM_UP, _MOST_TRAJECTORIES = 100, 1200  # a chain: of lobes that it hardly leaves it would not have left by more
+_MOST_BEFORE_ESTIMATES = 800  # a chain, where estimates come next, which labels that are noise are better served by
 _FEW_FUNCTIONS = 3  # of which a search for modes costs little: iris and thyroid_type take 20 and 39 s with it, 22 and 74 without
 # Of so few functions estimates take longer than sweeps from here on (wine, 152 x 13: 20.7 s and 8.4; 250 x 18: 221 and 26). Of
 # fewer data they are quick, and serve labels that are noise, of which chains are slow.
@@ -51,8 +53,8 @@ def of_classes(model: GPModel, wanted: int) -> list[Candidate]:
         learned = [] if model.num_latents > _SOME_FUNCTIONS else _learned(model, wanted)
         return [*learned, _by_trajectories(model, wanted), *together(model)]
     is_large = model.num_latents > _FEW_FUNCTIONS or len(model.train_x) > _FEW_CLASS_DATA
-    first = [_in_turn(model, wanted)] if is_large else []
-    return [*first, *_through_estimates(model, wanted), *together(model)]
+    sweeps = _in_turn if model.layout.size <= FEW else partial(_by_trajectories, most=_MOST_BEFORE_ESTIMATES)
+    return [*([sweeps(model, wanted)] if is_large else []), *_through_estimates(model, wanted), *together(model)]
 
 
 def _learned(model: GPModel, wanted: int) -> list[Candidate]:
@@ -67,14 +69,14 @@ def _learned(model: GPModel, wanted: int) -> list[Candidate]:
     return [*emulated_twice(first), better._replace(goes_on=True, given=noise_or_some_use)]
 
 
-def _by_trajectories(model: GPModel, wanted: int) -> Candidate:
+def _by_trajectories(model: GPModel, wanted: int, most: int = _MOST_TRAJECTORIES) -> Candidate:
     """Of more functions, whose EP takes long and often does not converge, so that estimates vary by their whole log.
 
     Of 183 x 9, six classes, ten hyperparameters, estimates' logs vary by 1 and take 0.2 seconds.
     """
     why = "theta and the latents of several classes by trajectories, in coordinates that are white at every theta: no estimates."
     seconds = partial(seconds_of_class_sweeps, model, NUM_CHAINS, _LONGER_WARM_UP + _TRAJECTORIES_AN_EFFECTIVE_DRAW * wanted)
-    in_turn = _in_turn(model, wanted).with_limits(most=_MOST_TRAJECTORIES)
+    in_turn = _in_turn(model, wanted).with_limits(most=most)
     return in_turn._replace(why=why, warmup_steps=_LONGER_WARM_UP, seconds=seconds)
 
 
@@ -107,7 +109,6 @@ def _in_turn(model: GPModel, wanted: int) -> Candidate:
     why = "theta and the latents of many classes in turn, in coordinates in which they are nearly independent: no estimates."
 
     seconds = partial(seconds_of_class_sweeps, model, NUM_CHAINS, SHORT_WARM_UP + _SWEEPS_AN_EFFECTIVE_DRAW * wanted)
-    # Of few functions estimates come next, which labels that are noise are better served by.
-    most = 800 if model.num_latents <= _FEW_FUNCTIONS else 1600
+    most = _MOST_BEFORE_ESTIMATES if model.num_latents <= _FEW_FUNCTIONS else 1600
     limits = Limits(50, most, math.inf, chains_judged_from=_JUDGED_FROM)
     return Candidate(ClassGibbs(), why, NUM_CHAINS, SHORT_WARM_UP, limits, seconds)
