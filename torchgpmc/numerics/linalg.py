@@ -285,16 +285,6 @@ def outer_square(matrix: Tensor) -> Tensor:
     return found
 
 
-def square_of_lower(lower: Tensor) -> Tensor:
-    """L L' of lower triangular L ``(C, N, N)``, without a graph: of a third of a product's operations."""
-    found = torch.empty_like(lower)
-    for rows in slices(lower.shape[-1], -(-lower.shape[-1] // _BLOCKS)):
-        block = lower[:, rows.start :, : rows.stop] @ lower[:, rows, : rows.stop].mT
-        found[:, rows.start :, rows] = block
-        found[:, rows, rows.start :] = block.mT
-    return found
-
-
 def root_under_sites(factor: Tensor, precision: Tensor) -> Cholesky:
     """Lower G with I + L' diag(W) L = G' G, of a prior's factor L ``(C, N, N)`` and sites' precisions W ``(C, N)``.
 
