@@ -37,8 +37,8 @@ _FEW_FOR_CHAINS = 100  # data, of which chains take seconds
 # Of estimates under Student-t noise: of 150 to 300 data half of them have less than 0.013. Of 500 x 7 they had 0.08 and of 400 x 10
 # with Cauchy noise 0.2, and all that an emulator may learn from, 70 to 100 CPU seconds, was for nothing.
 _NOISE_BEFORE_CHAINS = 0.05
-# Of which a search for the modes of f takes longer than chains of noise variances: of 400 and 500 data, seven models, estimates took
-# 36 to 144 CPU seconds and served three, chains 47 to 144 and served all; of 320 x 3 either took as long.
+# Of which a search for the modes of f takes longer than chains of noise variances: of eight models of 400 and 500 data estimates
+# took 36 to 144 CPU seconds and served three, chains 47 to 159 and served all; of 320 x 3 either took as long.
 _MANY_DATA_FOR_MODES = 300
 _LEARNED = "some hundred estimates teach an emulator what chains can move on, and their weights are even."
 # Of 500 data they cost a third more than 64, and half of what those cost that draw one datum after another.
