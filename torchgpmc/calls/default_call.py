@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from torchgpmc.calls.candidate import Candidate, Limits, Trial, as_typed, described
-from torchgpmc.calls.pooling import can_be_pooled, pooled
+from torchgpmc.calls.pooling import can_be_joined, can_be_pooled, joined, pooled
 from torchgpmc.checks import warn
 from torchgpmc.diagnostics import estimate_noise
 from torchgpmc.diagnostics.weights import kish_effective_size
@@ -33,13 +33,13 @@ class Rule(NamedTuple):
     Args:
         wanted: effective draws of the quantity that has fewest.
         limits: of the engine.
-        before: weighted draws of other engines, which the run's may join.
+        before: weighted draws of other engines, the latest first, which the run's may join.
         as_returned: what the caller is to be given for a posterior, if it is another; that of chains has to be good, too.
     """
 
     wanted: int
     limits: Limits
-    before: Posterior | None = None
+    before: Sequence[Posterior] = ()
     as_returned: Callable[[Posterior], Posterior] | None = None
 
     def __call__(self, num_kept: int, num_evaluations: float, so_far: Callable[[], Posterior]) -> bool:
@@ -52,7 +52,7 @@ class Rule(NamedTuple):
         if self._is_good(posterior) or self._is_hopeless(posterior, num_evaluations):
             return True
         together = with_those_before(posterior, self.before)
-        return together is not None and is_good(together, self.wanted)
+        return together is not None and self._is_good(together)
 
     def _is_good(self, posterior: Posterior) -> bool:
         if not is_good(posterior, self.wanted):
@@ -84,9 +84,14 @@ def is_good(posterior: Posterior, wanted: int) -> bool:
     return posterior.effective_size() >= wanted and not posterior.complaints()
 
 
-def with_those_before(posterior: Posterior, before: Posterior | None) -> Posterior | None:
-    """Weighted draws pooled with those of engines that had their turn, which are independent of them; ``None`` without any."""
-    return pooled([before, posterior]) if before is not None and can_be_pooled(posterior) else None
+def with_those_before(posterior: Posterior, before: Sequence[Posterior]) -> Posterior | None:
+    """Weighted draws and those of the latest engine before whose draws they go with; ``None`` without any."""
+    for other in before:
+        if can_be_pooled(other) and can_be_pooled(posterior):
+            return pooled([other, posterior])
+        if can_be_joined(other, posterior):
+            return joined([other, posterior])
+    return None
 
 
 def _is_half_done(posterior: Posterior, wanted: int) -> bool:
@@ -109,13 +114,13 @@ def sample_by_default(
         KeyboardInterrupt: interrupted before there were any.
     """
     trials: list[Trial] = []
-    before: Posterior | None = None
+    before: list[Posterior] = []
     engines = list(engines)
     for number, engine in enumerate(engines):
         previous = trials[-1] if trials else None
         if not engine.given(previous):
             continue
-        rule = Rule(wanted, engine.limits, before)
+        rule = Rule(wanted, engine.limits, tuple(before))
         begin = _latest_of_use(trials) if engine.goes_on else None
         try:
             trials.append(_tried(engine, rule, partial(run, number, engine, rule, begin)))
@@ -129,8 +134,8 @@ def sample_by_default(
         if last is not None and (is_good(last, wanted) or last.info["interrupted"]):
             return _result(trials, trials[-1])
         # Of too noisy estimates those that hit what the others miss are to come: such draws join none.
-        if last is not None and can_be_pooled(last) and not trials[-1].was_too_noisy:
-            before = last
+        if last is not None and last.log_weights is not None and not trials[-1].was_too_noisy:
+            before.insert(0, last)
             # Once an engine: draws that are too few again have not grown as they should.
             if _is_half_done(last, wanted) and engine not in engines[:number]:
                 engines.insert(number + 1, engine)

@@ -1,4 +1,4 @@
-"""Weighted draws of several independent runs as those of one."""
+"""Weighted draws of several independent runs as those of one: by their evidence, or, of chains, by what they are worth."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchgpmc.diagnostics.weights import effective_size_of_chains, kish_effective_size
 from torchgpmc.posterior import Posterior
 from torchgpmc.storage.draws import Draws
 from torchgpmc.storage.fingerprint import differences, model_fingerprint
+
+_FAR_APART = 4.0  # errors of the difference of two means: of 61 hyperparameters one of runs alike is once in 260 times
 
 
 def pool(posteriors: Sequence[Posterior]) -> Posterior:
@@ -71,17 +74,68 @@ def can_be_pooled(posterior: Posterior) -> bool:
 
 def pooled(posteriors: Sequence[Posterior]) -> Posterior:
     """:func:`pool` of posteriors that are known to be of one model."""
+    runs = _runs(posteriors)
+    log_weights = torch.cat([_log_weights(posterior) for posterior in posteriors], 1)
+    info = {**_totals(posteriors), **_evidence([posterior.info for posterior in posteriors], runs)}
+    return Posterior(posteriors[0].model, _draws(posteriors, log_weights), {**_stats(posteriors), "run": runs}, info)
 
-    def joined(name: str) -> Tensor | None:
-        parts = [getattr(posterior, name) for posterior in posteriors]
-        return None if any(part is None for part in parts) else torch.cat(parts, 1)
 
+def can_be_joined(one: Posterior, other: Posterior) -> bool:
+    """Whether they are as many chains of weighted draws, which agree on every hyperparameter's mean, by its errors.
+
+    Means are on the unconstrained scale, where few tails are heavy.
+    """
+    if one.log_weights is None or other.log_weights is None or one.num_chains == 1 or one.num_chains != other.num_chains:
+        return False
+    if _latents_besides(one) != _latents_besides(other):
+        return False
+    (mean, error), (other_mean, other_error) = (_means_with_errors(posterior) for posterior in (one, other))
+    return bool(((mean - other_mean).abs() <= _FAR_APART * (error.square() + other_error.square()).sqrt()).all())
+
+
+def joined(posteriors: Sequence[Posterior]) -> Posterior:
+    r"""Chains of weighted draws, those of one run after those of another, for which :func:`can_be_joined` holds.
+
+    The mean of a run's weights is no evidence, since it is relative to a density that is not normalised. So a run enters by what
+    its weights are worth, by Kish's size: means are :math:`\sum_r n_r \bar h_r / \sum_r n_r`, each :math:`\bar h_r` a run's own.
+    """
+    parts = [_log_weights(posterior) for posterior in posteriors]
+    shares = [part - torch.logsumexp(part.flatten(), 0) + math.log(kish_effective_size(part)) for part in parts]
+    draws = _draws(posteriors, torch.cat(shares, 1))
+    return Posterior(posteriors[0].model, draws, _stats(posteriors), _totals(posteriors))
+
+
+def _latents_besides(posterior: Posterior) -> int | None:
+    """Of each theta."""
+    return None if posterior._further is None else posterior._further.shape[2]
+
+
+def _means_with_errors(posterior: Posterior) -> tuple[Tensor, Tensor]:
+    """Of theta, each ``(P,)``; of draws whose weights are uneven errors are as large."""
+    theta, log_weights = posterior.theta.double(), _log_weights(posterior)
+    weights = torch.softmax(log_weights.double().flatten(), 0)
+    flat = theta.flatten(0, 1)
+    mean = weights @ flat
+    variance = weights @ (flat - mean).square()
+    sizes = [effective_size_of_chains(values, log_weights) for values in theta.unbind(-1)]
+    return mean, (variance / torch.tensor(sizes, dtype=mean.dtype)).sqrt()
+
+
+def _log_weights(posterior: Posterior) -> Tensor:
+    assert posterior.log_weights is not None
+    return posterior.log_weights
+
+
+def _draws(posteriors: Sequence[Posterior], log_weights: Tensor) -> Draws:
     theta, whitened = (torch.cat([getattr(posterior, name) for posterior in posteriors], 1) for name in ("theta", "whitened"))
-    draws = Draws(theta, whitened, joined("log_weights"), further_whitened=joined("_further"))
+    further = [posterior._further for posterior in posteriors if posterior._further is not None]
+    return Draws(theta, whitened, log_weights, further_whitened=torch.cat(further, 1) if len(further) == len(posteriors) else None)
+
+
+def _stats(posteriors: Sequence[Posterior]) -> dict[str, Tensor]:
+    """Those that all have."""
     names = set.intersection(*(set(posterior.stats) for posterior in posteriors)) - {"run"}
-    stats = {name: torch.cat([posterior.stats[name] for posterior in posteriors], 1) for name in sorted(names)}
-    stats["run"] = _runs(posteriors)
-    return Posterior(posteriors[0].model, draws, stats, _info([posterior.info for posterior in posteriors], stats["run"]))
+    return {name: torch.cat([posterior.stats[name] for posterior in posteriors], 1) for name in sorted(names)}
 
 
 def _runs(posteriors: Sequence[Posterior]) -> Tensor:
@@ -93,21 +147,27 @@ def _runs(posteriors: Sequence[Posterior]) -> Tensor:
     return torch.cat(numbers, 1)
 
 
-def _info(infos: Sequence[dict[str, Any]], runs: Tensor) -> dict[str, Any]:
-    """What was run, in all; the evidence is the mean of the runs', each by its draws."""
-    shares = torch.bincount(runs.flatten().long()).double()
-    counts = [info.get("num_runs", 1) for info in infos]
-    log_draws = torch.stack([part.sum() for part in shares.split(counts)]).log()
-    log_parts = log_draws + torch.tensor([info["log_evidence"] for info in infos], dtype=torch.float64)
-    errors = torch.tensor([info["log_evidence_error"] for info in infos], dtype=torch.float64)
-    log_evidence = torch.logsumexp(log_parts, 0) - math.log(runs.numel())
+def _totals(posteriors: Sequence[Posterior]) -> dict[str, Any]:
+    """What was run, in all."""
+    infos = [posterior.info for posterior in posteriors]
     totals = ("seconds", "warmup_seconds", "num_evaluations")
     return {
         **infos[-1],
         **{name: sum(info[name] for info in infos) for name in totals},
         "interrupted": any(info["interrupted"] for info in infos),
         "method": "; ".join(info["method"] for info in infos),
-        "num_runs": sum(counts),
-        "log_evidence": float(log_evidence),
+        "num_runs": sum(info.get("num_runs", 1) for info in infos),
+    }
+
+
+def _evidence(infos: Sequence[dict[str, Any]], runs: Tensor) -> dict[str, float]:
+    """The mean of the runs', each by its draws."""
+    shares = torch.bincount(runs.flatten().long()).double()
+    counts = [info.get("num_runs", 1) for info in infos]
+    log_draws = torch.stack([part.sum() for part in shares.split(counts)]).log()
+    log_parts = log_draws + torch.tensor([info["log_evidence"] for info in infos], dtype=torch.float64)
+    errors = torch.tensor([info["log_evidence_error"] for info in infos], dtype=torch.float64)
+    return {
+        "log_evidence": float(torch.logsumexp(log_parts, 0)) - math.log(runs.numel()),
         "log_evidence_error": float((torch.softmax(log_parts, 0) * errors).square().sum().sqrt()),
     }
