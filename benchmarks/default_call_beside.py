@@ -8,7 +8,7 @@ from torchgpmc.evidence import Orthant, SequentialImportance, SmoothProbit, is_p
 
 _FAR_BELOW = 10.0  # nats, and one a hyperparameter
 # Hyperparameters: of more than the first, calls begin with chains on an emulator, of more than the second few draws keep weight.
-_FOR_PROPOSALS, _MOST_FOR_PROPOSALS, _FOR_LONG_TRAJECTORIES = 8, 18, 50
+_FOR_PROPOSALS, _MOST_FOR_PROPOSALS, _FOR_LONG_TRAJECTORIES = 8, 20, 50
 _FOR_GRADIENTS = 400  # data, of which more make gradients of the evidence dear
 
 
