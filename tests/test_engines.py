@@ -173,7 +173,14 @@ BY_EP = "begin=AtModes(approximation=EP(tolerance=0.02))"
 @pytest.mark.parametrize(
     ("columns", "engines"),
     [
-        (8, [f"AMIS({BY_EP}, evidence=SmoothProbit(approximation=EP(), ", f"AMIS({BY_EP}, evidence=Orthant(num_points=128))", "NUTS(whitening"]),
+        (
+            8,
+            [
+                f"AMIS({BY_EP}, evidence=SmoothProbit(approximation=EP(), ",
+                f"AMIS({BY_EP}, evidence=Orthant(num_points=128))",
+                "NUTS(whitening",
+            ],
+        ),
         (
             9,
             [
