@@ -52,11 +52,11 @@ def test_a_run_counts_by_what_its_weights_are_worth_whatever_their_scale():
 
 @pytest.mark.statistical
 def test_means_of_joined_runs_scatter_around_the_truth_as_their_effective_sizes_say():
-    """400 pairs of runs drawn from unlike densities; means and scatter of three quantities each.
+    """200 pairs of runs drawn from unlike densities; means and scatter of three quantities each.
 
     Means of 240 weighted draws are off by less than a tenth of their error, sizes by less than a fifth, on average.
     """
-    pairs = [joined([run(2 * seed, 20, mean=0.3), run(2 * seed + 1, 10, deviation=1.1)]) for seed in range(400)]
+    pairs = [joined([run(2 * seed, 20, mean=0.3), run(2 * seed + 1, 10, deviation=1.1)]) for seed in range(200)]
     means = torch.stack([weighted_mean(pair) for pair in pairs])
     sizes = torch.tensor([[effective_size_of_chains(h, pair.log_weights) for h in pair.theta.unbind(-1)] for pair in pairs])
     chi_square, limit = float((sizes * means.square()).mean()), z_limit(4)
