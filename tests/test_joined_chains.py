@@ -9,7 +9,7 @@ from tests.calibration import z_limit
 from tests.problems import gp
 from torchgpmc import AMIS, EmulatedHMC
 from torchgpmc.calls.candidate import Candidate, Limits
-from torchgpmc.calls.default_call import sample_by_default
+from torchgpmc.calls.default_call import sample_by_default, with_those_before
 from torchgpmc.calls.pooling import can_be_joined, joined
 from torchgpmc.diagnostics.weights import effective_size_of_chains, kish_effective_size
 from torchgpmc.posterior import Posterior
@@ -83,6 +83,15 @@ def test_what_goes_together(other, goes):
 def test_one_chain_of_weights_is_pooled_by_its_evidence_not_so():
     one = run(0, 800, chains=1)
     assert not can_be_joined(one, run(1, 800, chains=1))
+
+
+@pytest.mark.parametrize(("gap", "goes"), [(5.0, True), (51.0, False), (-51.0, False)])
+def test_runs_of_which_one_has_seen_what_the_other_missed_stay_apart(gap, goes):
+    """Means that agree by large errors would hide it."""
+    first, second = run(0), run(1)
+    first.stats["log_evidence"] = torch.full((8, 100), gap)
+    second.stats["log_evidence"] = torch.zeros(8, 100)
+    assert can_be_joined(first, second) and (with_those_before(second, [first]) is not None) == goes
 
 
 def engine(method, most):

@@ -89,9 +89,18 @@ def with_those_before(posterior: Posterior, before: Sequence[Posterior]) -> Post
     for other in before:
         if can_be_pooled(other) and can_be_pooled(posterior):
             return pooled([other, posterior])
-        if can_be_joined(other, posterior):
+        if can_be_joined(other, posterior) and not _are_far_apart(other, posterior):
             return joined([other, posterior])
     return None
+
+
+def _are_far_apart(one: Posterior, other: Posterior) -> bool:
+    """Whether one has come upon a density so high that the other must have missed a part.
+
+    A run of which one draw weighs most is worth little and has large errors: joined, that part would count for next to nothing.
+    """
+    height, other_height = _height(one), _height(other)
+    return height is not None and other_height is not None and abs(height - other_height) > _MISSED + one.theta.shape[-1]
 
 
 def _is_half_done(posterior: Posterior, wanted: int) -> bool:

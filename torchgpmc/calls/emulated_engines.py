@@ -29,8 +29,8 @@ _ENOUGH_OF_CHEAP, _MOST_OF_CHEAP = 0.9, 128
 NUM_CHAINS = 8
 _EVERY, _MOST = 160, 2400  # draws of all chains
 _PATIENCE = 0.1
-# Of the first of two runs: 800 draws whose worst quantity heads for little teach another emulator instead. Not for less than all
-# that is wanted: of 225 x 9 draws that did so came to it, in half of the time of two runs.
+# Of the first of two runs: 800 draws whose worst quantity heads for too few teach another emulator instead, and join its draws. Not
+# all that head for less than is wanted: of 225 x 9 some came to it, in half of the time of two runs.
 _WATCHED = {"patience": 1 / 3, "heading": 0.9, "by_worst": True}
 _TAUGHT = "the same once more, on an emulator that has learned from those draws, too."
 _USUAL_DRAWS = 1200  # of all chains: 960 to 2080 for 400 effective ones
