@@ -35,7 +35,7 @@ _MORE_DRAWS, _SOME_LABELS, _FEW_LABELS = 256, 100, 300
 _DRAWS_FOR_EMULATORS = 128  # draws an estimate
 # Of two tables of 500 labels 256 points took 50 and 77 ms an estimate, 128 took 36 and 68, 64 took 35 and 65; relative variances
 # are 0.003 and 0.009, 0.005 and 0.017, 0.010 and 0.032.
-_POINTS = 128
+_ORTHANT_POINTS = 128  # an estimate of weighted draws
 _FEW_FOR_CHAINS = 100  # data, of which chains take seconds
 # Of estimates under Student-t noise: of 150 to 300 data half of them have less than 0.013. Of 500 x 7 they had 0.08 and of 400 x 10
 # with Cauchy noise 0.2, and all that an emulator may learn from, 70 to 100 CPU seconds, was for nothing.
@@ -134,7 +134,7 @@ def _of_few(model: GPModel, wanted: int) -> list[Candidate]:
     if is_probit(model):
         draws = _MORE_DRAWS if _SOME_LABELS < len(model.train_x) <= _FEW_LABELS else MANY_DRAWS
         first, more = (AMIS(begin=_BY_EP, evidence=SmoothProbit(EP(), number)) for number in (draws, _MORE_DRAWS))
-        better = replace(first, evidence=Orthant(_POINTS))
+        better = replace(first, evidence=Orthant(_ORTHANT_POINTS))
     turns = [weighted(model, first, INTEGRATES_OUT, wanted).with_limits(most_noise=NOISE_BEFORE_BETTER)]
     if len(model.train_x) > _FEW_LABELS:
         again = weighted(model, more, _MORE_OF_THEM, wanted).with_limits(most_noise=_NOISE_OF_MORE)

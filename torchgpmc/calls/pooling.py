@@ -106,12 +106,12 @@ def joined(posteriors: Sequence[Posterior]) -> Posterior:
 
 
 def _latents_besides(posterior: Posterior) -> int | None:
-    """Of each theta."""
+    """How many further latent vectors each theta has; ``None`` where a run keeps none."""
     return None if posterior._further is None else posterior._further.shape[2]
 
 
 def _means_with_errors(posterior: Posterior) -> tuple[Tensor, Tensor]:
-    """Of theta, each ``(P,)``; of draws whose weights are uneven errors are as large."""
+    """Weighted means of theta, unconstrained, and their standard errors, each ``(P,)``."""
     theta, log_weights = posterior.theta.double(), _log_weights(posterior)
     weights = torch.softmax(log_weights.double().flatten(), 0)
     flat = theta.flatten(0, 1)
