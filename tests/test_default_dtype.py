@@ -75,8 +75,10 @@ def test_fixed_hyperparameters_under_the_other_default(method, dtype):
 
 
 @pytest.mark.filterwarnings("ignore::torchgpmc.SamplingWarning")
-def test_noise_variances_under_the_other_default(dtype):
-    check(gp("student_t", num_data=5, dtype=dtype), tg.HMC(num_steps=2, noise_variances=True), CHAINS, dtype)
+@pytest.mark.parametrize("given", [False, True])
+def test_noise_variances_under_the_other_default(given, dtype):
+    method = tg.HMC(num_steps=2, noise_variances=True, given_variances=given)
+    check(gp("student_t", num_data=5, dtype=dtype), method, CHAINS, dtype)
 
 
 @pytest.mark.slow

@@ -76,6 +76,10 @@ SMALL = {"num_data": 4}
 VARIANTS = {
     "white under Laplace": (gp, tg.NUTS(max_tree_depth=2, whitening=tg.Laplace())),
     "noise variances": (lambda **options: gp("student_t", **options), tg.HMC(num_steps=2, noise_variances=True)),
+    "given noise variances": (
+        lambda **options: gp("student_t", **options),
+        tg.HMC(num_steps=2, noise_variances=True, given_variances=True),
+    ),
     "white under EP": (gp, tg.HMC(num_steps=2, whitening=tg.EP())),
     "sparse, white under Laplace": (sparse_gp, tg.HMC(num_steps=2, whitening=tg.Laplace())),
     "marginal Laplace, weighted, from the mode": (

@@ -135,7 +135,11 @@ def variances_calibration(likelihood="student_t", method=None):
 @pytest.mark.statistical
 @pytest.mark.parametrize(
     ("likelihood", "method"),
-    [("student_t", None), ("laplace", tg.HMC(noise_variances=True, num_steps=8, thinning=5, rough_trajectories=True))],
+    [
+        ("student_t", None),
+        ("laplace", tg.HMC(noise_variances=True, num_steps=8, thinning=5, rough_trajectories=True)),
+        ("student_t", tg.HMC(noise_variances=True, given_variances=True, num_steps=6, thinning=5)),
+    ],
 )
 def test_ranks_are_uniform_where_noise_has_a_variance_for_each_datum(likelihood, method):
     assert variances_calibration(likelihood, method) < 1
@@ -145,11 +149,9 @@ def test_ranks_are_uniform_where_noise_has_a_variance_for_each_datum(likelihood,
 @pytest.mark.parametrize("plant", ["variances of another scale", "latents without their noise"])
 def test_errors_in_variances_are_caught(plant, monkeypatch):
     if plant == "latents without their noise":
-        honest = VariancesLogDensity.draw_latents
+        honest = VariancesLogDensity.draw_given
         monkeypatch.setattr(
-            VariancesLogDensity,
-            "draw_latents",
-            lambda self, position, generator: 0.5 * sum(honest(self, position, generator) for _ in range(2)),
+            VariancesLogDensity, "draw_given", lambda self, *given: 0.5 * sum(honest(self, *given) for _ in range(2))
         )
     else:
         variances = StudentT.noise_variances

@@ -21,6 +21,7 @@ from torchgpmc.models.rough import with_rough_gradients
 from torchgpmc.models.variances_density import VariancesLogDensity, rough_variances
 from torchgpmc.numerics.random import make_generator
 from torchgpmc.runs.chain_targets import shared
+from torchgpmc.runs.noise_update import draws_variances
 from torchgpmc.runs.run import MethodOptions
 from torchgpmc.types import LogDensity
 from torchgpmc.variational import Start, initialize
@@ -39,14 +40,28 @@ _SECONDS_A_BATCH, _OPERATIONS_A_SECOND = 3e-3, 2e9
 _SPARSE_OPERATIONS_A_SECOND, _SEVERAL_OPERATIONS_A_SECOND = 1e10, 4e9
 _EVIDENCE_OPERATIONS_A_SECOND = 1.2e10  # of the exact evidence's gradient, where the kernel's is written out
 _ROUGH_OPERATIONS_A_SECOND = 1.6e10  # of that gradient in single precision, and what a trajectory takes beside it
+_GIVEN_OPERATIONS_A_SECOND = 9e9  # the same of theta alone, by steps that are few beside what variances take
 _BY_AUTOGRAD = 1 / 3  # of either speed
 _WHERE_NOTHING_FOLLOWS = 2.0  # times the usual, of chains
-# Given variances trees of fifteen steps, from draws of the prior on, took 13,000 to 18,000 gradients to warm up (200 x 9, 400 x 10
-# and 500 x 7); from a mode they take 3000 to 6000, and trajectories of these lengths 2000 to 3000.
-_GIVEN_VARIANCES = HMC(noise_variances=True, from_mode=True, num_steps=40, least_steps=3, trajectory_length=3.1)
+# Of variances, too, trees of fifteen steps, from draws of the prior on, took 13,000 to 18,000 gradients to warm up (200 x 9,
+# 400 x 10 and 500 x 7); from a mode they take 3000 to 6000, and trajectories of these lengths 2000 to 3000.
+_WITH_VARIANCES = HMC(noise_variances=True, from_mode=True, num_steps=40, least_steps=3, trajectory_length=3.1)
+# Of more data two to four steps of theta alone, given variances that are drawn anew, take half the time and had 1.3 to three times
+# the effective draws a second (nine models of 300 to 500 rows); of a hundred and less they had no more, and R-hat took longer.
+_GIVEN_VARIANCES = HMC(
+    noise_variances=True,
+    given_variances=True,
+    from_mode=True,
+    num_steps=20,
+    least_steps=2,
+    trajectory_length=2.0,
+    target_accept_prob=0.65,
+    rough_trajectories=True,
+)
 # Of 40 x 12, accepted at 0.8, 14 of 5600 transitions diverged and 7 evaluations failed: a thousand draws' worth, never trusted.
 _OF_FEW_DATA = 0.9
-_GRADIENTS_GIVEN_VARIANCES = 4000.0  # a chain: of 200 x 9 to 500 x 7 1900 to 4400
+_GRADIENTS_WITH_VARIANCES = 4000.0  # a chain: of 200 x 9 to 500 x 7 1900 to 4400
+_GRADIENTS_GIVEN_VARIANCES = 2500.0  # that take as long as all else does
 # Of 1980 data, seven classes, M = 100, what chains may cost was spent in warm-up, after a fit of minutes: no draws. A call has said
 # by then how long it will take.
 _INTEGRALS_TAKE_LONGER = 10.0
@@ -135,11 +150,13 @@ def given_variances(model: GPModel) -> Candidate:
     num_chains = _MORE_CHAINS if is_small else NUM_CHAINS
     density = VariancesLogDensity(model)
     followed: LogDensity = density if is_small else rough_variances(density)
+    method, usual = _WITH_VARIANCES, _GRADIENTS_WITH_VARIANCES
     if is_small:
-        method, speed = replace(_GIVEN_VARIANCES, target_accept_prob=_OF_FEW_DATA), _EVIDENCE_OPERATIONS_A_SECOND
+        method, speed = replace(method, target_accept_prob=_OF_FEW_DATA), _EVIDENCE_OPERATIONS_A_SECOND
+    elif draws_variances(model) and model.layout.size:
+        method, speed, usual = _GIVEN_VARIANCES, _GIVEN_OPERATIONS_A_SECOND, _GRADIENTS_GIVEN_VARIANCES
     else:
-        method, speed = replace(_GIVEN_VARIANCES, rough_trajectories=True), _ROUGH_OPERATIONS_A_SECOND
-    usual = _GRADIENTS_GIVEN_VARIANCES
+        method, speed = replace(method, rough_trajectories=True), _ROUGH_OPERATIONS_A_SECOND
     found = chains(model, method, why, _TRAJECTORY_WARM_UP, num_chains, usual_gradients=usual, followed=followed)
     is_written_out = isinstance(model.bindings.among_latents, BoundClosedForm)
     budget = _WHERE_NOTHING_FOLLOWS * budget_of_chains(model, num_chains, speed * (1.0 if is_written_out else _BY_AUTOGRAD))

@@ -151,6 +151,9 @@ class GradientOptions(DensityOptions):
     def _joint_target(self, model: GPModel, settings: Settings) -> ChainTarget:
         check_smooth(model, type(self).__name__)
         if self.noise_variances:
-            return variances_target(model, settings, from_mode=self.from_mode)
+            return self._variances_target(model, settings)
         sites = None if self.whitening is None else posterior_sites(model, self.whitening)
         return joint_target(model, settings, sites, along_ridges=True)
+
+    def _variances_target(self, model: GPModel, settings: Settings) -> ChainTarget:
+        return variances_target(model, settings, from_mode=self.from_mode)

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 from torchgpmc.checks import check_count, check_flag, check_positive
 from torchgpmc.density import FollowedDensity
-from torchgpmc.methods.density_options import refuse_in_a_sweep
+from torchgpmc.methods.density_options import Scope, refuse_in_a_sweep
 from torchgpmc.methods.gradient_options import GradientOptions
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.rough import has_long_expectations, with_rough_gradients
 from torchgpmc.runs.chain_targets import ChainTarget
 from torchgpmc.runs.run import Settings
-from torchgpmc.runs.variances_target import with_rough_slopes
+from torchgpmc.runs.variances_target import variances_target, with_rough_slopes
 from torchgpmc.samplers.adaptation import Tuning
 from torchgpmc.samplers.hmc import hmc
-from torchgpmc.types import LogDensity, Sampler
+from torchgpmc.types import LogDensity, Sampler, WarmUp
 
 _SMALLEST_STEP = 1e-9  # that lengths are divided by
 
@@ -35,6 +35,8 @@ class HMC(GradientOptions):
             classes and more), follow means over 16 points, a fifth to a tenth of the work, and test ends by the integrals; with
             ``noise_variances``, follow slopes in single precision, three fifths of the work of 500 data. Draws are exact all the
             same. Elsewhere it changes nothing.
+        given_variances: with ``noise_variances``, move theta alone, given variances that are drawn anew after each transition: of
+            few hyperparameters a Gibbs sampler by trajectories of two to four steps, where [theta, w] takes ten.
 
     Example:
         >>> import torch, torchgpmc as tg
@@ -54,6 +56,7 @@ class HMC(GradientOptions):
     least_steps: int = 1
     trajectory_length: float | None = None
     rough_trajectories: bool = False
+    given_variances: bool = False
 
     def check_options(self) -> None:
         super().check_options()
@@ -62,6 +65,11 @@ class HMC(GradientOptions):
         if self.trajectory_length is not None:
             check_positive("trajectory_length", self.trajectory_length)
         check_flag("rough_trajectories", self.rough_trajectories)
+        check_flag("given_variances", self.given_variances)
+        if self.given_variances and not self.noise_variances:
+            raise ValueError(
+                "given_variances=True moves theta given variances of the noise. Expected noise_variances=True with it."
+            )
         if self.least_steps > self.num_steps:
             raise ValueError(
                 f"least_steps is {self.least_steps} with num_steps={self.num_steps}. Expected at most as many, for instance 1."
@@ -69,7 +77,7 @@ class HMC(GradientOptions):
 
     def _check_block(self, moved: str) -> None:
         super()._check_block(moved)
-        refuse_in_a_sweep(self, moved, {"rough_trajectories": False})
+        refuse_in_a_sweep(self, moved, {"rough_trajectories": False, "given_variances": False})
 
     def _joint_target(self, model: GPModel, settings: Settings) -> ChainTarget:
         target = super()._joint_target(model, settings)
@@ -79,6 +87,16 @@ class HMC(GradientOptions):
             return target
         followed = super()._joint_target(with_rough_gradients(model), settings)
         return target._replace(density=FollowedDensity(target.density, followed.density))
+
+    def _warm_up(self, target: ChainTarget | Scope, steps: int) -> WarmUp:
+        warm_up = self._windows_on_gradients(target, steps)
+        if not self.given_variances:
+            return warm_up
+        # From the curvature at a mode to a covariance that is learned step sizes hardly change: all steps tell of them.
+        return warm_up._replace(num_moving=target.dimension, averages_anew=False)
+
+    def _variances_target(self, model: GPModel, settings: Settings) -> ChainTarget:
+        return variances_target(model, settings, from_mode=self.from_mode, given_variances=self.given_variances)
 
     def _kernel(self, density: LogDensity, tuning: Tuning) -> Sampler:
         num_steps = self.num_steps

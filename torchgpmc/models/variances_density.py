@@ -94,22 +94,21 @@ class VariancesLogDensity(AutogradDensity):
 
     def draw_latents(self, position: Tensor, generator: torch.Generator) -> Tensor:
         """v ``(C, N)`` given y, theta and the variances."""
-        return self.draw_with_prior(position, generator)[1]
+        theta, white = self.split(position)
+        with torch.no_grad():
+            return self.draw_given(self.model.prior(theta), white, generator)
 
-    def draw_with_prior(self, position: Tensor, generator: torch.Generator) -> tuple[LatentPrior, Tensor]:
-        r"""The prior at theta, and v ``(C, N)`` given y, theta and the variances, by a draw of f and y from it (Matheron's rule).
+    def draw_given(self, prior: LatentPrior, white: Tensor, generator: torch.Generator) -> Tensor:
+        r"""v ``(C, N)`` given y, theta and the variances, by a draw of f and y from the prior at theta (Matheron's rule).
 
         .. math:: v = v_0 + L^T (L L^T + S)^{-1} (y - m - L v_0 - S^{1/2} e), \quad v_0, e \sim N(0, I)
         """
-        theta, white = self.split(position)
-        with torch.no_grad():
-            prior = self.model.prior(theta)
-            variances = self._variances_and_log_density({**prior.values["likelihood"], _WHITE: white})[:, :-1]
-            root = prior.factor
-            v, noise = normal_like(white, generator), normal_like(white, generator)
-            residual = self.targets.values - prior.mean - times_matrix(v, root.mT) - variances.sqrt() * noise
-            factor, _ = cholesky(prior.covariance + torch.diag_embed(variances))
-            return prior, v + times_matrix(torch.cholesky_solve(residual.unsqueeze(-1), factor).squeeze(-1), root)
+        variances = self._variances_and_log_density({**prior.values["likelihood"], _WHITE: white})[:, :-1]
+        root = prior.factor
+        v, noise = normal_like(white, generator), normal_like(white, generator)
+        residual = self.targets.values - prior.mean - times_matrix(v, root.mT) - variances.sqrt() * noise
+        factor, _ = cholesky(prior.covariance + torch.diag_embed(variances))
+        return v + times_matrix(torch.cholesky_solve(residual.unsqueeze(-1), factor).squeeze(-1), root)
 
     def select(self, rows: Tensor) -> VariancesLogDensity:
         return VariancesLogDensity(self.model, self.targets.select(rows)) if self.targets.one_a_chain else self

@@ -66,17 +66,19 @@ class ChainRun(NamedTuple):
         iteration, chain, tuning = state.iteration + 1, state.chain, state.tuning
         warming_up = iteration <= self.warmup_steps
         sampler = self.kernel(tuning)
-        infos = []
+        infos, seen = [], chain
         for _ in range(1 if warming_up else self.thinning):
             chain, info = sampler.step(chain, generator)
+            seen = chain
             if self.target.refresh is not None:
-                chain = sampler.init(self.target.refresh(chain.position, generator), generator)
+                seen = self.target.refresh(chain.position, generator)
+                chain = sampler.init(seen.position, generator)
                 info = info._replace(n_steps=info.n_steps + 1)
             infos.append(info)
         stats = combined(infos)
         stats |= {name: value.expand(len(chain.position)) for name, value in self.warm_up.statistics(tuning).items()}
         if not warming_up:
-            draw, known = self.target.read(chain, generator)
+            draw, known = self.target.read(seen, generator)
             return ChainState(iteration, chain, tuning), draw, {**stats, **known}
         if iteration <= self.warm_up.steps:
             tuning = self.warm_up.update(tuning, iteration, chain, infos[-1], generator)

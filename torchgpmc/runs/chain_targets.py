@@ -45,15 +45,17 @@ class ChainTarget(NamedTuple):
 
     density: Any  # what kernels take: a log density, or one with a payload
     num_hyperparameters: int  # leading columns of a position
-    dimension: int
+    dimension: int  # leading columns that kernels move, all but where ``refresh`` draws the others
     start: Callable[[torch.Generator], tuple[Tensor, Tensor | None]]  # positions, and the covariance there if it is known
-    read: Callable[[Any, torch.Generator], tuple[Draw, dict[str, Tensor]]]  # from a kernel's state; statistics with "lp"
+    # From a kernel's state, or from what ``refresh`` gave; statistics with "lp".
+    read: Callable[[Any, torch.Generator], tuple[Draw, dict[str, Tensor]]]
     label: str  # what the draws are draws of
     is_guess: bool = False  # whether the covariance at the start is only where learning begins
     biased: str | None = None  # what keeps the draws from being exact, in words, however long the chains
     begun: str | None = None  # at which of several optima of a fit chains begin, in words
-    # To other positions, after each transition of a kernel that knows position and density alone: it leaves the target as it is.
-    refresh: Callable[[Tensor, torch.Generator], Tensor] | None = None
+    # To what has another position, after each transition of a kernel that knows position and density alone: it leaves the target as
+    # it is.
+    refresh: Callable[[Tensor, torch.Generator], Any] | None = None
 
 
 def shared(density: Any, model: GPModel) -> SharedDensity:

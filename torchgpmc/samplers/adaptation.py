@@ -181,6 +181,7 @@ class WindowedAdaptation(NamedTuple):
             single leapfrog steps look for the step size's scale, at the start and with each new preconditioner.
         averages_anew: whether dual averaging forgets what it has seen with each new preconditioner.
         relearns: whether a covariance that is known at the start is only where learning begins.
+        num_moving: leading coordinates that kernels move, the others having deviation zero; ``None``: all.
     """
 
     steps: int
@@ -191,6 +192,7 @@ class WindowedAdaptation(NamedTuple):
     search_on: LogDensity | None = None
     averages_anew: bool = True
     relearns: bool = False
+    num_moving: int | None = None
 
     def start(self, position: Tensor, covariance: Tensor | None, generator: torch.Generator) -> Tuning:
         """The given step size, and a unit mass matrix to be learned or the inverse of ``covariance`` to be kept or learned."""
@@ -202,6 +204,7 @@ class WindowedAdaptation(NamedTuple):
         if covariance is not None and not identity:
             head, tail = covariance[: self.dense_size, : self.dense_size], covariance.diagonal()[self.dense_size :]
             preconditioner = Preconditioner(cholesky(head).factor, tail.sqrt())
+        preconditioner = self._holding_the_rest(preconditioner)
         mean, learns = position.mean(0), (covariance is None or self.relearns) and not identity
         tuning = Tuning(step, preconditioner, mean, start_dual_averaging(step), moments, learns, self._is_rough(0))
         if self.search_on is None or self.target_acceptance is None or not self.steps:
@@ -228,11 +231,19 @@ class WindowedAdaptation(NamedTuple):
             moments = update_moments(moments, state.position)
         renewed = iteration in ends
         if renewed:
-            preconditioner, mean = preconditioner_from(moments), moments.mean
+            preconditioner, mean = self._holding_the_rest(preconditioner_from(moments)), moments.mean
             moments = start_moments(self.dense_size, state.position.shape[-1], state.position)
         tuning = Tuning(step_size, preconditioner, mean, averaging, moments, learns, self._is_rough(iteration))
         begins_again = renewed and self.averages_anew and self.target_acceptance is not None and iteration < self.steps
         return self.averaged_anew(tuning, state, generator) if begins_again else tuning
+
+    def _holding_the_rest(self, preconditioner: Preconditioner) -> Preconditioner:
+        """Under which what does not move stays exactly where it is."""
+        if self.num_moving is None:
+            return preconditioner
+        deviation = preconditioner.deviation.clone()
+        deviation[self.num_moving - self.dense_size :] = 0.0
+        return preconditioner._replace(deviation=deviation)
 
     def first_buffer(self) -> int:
         """The iterations in which chains are on their way in."""
