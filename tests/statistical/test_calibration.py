@@ -158,7 +158,7 @@ def test_errors_in_variances_are_caught(plant, monkeypatch):
 
         def planted(self, white):
             found, log_density = variances(self, white)
-            return 1.5 * found, log_density
+            return 2.5 * found, log_density  # by 1.5 ranks are off by less than the test sees: the noise moves by p(y | f) itself
 
         monkeypatch.setattr(StudentT, "noise_variances", planted)
     assert variances_calibration() > 1

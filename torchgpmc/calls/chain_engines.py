@@ -43,6 +43,9 @@ _ROUGH_OPERATIONS_A_SECOND = 1.6e10  # of that gradient in single precision, and
 _GIVEN_OPERATIONS_A_SECOND = 9e9  # the same of theta alone, by steps that are few beside what variances take
 _BY_AUTOGRAD = 1 / 3  # of either speed
 _WHERE_NOTHING_FOLLOWS = 2.0  # times the usual, of chains
+# The same of theta alone: of ten models that came to be trusted none had spent more than twice the usual's half, and 500 x 10, a
+# lengthscale with two lobes, was not after all of it, 200 CPU seconds.
+_MORE_THAN_USUAL = 1.5
 # Of variances, too, trees of fifteen steps, from draws of the prior on, took 13,000 to 18,000 gradients to warm up (200 x 9,
 # 400 x 10 and 500 x 7); from a mode they take 3000 to 6000, and trajectories of these lengths 2000 to 3000.
 _WITH_VARIANCES = HMC(noise_variances=True, from_mode=True, num_steps=40, least_steps=3, trajectory_length=3.1)
@@ -150,16 +153,17 @@ def given_variances(model: GPModel) -> Candidate:
     num_chains = _MORE_CHAINS if is_small else NUM_CHAINS
     density = VariancesLogDensity(model)
     followed: LogDensity = density if is_small else rough_variances(density)
-    method, usual = _WITH_VARIANCES, _GRADIENTS_WITH_VARIANCES
+    method, usual, share = _WITH_VARIANCES, _GRADIENTS_WITH_VARIANCES, _WHERE_NOTHING_FOLLOWS
     if is_small:
         method, speed = replace(method, target_accept_prob=_OF_FEW_DATA), _EVIDENCE_OPERATIONS_A_SECOND
     elif draws_variances(model) and model.layout.size:
-        method, speed, usual = _GIVEN_VARIANCES, _GIVEN_OPERATIONS_A_SECOND, _GRADIENTS_GIVEN_VARIANCES
+        method, usual = _GIVEN_VARIANCES, _GRADIENTS_GIVEN_VARIANCES
+        speed, share = _GIVEN_OPERATIONS_A_SECOND, _MORE_THAN_USUAL
     else:
         method, speed = replace(method, rough_trajectories=True), _ROUGH_OPERATIONS_A_SECOND
     found = chains(model, method, why, _TRAJECTORY_WARM_UP, num_chains, usual_gradients=usual, followed=followed)
     is_written_out = isinstance(model.bindings.among_latents, BoundClosedForm)
-    budget = _WHERE_NOTHING_FOLLOWS * budget_of_chains(model, num_chains, speed * (1.0 if is_written_out else _BY_AUTOGRAD))
+    budget = share * budget_of_chains(model, num_chains, speed * (1.0 if is_written_out else _BY_AUTOGRAD))
     return found.with_limits(every=_TRAJECTORIES_A_LOOK, chains_judged_from=_LAST_JUDGED_FROM, budget=budget)
 
 
