@@ -17,7 +17,7 @@ from torchgpmc.samplers.slice import slice_sampler
 _WIDTH = 1.0  # of slices, on the scale of theta
 
 
-class Moved(NamedTuple):
+class MovedNoise(NamedTuple):
     """Where a move ended, with the latents it went by: a draw of the posterior where it began at one."""
 
     position: Tensor  # (C, P + N), [theta, w]
@@ -45,17 +45,17 @@ class NoiseUpdate(NamedTuple):
     num_rounds: int = 1
     num_slices: int = 1
 
-    def __call__(self, position: Tensor, generator: torch.Generator) -> Moved:
+    def __call__(self, position: Tensor, generator: torch.Generator) -> MovedNoise:
         """Other positions, and v, of which they are draws together."""
         with torch.no_grad():
             theta, white = self.density.split(position)
             prior = self.density.model.prior(theta)
-            moved = Moved(position, white, white[:, 0])  # replaced below
+            moved = MovedNoise(position, white, white[:, 0])  # replaced below
             for _ in range(self.num_rounds):
                 moved = self._round(prior, *self.density.split(moved.position), generator)
         return moved
 
-    def _round(self, prior: LatentPrior, theta: Tensor, white: Tensor, generator: torch.Generator) -> Moved:
+    def _round(self, prior: LatentPrior, theta: Tensor, white: Tensor, generator: torch.Generator) -> MovedNoise:
         density, model = self.density, self.density.model
         columns = torch.tensor(_columns(model), dtype=torch.long, device=theta.device)
 
@@ -82,7 +82,7 @@ class NoiseUpdate(NamedTuple):
         other = torch.cat([theta.index_copy(-1, columns, ended.position), drawn], -1)
         position = torch.where(usable.unsqueeze(-1), other, torch.cat([theta, white], -1))
         of_f = torch.where(usable, ended.log_density, begun.log_density)
-        return Moved(position, v, torch.where(prior.ok, of_f + log_standard_normal(v), -torch.inf))
+        return MovedNoise(position, v, torch.where(prior.ok, of_f + log_standard_normal(v), -torch.inf))
 
 
 def _columns(model: GPModel) -> list[int]:

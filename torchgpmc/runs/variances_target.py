@@ -13,7 +13,7 @@ from torchgpmc.models.joint_density import JointLogDensity
 from torchgpmc.models.variances_density import VariancesLogDensity, rough_variances
 from torchgpmc.numerics.ascent import ascend
 from torchgpmc.runs.chain_targets import EXACT, ChainTarget, check_has_hyperparameters, shared
-from torchgpmc.runs.noise_update import Moved, NoiseUpdate, draws_variances
+from torchgpmc.runs.noise_update import MovedNoise, NoiseUpdate, draws_variances
 from torchgpmc.runs.run import Settings, chain_settings, in_chunks
 from torchgpmc.runs.starts import check_one_data_set, positions_around, starting_positions
 from torchgpmc.storage.draws import Draw
@@ -61,11 +61,11 @@ def variances_target(model: GPModel, settings: Settings, *, from_mode: bool = Fa
         theta, _ = variances.split(position)
         return Draw(theta[:, None], v[:, None]), {"lp": joint(torch.cat([theta, v], -1))}
 
-    def refresh(position: Tensor, generator: torch.Generator) -> Moved:
+    def refresh(position: Tensor, generator: torch.Generator) -> MovedNoise:
         moves = (NoiseUpdate(variances.select(rows), *repeats) for rows in parts)
         return concatenate([move(position[rows], generator) for move, rows in zip(moves, parts, strict=True)])
 
-    def read_moved(moved: Moved, generator: torch.Generator) -> tuple[Draw, dict[str, Tensor]]:
+    def read_moved(moved: MovedNoise, generator: torch.Generator) -> tuple[Draw, dict[str, Tensor]]:
         theta, _ = variances.split(moved.position)
         return Draw(theta[:, None], moved.whitened[:, None]), {"lp": moved.log_density}
 
