@@ -200,6 +200,9 @@ def test_other_models_are_sampled_as_they_are():
         tg.GP(inputs(12), y, kernel(), labels()),
         tg.GP(inputs(5)[[0, 1, 2, 3, 4, 4]], y[:6], kernel(), labels()),  # few are alike
         tg.GP(inputs(8)[[0, 1, 2, 3, 4, 5, 6, 7, 5, 6, 0, 6]], y, kernel(), tg.likelihoods.Bernoulli()),  # closed forms
+        tg.GP(
+            inputs(7)[[0, 1, 2, 3, 4, 5, 6, 6, 5, 6, 0, 6]], y.double(), kernel(), LIKELIHOODS["student t"]()
+        ),  # has its own chains
         tg.GP(x, y, kernel(), labels(), jitter=1e-3),
         tg.GP(x, y, RBFKernel(lengthscale_prior=LENGTHSCALE) + LinearKernel(variance_prior=OUTPUTSCALE), labels()),
         tg.GP(x, y, kernel(), tg.likelihoods.Softmax(num_classes=2)),
