@@ -43,14 +43,14 @@ _ROUGH_OPERATIONS_A_SECOND = 1.6e10  # of that gradient in single precision, and
 _GIVEN_OPERATIONS_A_SECOND = 9e9  # the same of theta alone, by steps that are few beside what variances take
 _BY_AUTOGRAD = 1 / 3  # of either speed
 _WHERE_NOTHING_FOLLOWS = 2.0  # times the usual, of chains
-# The same of theta alone: of ten models that came to be trusted none had spent more than twice the usual's half, and 500 x 10, a
-# lengthscale with two lobes, was not after all of it, 200 CPU seconds.
+# The same of theta alone: what came to be trusted had spent some three fifths of twice the usual (500 x 3, 500 x 30) or two thirds
+# (500 x 7, next to no noise) at most, and 500 x 10, a lengthscale with two lobes, was not after all of it, 200 CPU seconds.
 _MORE_THAN_USUAL = 1.5
 # Of variances, too, trees of fifteen steps, from draws of the prior on, took 13,000 to 18,000 gradients to warm up (200 x 9,
 # 400 x 10 and 500 x 7); from a mode they take 3000 to 6000, and trajectories of these lengths 2000 to 3000.
 _WITH_VARIANCES = HMC(noise_variances=True, from_mode=True, num_steps=40, least_steps=3, trajectory_length=3.1)
-# Of more data two to four steps of theta alone, given variances that are drawn anew, take half the time and had 1.3 to three times
-# the effective draws a second (nine models of 300 to 500 rows); of a hundred and less they had no more, and R-hat took longer.
+# Of more data two to five steps of theta alone, given variances that are drawn anew, take half the time and had 1.1 to three times
+# the effective draws a second (twelve models of 300 to 500 rows); of four of a hundred and less two had fewer.
 _GIVEN_VARIANCES = HMC(
     noise_variances=True,
     given_variances=True,

@@ -35,8 +35,9 @@ class HMC(GradientOptions):
             classes and more), follow means over 16 points, a fifth to a tenth of the work, and test ends by the integrals; with
             ``noise_variances``, follow slopes in single precision, three fifths of the work of 500 data. Draws are exact all the
             same. Elsewhere it changes nothing.
-        given_variances: with ``noise_variances``, move theta alone, given variances that are drawn anew after each transition: of
-            few hyperparameters a Gibbs sampler by trajectories of two to four steps, where [theta, w] takes ten.
+        given_variances: with ``noise_variances``, move theta alone, given variances that are drawn anew after each transition: a
+            Gibbs sampler by trajectories of two to five steps, where [theta, w] takes nine. A likelihood of one's own has to say
+            how they are drawn (``white_given_noise``), else this is a ``ValueError``.
 
     Example:
         >>> import torch, torchgpmc as tg
