@@ -131,6 +131,23 @@ def test_slopes_in_single_precision_are_near_and_where_rounding_shows_they_are_t
     torch.testing.assert_close(rough.select(rows).value_and_grad(position[rows])[1], found[rows], rtol=1e-4, atol=1e-3)
 
 
+def test_slopes_that_would_not_do_are_not_worked_out_where_none_would(generator):
+    model = gp("laplace", num_data=60, num_columns=1)
+    exact = VariancesLogDensity(model)
+    position, seen = near_and_far(model, generator), variances_density._SEEN
+    rough = rough_variances(exact)
+    none_would = position[[2, 2]] + 0.01 * torch.randn(2, position.shape[-1], generator=generator, dtype=torch.float64)
+    value, gradient, rounding = rough.quick.value_and_grad_with_rounding(none_would, seen)
+    assert bool((rounding == torch.inf).all() and (value == -torch.inf).all() and (gradient == 0).all())
+    assert bool(torch.isfinite(rough.quick(none_would)).all())  # they could be
+    for found, expected in zip(rough.value_and_grad(none_would), exact.value_and_grad(none_would), strict=True):
+        assert torch.equal(found, expected)
+    for found, expected in zip(
+        rough.quick.value_and_grad_with_rounding(position, seen), rough.quick.value_and_grad_with_rounding(position), strict=True
+    ):
+        assert torch.equal(found, expected)  # of some rows that would do, as before
+
+
 def test_a_row_that_fails_in_single_precision_alone_is_not_lost(generator):
     model = gp("laplace", num_data=60, num_columns=1)
     position = near_and_far(model, generator)

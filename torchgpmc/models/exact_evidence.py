@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -72,11 +73,11 @@ class GivenNoise(NamedTuple):
     value: Tensor  # (C,), NaN where A does not factorise
     gradient: Tensor  # in theta (C, P)
     of_noise: dict[str, Tensor]  # what the noise's part makes of slopes in the noise
-    rounding: Tensor  # (C,), by which pivots of A may be off at worst, over themselves: trace(A) eps / least pivot
+    rounding: Tensor  # (C,), by which pivots of A may be off at worst, over themselves: trace(A) eps / least pivot, or inf
 
 
 def evidence_given_noise(
-    model: GPModel, theta: Tensor, targets: Targets, noise_at: Callable[[dict[str, Tensor]], Part]
+    model: GPModel, theta: Tensor, targets: Targets, noise_at: Callable[[dict[str, Tensor]], Part], most_rounding: float = math.inf
 ) -> GivenNoise:
     """log p(theta) N(y | m, A) with its gradient, of a model with the kernel's own prior, by algebra in the dtype of its inputs.
 
@@ -85,6 +86,7 @@ def evidence_given_noise(
         theta: ``(C, P)``.
         targets: real.
         noise_at: from the likelihood's parameters to variances ``(C, 1)`` or ``(C, N)`` and what their slopes make.
+        most_rounding: where it is more at all thetas, slopes, two thirds of the work, are left out and NaN.
     """
     layout, count, dtype = model.layout, len(theta), model.train_x.dtype
     with torch.no_grad():
@@ -96,6 +98,11 @@ def evidence_given_noise(
         noise = noise_at(values["likelihood"])
         residual = (targets.values - mean.value).expand(count, -1).to(dtype)
         factor, log_density, trace = _normal(model, kernel.value, noise.value, residual)
+        value, pivots = at.log_prior + log_density, factor.diagonal(dim1=-2, dim2=-1).square().amin(-1)
+        rounding = torch.where(torch.isnan(log_density), torch.inf, trace * torch.finfo(dtype).eps / pivots)
+        if most_rounding < math.inf and bool((rounding > most_rounding).all()):
+            unknown = torch.full_like(noise.value, torch.nan)
+            return GivenNoise(value, torch.full_like(theta, torch.nan), noise.slopes(unknown), rounding)
         inverse = torch.cholesky_inverse(factor)
         alpha = times_vector(inverse, residual)
         slope = inverse.mul_(-0.5).addcmul_(alpha.unsqueeze(-1), alpha.unsqueeze(-2), value=0.5)
@@ -108,8 +115,7 @@ def evidence_given_noise(
             "kernel": {name: part.to(theta.dtype) for name, part in kernel.slopes(slope).items()},
         }
         gradient = torch.addcmul(at.log_prior_slope, at.derivative, layout.gather(slopes, theta))
-        pivots = factor.diagonal(dim1=-2, dim2=-1).square().amin(-1)
-    return GivenNoise(at.log_prior + log_density, gradient, of_noise, trace * torch.finfo(dtype).eps / pivots)
+    return GivenNoise(value, gradient, of_noise, rounding)
 
 
 def log_evidence_given_noise(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -61,8 +62,8 @@ class VariancesLogDensity(AutogradDensity):
         """Log densities ``(C,)`` and gradients ``(C, P + N)``."""
         return self.value_and_grad_with_rounding(position)[:2]
 
-    def value_and_grad_with_rounding(self, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """And by which rounding may show in the algebra ``(C,)``, infinite where it failed."""
+    def value_and_grad_with_rounding(self, position: Tensor, most: float = math.inf) -> tuple[Tensor, Tensor, Tensor]:
+        """And by which rounding may show in the algebra ``(C,)``; infinite where it failed, or is beyond ``most`` in all rows."""
         theta, white = self.split(position.detach())
         log_density: Tensor = white  # replaced below
 
@@ -76,7 +77,7 @@ class VariancesLogDensity(AutogradDensity):
             variances, log_density = both.value[:, :-1], both.value[:, -1]
             return Part(variances, lambda slope: both.slopes(torch.cat([slope, torch.ones_like(slope[:, :1])], -1)))
 
-        found = evidence_given_noise(self.model, theta, self.targets, noise_at)
+        found = evidence_given_noise(self.model, theta, self.targets, noise_at, most)
         value, gradient = mask_failures(found.value + log_density, torch.cat([found.gradient, found.of_noise[_WHITE]], -1))
         return value, gradient, torch.where(torch.isfinite(value), found.rounding, torch.inf)
 
@@ -132,7 +133,7 @@ class RoughVariancesLogDensity(NamedTuple):
 
     def value_and_grad(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """Log densities ``(C,)`` and gradients ``(C, P + N)``."""
-        value, gradient, rounding = self.quick.value_and_grad_with_rounding(position)
+        value, gradient, rounding = self.quick.value_and_grad_with_rounding(position, _SEEN)
         again = (rounding > _SEEN).nonzero().squeeze(-1)
         if len(again):
             exact = self.exact.select(again).value_and_grad(position[again])
