@@ -136,10 +136,12 @@ def test_slopes_that_would_not_do_are_not_worked_out_where_none_would(generator)
     exact = VariancesLogDensity(model)
     position, seen = near_and_far(model, generator), variances_density._SEEN
     rough = rough_variances(exact)
-    none_would = position[[2, 2]] + 0.01 * torch.randn(2, position.shape[-1], generator=generator, dtype=torch.float64)
+    none_would = position[:2].clone()
+    none_would[:, model.layout.columns("likelihood")[-1]], none_would[:, 0] = -10.0, 1.0
     value, gradient, rounding = rough.quick.value_and_grad_with_rounding(none_would, seen)
     assert bool((rounding == torch.inf).all() and (value == -torch.inf).all() and (gradient == 0).all())
-    assert bool(torch.isfinite(rough.quick(none_would)).all())  # they could be
+    could_be = rough.quick.value_and_grad_with_rounding(none_would)
+    assert bool((torch.isfinite(could_be[0]) & (could_be[2] > seen) & torch.isfinite(could_be[2])).all())
     for found, expected in zip(rough.value_and_grad(none_would), exact.value_and_grad(none_would), strict=True):
         assert torch.equal(found, expected)
     for found, expected in zip(
