@@ -73,7 +73,7 @@ class GivenNoise(NamedTuple):
     value: Tensor  # (C,), NaN where A does not factorise
     gradient: Tensor  # in theta (C, P)
     of_noise: dict[str, Tensor]  # what the noise's part makes of slopes in the noise
-    rounding: Tensor  # (C,), by which pivots of A may be off at worst, over themselves: trace(A) eps / least pivot, or inf
+    rounding: Tensor  # (C,), by which pivots of A may be off at worst, over themselves: trace(A) eps / least pivot
 
 
 def evidence_given_noise(
@@ -86,7 +86,7 @@ def evidence_given_noise(
         theta: ``(C, P)``.
         targets: real.
         noise_at: from the likelihood's parameters to variances ``(C, 1)`` or ``(C, N)`` and what their slopes make.
-        most_rounding: where it is more at all thetas, slopes, two thirds of the work, are left out and NaN.
+        most_rounding: where all thetas have more, or fail, slopes, which are two thirds of the work, are left out: NaN.
     """
     layout, count, dtype = model.layout, len(theta), model.train_x.dtype
     with torch.no_grad():
@@ -99,8 +99,8 @@ def evidence_given_noise(
         residual = (targets.values - mean.value).expand(count, -1).to(dtype)
         factor, log_density, trace = _normal(model, kernel.value, noise.value, residual)
         value, pivots = at.log_prior + log_density, factor.diagonal(dim1=-2, dim2=-1).square().amin(-1)
-        rounding = torch.where(torch.isnan(log_density), torch.inf, trace * torch.finfo(dtype).eps / pivots)
-        if most_rounding < math.inf and bool((rounding > most_rounding).all()):
+        rounding = trace * torch.finfo(dtype).eps / pivots
+        if most_rounding < math.inf and bool(((rounding > most_rounding) | torch.isnan(log_density)).all()):
             unknown = torch.full_like(noise.value, torch.nan)
             return GivenNoise(value, torch.full_like(theta, torch.nan), noise.slopes(unknown), rounding)
         inverse = torch.cholesky_inverse(factor)
