@@ -2,6 +2,7 @@
 
 import gpytorch
 import pytest
+import scipy.optimize
 import torch
 
 from torchgpmc.importance import empty_emulator, emulated
@@ -86,6 +87,22 @@ def test_noise_is_averaged_and_not_followed():
     emulator = emulated(z, bumpy(z) + noise)
     error = float((emulator(at) - bumpy(at)).square().mean().sqrt())
     assert 0.7 < float(emulator.bends.log_noise.exp()) < 1.4 and error < 0.6
+
+
+def test_a_search_that_has_been_misled_begins_again_where_it_ended(monkeypatch):
+    """As from a loss of 1e10 along a line: a search ends at a slope of hundreds of nats and says that it has converged."""
+    z, searches = points(100, 2), []
+
+    def misled(loss, numbers, options, **others):
+        searches.append(options["maxiter"])
+        options = options | {"maxiter": min(3, options["maxiter"])}
+        return scipy.optimize.minimize(loss, numbers, options=options, **others)
+
+    whole = emulated(z, bumpy(z))
+    monkeypatch.setattr(emulator_module, "minimize", misled)
+    at = points(200, 2, seed=1)
+    errors = [float((emulator(at) - bumpy(at)).square().mean().sqrt()) for emulator in (whole, emulated(z, bumpy(z)))]
+    assert errors[1] < 2 * errors[0] and searches[:3] == [50, 47, 44] and searches[-1] > 0
 
 
 def test_a_fit_goes_on_from_the_one_before():
