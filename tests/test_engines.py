@@ -198,8 +198,8 @@ BY_EP = "begin=AtModes(approximation=EP(tolerance=0.02))"
                 *["EmulatedHMC(evidence=SmoothProbit(approximation=EP(), num_importance=64), begin=AtModes(count=2, approximat"]
                 * 2,
                 "EmulatedHMC(evidence=Orthant(num_points=64), begin=AtModes(count=2, approximation=EP(tol",
-                "AMIS(degrees_of_freedom=30, begin=AtModes(search_tails=True, leave_for=AtPrior(arms=True), approximation=EP(",
-                *["AMIS(degrees_of_freedom=30, begin=AtPrior(arms=True), evidence=S"] * 4,
+                "AMIS(degrees_of_freedom=30, batch_size=100, begin=AtModes(search_tails=True, leave_for=AtPrior(arms=True), app",
+                *["AMIS(degrees_of_freedom=30, batch_size=100, begin=AtPrior(arms=True), evidence=S"] * 4,
                 "NUTS(w",
             ],
         ),

@@ -49,6 +49,7 @@ METHODS += [
 WEIGHTED = [
     tg.AMIS(num_importance=4, begin=tg.AtModes(1)),
     tg.MAMIS(num_importance=2, degrees_of_freedom=None, begin=tg.AtModes(1)),
+    tg.AMIS(num_importance=4, begin=tg.AtPrior(), screen=tg.Screen(candidates=3)),
 ]
 
 

@@ -63,6 +63,7 @@ from torchgpmc.prediction import Prediction
 from torchgpmc.runs.beginnings import AtModes, AtPrior
 from torchgpmc.runs.parameterizations import Ancillary, Interwoven, Sufficient, Surrogate
 from torchgpmc.runs.regressed import Regressed
+from torchgpmc.runs.screening import Screen
 from torchgpmc.samplers import MassMatrix
 from torchgpmc.storage.checkpoint import Checkpoint
 from torchgpmc.variational import Start, initialize, refine_inducing_points
@@ -109,6 +110,7 @@ __all__ = [
     "PseudoMarginalSlice",
     "Regressed",
     "SamplingWarning",
+    "Screen",
     "Slice",
     "SparseGP",
     "Start",

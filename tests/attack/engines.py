@@ -32,6 +32,7 @@ IMPORTANCE = {
 }
 ONE_LATENT = {
     "AMIS, EP": weighted(tg.AMIS(approximation=tg.EP())),
+    "AMIS, screened": weighted(tg.AMIS(screen=tg.Screen(candidates=3))),
     "NUTS, white under EP's sites": chains(tg.NUTS(whitening=tg.EP(), max_tree_depth=6)),
     "pseudo-marginal, EP": chains(tg.PseudoMarginal(approximation=tg.EP(), num_importance=4)),
 }

@@ -113,6 +113,7 @@ VARIANTS = {
         ),
     ),
     "smoothed weights": (gp, tg.AMIS(tg.EP(tolerance=1e-6), num_importance=4, begin=tg.AtModes(1), smooth=True)),
+    "screened candidates": (gp, tg.AMIS(num_importance=4, begin=tg.AtModes(1), screen=tg.Screen())),
     "weights by orthants": (gp, tg.AMIS(begin=tg.AtModes(1), evidence=tg.evidence.Orthant(8))),
     "in chunks of data": (functools.partial(sparse_gp, data_chunk=3), HMC),
     "data in single precision": (functools.partial(sparse_gp, data_dtype=torch.float32), HMC),

@@ -33,6 +33,8 @@ _LEAST_DAMPING = 1e-3
 _STIFF = 1 - 1e-7
 # Of the worst datum, to draw from: half the sweeps of 1e-3, and importance weights as even.
 _NEAR = 0.03
+# Of 1500 thetas of 200 labels, white noise out, the evidence is 0.12 nats off in 1.1 sweeps, by 0.3 it is 0.09 off in 1.5.
+_HASTY = 1.0
 # In single precision. Of 11,000 searches of labels and counts one in 500 took more and ended; hundreds went on and ended nowhere.
 _FEW_SWEEPS = 10
 # Of what sites lack together, in posterior deviations, to what one of them lacks.
@@ -118,6 +120,16 @@ class EP(Approximation):
         """In double precision: that of sites before the last sweep may be off by several nats, which draws do not mind."""
         with torch.no_grad():
             return self.found_from(without_graph(problem_of(model, prior, targets)), _NEAR, None)[0]
+
+    def quick_evidence(self, model: GPModel, prior: LatentPrior, targets: Targets | None = None) -> Tensor:
+        """In single precision where rounding does not show, from sites of the prior's marginals: one sweep may do."""
+        problem = without_graph(problem_of(model, prior, targets))
+        with torch.no_grad():
+            if may_be_single(model, _HASTY if self.tolerance is None else self.tolerance):
+                begun, _ = _from_prior_marginals(problem, self.damping)
+                if not bool(rounding_shows(problem, begun, SEEN_IN_DRAWS).any()):
+                    problem = in_single_precision(problem)
+            return self.found_from(problem, _HASTY, None)[0].log_evidence.to(prior.mean)
 
     def evidence(self, model: GPModel, prior: LatentPrior, targets: Targets | None = None) -> GaussianApproximation:
         """The approximation with a differentiable ``log_evidence``: at a fixed point the sites may be held (Seeger 2005)."""

@@ -19,6 +19,7 @@ from torchgpmc.runs.chain_targets import estimator_for, suited_approximation
 from torchgpmc.runs.on_normal_scale import searched_marginal
 
 _FEW, _MOST = 4, 100  # thetas timed at once
+_SCREENED = 32
 _NEAR = 0.3  # of one another, in deviations of the prior
 # Of searches, as 16 data sets took them: gradients each, candidates, tethers along each hyperparameter and gradients of one.
 _GRADIENTS, _MORE_A_HYPERPARAMETER = 10, 6
@@ -57,6 +58,16 @@ def seconds_an_estimate(model: GPModel, method: AMIS | EmulatedHMC) -> float:
     theta = scale.theta(best + _NEAR * _draws(model, count))[0]
     start = torch.nan_to_num(estimator.start_at(scale.theta(best)[0])).repeat_interleave(count, 0)
     return seconds_of(partial(draw, theta, start=start)) / count
+
+
+def seconds_a_candidate(model: GPModel, method: AMIS) -> float:
+    """Of a draw, or where candidates are screened of one of those, with its share of a draw."""
+    estimate = seconds_an_estimate(model, method)
+    if method.screen is None:
+        return estimate
+    screening = method.screen.on_model(model)
+    theta = normal_scale(model.layout).theta(_draws(model, _SCREENED))[0]
+    return estimate / screening.candidates + seconds_of(partial(screening.log_evidence, theta)) / _SCREENED
 
 
 def _draws(model: GPModel, count: int) -> Tensor:

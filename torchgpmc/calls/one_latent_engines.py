@@ -28,6 +28,7 @@ from torchgpmc.methods import AMIS, NUTS, EmulatedHMC
 from torchgpmc.models import GPModel
 from torchgpmc.models.variances_density import mixes_variances
 from torchgpmc.runs.beginnings import AtModes, AtPrior
+from torchgpmc.runs.screening import Screen
 
 # Of probits of some data more draws are a third of the cost, and leave half the noise where labels are all but noise. Of fewer data
 # estimates hardly vary: of 30 to 100 labels, 18 models, runs were worth the same with 64.
@@ -153,7 +154,8 @@ def _of_many(model: GPModel, wanted: int) -> list[Candidate]:
     # weighted draws, around the modes if most of the mass is there.
     learned = learned.with_limits(learning=num_chains * (learned.warmup_steps or 0))
     extremes = AtPrior(arms=True)
-    from_prior = AMIS(**_estimates(model), degrees_of_freedom=SHORT_TAILS, begin=extremes)
+    # Of such proposals one draw in fifteen to thirty counts.
+    from_prior = AMIS(**_estimates(model), degrees_of_freedom=SHORT_TAILS, begin=extremes, screen=Screen())
     # Without tails, 4000 draws of 500 x 14 (a tenth of the labels wrong) are worth 23: a far outputscale has a long arm.
     modes = replace(from_prior, begin=replace(_BY_EP, search_tails=True, leave_for=extremes))
     apart = "what data leave open has lobes apart from the modes: weighted draws that begin with the prior."

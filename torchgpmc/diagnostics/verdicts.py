@@ -213,8 +213,8 @@ def complaints(
             )
         elif not kish_effective_size(log_weights) > 0:
             found.append("the importance weights are no numbers, or all zero: the evidence failed; use stronger priors, or NUTS().")
-        elif kish_effective_size(log_weights) < MIN_EFFICIENCY * log_weights.numel() and not _agreement_tells(stats, log_weights):
-            found.append(_about_efficiency(kish_effective_size(log_weights), log_weights.numel()))
+        elif _efficiency(stats, log_weights) < MIN_EFFICIENCY and not _agreement_tells(stats, log_weights):
+            found.append(_about_efficiency(stats, log_weights))
         found += _complaints_about_mixing(summary)  # of several chains, whose draws are weighted: weights do not make up for it
         found += [] if found else _complaints_about_size(summary, num_chains)
         return found + complaints_about_noise(stats, log_weights) + _complaints_about_failures(stats, MAX_FAILED_SHARE)
@@ -311,10 +311,21 @@ def _agreement_tells(stats: Mapping[str, Tensor], log_weights: Tensor) -> bool:
     return "run" in stats and estimate_noise(stats, log_weights) <= MAX_NOISE_OF_RUNS
 
 
-def _about_efficiency(size: float, count: int) -> str:
+def _num_candidates(stats: Mapping[str, Tensor], log_weights: Tensor) -> int:
+    """Draws, and those that were refused before they were made: proposals are judged by both."""
+    return round(float(stats["n_candidates"].sum())) if "n_candidates" in stats else log_weights.numel()
+
+
+def _efficiency(stats: Mapping[str, Tensor], log_weights: Tensor) -> float:
+    return kish_effective_size(log_weights) / _num_candidates(stats, log_weights)
+
+
+def _about_efficiency(stats: Mapping[str, Tensor], log_weights: Tensor) -> str:
     """Weights so uneven that what they do not show may matter more than what they do."""
+    size, draws, count = kish_effective_size(log_weights), log_weights.numel(), _num_candidates(stats, log_weights)
+    of = f"{count} candidates, {draws} of them weighted draws," if count > draws else f"{draws} weighted draws"
     return (
-        f"{count} weighted draws are worth {size:.0f} even ones ({size / count:.1%}; at least {MIN_EFFICIENCY:.0%} is reliable): "
+        f"{of} are worth {size:.0f} even ones ({size / count:.1%}; at least {MIN_EFFICIENCY:.0%} is reliable): "
         f"a part of the posterior may hardly have been seen, or its evidence estimates be too noisy, and means be off by more than "
         f"their errors say. Use EP(), more importance samples or (probit) evidence.Orthant(), and compare with NUTS(); or "
         f"pool() this run with others, from other seeds, which is reliable where they agree."

@@ -12,6 +12,7 @@ from torchgpmc.importance.adaptive import (
 )
 from torchgpmc.importance.emulator import Emulator, empty_emulator, emulated
 from torchgpmc.importance.evidence import log_evidence, own_log_weights
+from torchgpmc.importance.inclusion import included, inclusion_probabilities
 from torchgpmc.importance.mode_search import Mode, find_modes, further_modes
 from torchgpmc.importance.proposal import Proposal, along_axes, draw_from, from_modes, log_density_of, with_defence
 from torchgpmc.importance.streams import (
@@ -20,6 +21,7 @@ from torchgpmc.importance.streams import (
     hold_their_part,
     streamed_log_weights,
     teach_each,
+    with_last_targets,
 )
 from torchgpmc.importance.tail_search import search_tails
 
@@ -42,6 +44,8 @@ __all__ = [
     "from_modes",
     "further_modes",
     "hold_their_part",
+    "included",
+    "inclusion_probabilities",
     "log_density_of",
     "log_evidence",
     "log_weights",
@@ -52,4 +56,5 @@ __all__ = [
     "teach_each",
     "truncated_log_weights",
     "with_defence",
+    "with_last_targets",
 ]

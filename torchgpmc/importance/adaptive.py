@@ -184,6 +184,8 @@ def follow(state: AdaptiveState, position: Tensor, log_weight: Tensor, plan: Ada
         return state
     log_weight = truncated_log_weights(log_weight)
     log_weight = log_weight - torch.logsumexp(log_weight, 0)
+    tells = torch.isfinite(log_weight)
+    position, log_weight = position[tells], log_weight[tells]
     proposal = state.current
     for _ in range(_ROUNDS if len(proposal.mean) > 1 else 1):
         proposal = _followed(proposal, state.first, position, log_weight, plan)

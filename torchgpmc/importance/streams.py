@@ -52,6 +52,24 @@ def add_to_each(streams: Streams, position: Tensor, log_target: Tensor) -> Strea
     return tuple(add_draws(*part) for part in parts)
 
 
+def with_last_targets(streams: Streams, log_target: Tensor) -> Streams:
+    """Such a batch, the last that was added, with other log targets ``(count,)``; its densities are not worked out again.
+
+    Example:
+        >>> import math, torch
+        >>> from torchgpmc.importance import from_modes, start
+        >>> unit = from_modes(torch.zeros(1, 1), torch.eye(1)[None], torch.zeros(1), math.inf)  # N(0, 1)
+        >>> both = add_to_each((start(unit), start(unit)), torch.zeros(3, 1), torch.zeros(3))
+        >>> [stream.log_target for stream in with_last_targets(both, torch.tensor([1.0, 2.0, 3.0]))]
+        [tensor([1., 2.]), tensor([3.])]
+    """
+    parts = log_target.split([int(stream.counts[-1]) for stream in streams])
+    firsts = [stream.log_target[: len(stream.log_target) - len(part)] for stream, part in zip(streams, parts, strict=True)]
+    return tuple(
+        stream._replace(log_target=torch.cat([first, part])) for stream, first, part in zip(streams, firsts, parts, strict=True)
+    )
+
+
 def teach_each(streams: Streams, plan: Adaptation) -> Streams:
     """:func:`adapt`, a stream's proposal learning from the draws of all others; a single stream's from its own.
 

@@ -49,6 +49,8 @@ class AMIS(ImportanceOptions):
         effective_size: stop once Kish's effective size reaches this; ``num_samples`` is then a limit.
         smooth: Pareto-smooth the weights (Vehtari et al. 2024): less variance, a little bias.
         evidence: another unbiased estimate in place of importance sampling: ``torchgpmc.evidence.SmoothProbit()`` or ``Orthant()``.
+        screen: :class:`Screen`, for several candidates a draw, most of which an approximation refuses before an estimate is made;
+            ``None``: all are estimated.
         switch_to_modified_after: batches after which to go on as :class:`MAMIS`; ``None``: never.
 
     Example:

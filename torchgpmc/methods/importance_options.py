@@ -18,6 +18,7 @@ from torchgpmc.runs.beginnings import AtModes, AtPrior
 from torchgpmc.runs.chain_targets import check_has_hyperparameters, estimator_for, suited_approximation
 from torchgpmc.runs.on_normal_scale import searched_marginal
 from torchgpmc.runs.run import MethodOptions, Settings, refuse_chain_options
+from torchgpmc.runs.screening import Screen
 from torchgpmc.runs.starts import Marginal
 from torchgpmc.runs.weighted import ImportanceRun
 
@@ -79,6 +80,7 @@ class ImportanceOptions(MethodOptions):
     effective_size: float | None = None
     smooth: bool = False
     evidence: Evidence | None = None
+    screen: Screen | None = None
 
     def at_draws(self, model: GPModel) -> ImportanceOptions:
         """Itself: its first proposal is fitted to them."""
@@ -134,8 +136,9 @@ class ImportanceOptions(MethodOptions):
         """Sizes of batches."""
         if self.batch_sizes is not None:
             return _given_sizes(num_samples, self.batch_sizes)
-        usual = max(10 * num_hyperparameters, 20, self._usual_batch(num_samples))
-        return _growing_sizes(num_samples, usual if self.batch_size is None else self.batch_size, self.growth)
+        candidates = 1 if self.screen is None else self.screen.candidates
+        usual = max(10 * num_hyperparameters, 20, self._usual_batch(num_samples * candidates)) / candidates
+        return _growing_sizes(num_samples, math.ceil(usual) if self.batch_size is None else self.batch_size, self.growth)
 
     def _usual_batch(self, num_samples: int) -> int:
         """Where hyperparameters are few."""
@@ -153,6 +156,8 @@ class ImportanceOptions(MethodOptions):
         check_has_hyperparameters(model, name)
         self._check_begin()
         self._check_latents(model)
+        if self.screen is not None and not isinstance(self.screen, Screen):
+            raise TypeError(f"screen is {self.screen!r}. Expected torchgpmc.Screen(), or None to estimate every candidate.")
         refuse_chain_options(name, settings)
         if model.targets.one_a_chain:
             raise ValueError(f"the model has several data sets and {name} samples one posterior. Expected train_y of shape (N,).")
@@ -175,5 +180,6 @@ class ImportanceOptions(MethodOptions):
             effective_size=self.effective_size,
             smooth=self.smooth,
             num_streams=self.num_streams,
+            screen=None if self.screen is None else self.screen.on_model(model),
             drawn=settings.draws,
         )

@@ -23,12 +23,15 @@ from torchgpmc.importance import (
     draw_from_each,
     from_modes,
     hold_their_part,
+    included,
+    inclusion_probabilities,
     log_evidence,
     search_tails,
     start,
     streamed_log_weights,
     teach_each,
     with_defence,
+    with_last_targets,
 )
 from torchgpmc.importance.streams import Streams
 from torchgpmc.models.gp_model import GPModel
@@ -38,6 +41,7 @@ from torchgpmc.parameters.normal_scale import NormalScale, OnNormalScale
 from torchgpmc.parameters.prior_mass import log_prior_mass
 from torchgpmc.runs.beginnings import ARM, AtModes, AtPrior
 from torchgpmc.runs.drawn_start import DrawnStart
+from torchgpmc.runs.screening import Screening
 from torchgpmc.runs.starts import Marginal, posterior_modes
 from torchgpmc.storage.draws import Draw, Draws
 
@@ -56,7 +60,8 @@ class ImportanceState(NamedTuple):
     """State of a run: the weighted draws, dealt to streams, and where the latent approximations start: as at the nearest anchor."""
 
     iteration: int
-    streams: Streams  # of the weighted draws
+    streams: Streams  # of the weighted draws, and of candidates that were refused, which weigh nothing
+    estimated: Tensor  # (candidates,), which of those are draws
     anchors: Tensor  # (A, P), of z: the best mode, and some draws of the first batch
     starts: Tensor  # (A, ...), of the approximations there
     num_modes: Tensor  # (), that the run is around; 0 where none was found, or they have been left for the prior
@@ -78,6 +83,7 @@ class ImportanceRun(NamedTuple):
     effective_size: float | None
     smooth: bool
     num_streams: int
+    screen: Screening | None = None
     drawn: DrawnStart | None = None  # what the first proposal is fitted to, in place of ``begin``
 
     @property
@@ -94,7 +100,8 @@ class ImportanceRun(NamedTuple):
         first, num_modes = self._first_proposal(generator)
         mode = first.mean[:1]
         streams = (start(first),) * self.num_streams
-        return ImportanceState(0, streams, mode, self._starts_at(mode), torch.tensor(num_modes, device=mode.device))
+        estimated = torch.zeros(0, dtype=torch.bool, device=mode.device)
+        return ImportanceState(0, streams, estimated, mode, self._starts_at(mode), torch.tensor(num_modes, device=mode.device))
 
     def _starts_at(self, z: Tensor) -> Tensor:
         return torch.nan_to_num(self.estimator.start_at(self.scale.theta(z)[0]))
@@ -211,7 +218,10 @@ class ImportanceRun(NamedTuple):
 
     def advance(self, state: ImportanceState, generator: torch.Generator) -> tuple[ImportanceState, Draw, dict[str, Tensor]]:
         count = self.schedule[state.iteration]
-        z = draw_from_each(state.streams, count, generator)
+        candidates = draw_from_each(state.streams, count * self._candidates, generator)
+        streams = add_to_each(state.streams, candidates, self._screened(candidates))
+        rows, log_inclusion = self._chosen(streams, count, generator)
+        z = candidates[rows]
         if state.iteration == 0 and len(self.schedule) > 1:
             anchors = torch.cat([state.anchors, z[: min(_MAX_ANCHORS, count // 4)]])
             state = state._replace(anchors=anchors, starts=self._starts_at(anchors))
@@ -220,7 +230,9 @@ class ImportanceRun(NamedTuple):
         log_prior = self.model.layout.log_prior(theta).detach()
         log_target = log_prior + log_slope + estimate.value
         log_target = torch.nan_to_num(log_target, nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
-        streams = add_to_each(state.streams, z, log_target)
+        refused = torch.full_like(candidates[:, 0], -torch.inf)
+        streams = with_last_targets(streams, refused.index_copy(0, rows, log_target - log_inclusion))
+        estimated = torch.zeros_like(refused, dtype=torch.bool).index_fill(0, rows, True)
         num_modes = int(state.num_modes)
         if state.iteration == 0:
             streams, num_modes = self._after_first_batch(streams, num_modes)
@@ -235,17 +247,41 @@ class ImportanceRun(NamedTuple):
             "n_failures": torch.isinf(log_target).to(log_target),
             "n_factorizations": estimate.num_factorizations,
             "approximation_converged": estimate.converged,
+            "n_candidates": torch.full_like(log_target, self._candidates),
         }
         stats = {name: value[None] for name, value in stats.items()}
         drawn = Draw(theta[None], estimate.whitened[None], further_whitened=estimate.further_whitened[None])
-        return (
-            state._replace(iteration=state.iteration + 1, streams=streams, num_modes=torch.full_like(state.num_modes, num_modes)),
-            drawn,
-            stats,
+        state = state._replace(
+            iteration=state.iteration + 1,
+            streams=streams,
+            estimated=torch.cat([state.estimated, estimated]),
+            num_modes=torch.full_like(state.num_modes, num_modes),
         )
+        return state, drawn, stats
+
+    @property
+    def _candidates(self) -> int:
+        """For each draw."""
+        return 1 if self.screen is None else self.screen.candidates
+
+    def _screened(self, candidates: Tensor) -> Tensor:
+        """Approximate log targets of candidates ``(B, P)``: ``(B,)``; zeros where all are estimated."""
+        if self.screen is None:
+            return torch.zeros_like(candidates[:, 0])
+        theta, log_slope = self.scale.theta(candidates)
+        return self.model.layout.log_prior(theta).detach() + log_slope + self.screen.log_evidence(theta)
+
+    def _chosen(self, screened: Streams, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Rows of the last batch of candidates that are estimated ``(count,)``, and logs of how probable that was."""
+        log_weights = streamed_log_weights(screened)[-count * self._candidates :]
+        if self.screen is None:
+            return torch.arange(count, device=log_weights.device), torch.zeros_like(log_weights)
+        probabilities = inclusion_probabilities(log_weights, count)
+        rows = included(probabilities, count, generator)
+        return rows, probabilities[rows].log()
 
     def finish(self, state: ImportanceState, draw: Draw) -> Draws:
-        weights = streamed_log_weights(state.streams)
+        weights = streamed_log_weights(state.streams)[state.estimated]
         if not bool(torch.isfinite(weights).any()):
             raise ValueError(
                 f"all {len(weights)} draws have evidence zero: every covariance failed to factorise. Expected some to succeed; "
