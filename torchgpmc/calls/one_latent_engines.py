@@ -154,8 +154,9 @@ def _of_many(model: GPModel, wanted: int) -> list[Candidate]:
     # weighted draws, around the modes if most of the mass is there.
     learned = learned.with_limits(learning=num_chains * (learned.warmup_steps or 0))
     extremes = AtPrior(arms=True)
-    # Of such proposals one draw in fifteen to thirty counts.
-    from_prior = AMIS(**_estimates(model), degrees_of_freedom=SHORT_TAILS, begin=extremes, screen=Screen())
+    # Of probits one such draw in fifteen counts. Other estimates vary more; one far too high weighs more where few are made.
+    screen = Screen() if is_probit(model) else None
+    from_prior = AMIS(**_estimates(model), degrees_of_freedom=SHORT_TAILS, begin=extremes, screen=screen)
     # Without tails, 4000 draws of 500 x 14 (a tenth of the labels wrong) are worth 23: a far outputscale has a long arm.
     modes = replace(from_prior, begin=replace(_BY_EP, search_tails=True, leave_for=extremes))
     apart = "what data leave open has lobes apart from the modes: weighted draws that begin with the prior."

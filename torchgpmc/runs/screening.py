@@ -24,7 +24,8 @@ class Screen:
     For proposals of which most draws weigh next to nothing, where an approximate evidence is near, and cheaper than an estimate.
     Of each batch of candidates some are estimated, each with a probability by its approximate weight, and count for one over that:
     weights are as exact as without. What the approximation holds for impossible is estimated now and then; if it is not, few such
-    draws weigh much, which k-hat shows. ``num_samples``, and sizes of batches, are of draws, so of estimates.
+    draws weigh much, which k-hat shows. So does an estimate that chance has put far too high, the more the less probable it was to
+    be made: estimates should vary little. ``num_samples``, and sizes of batches, are of draws, so of estimates.
 
     Args:
         candidates: for each estimate, at least 2.
