@@ -211,6 +211,13 @@ def test_many_hyperparameters_are_for_weights_and_more_of_them_for_chains(column
     assert len(found) == len(engines) and all(typed.startswith(name) for typed, name in zip(found, engines, strict=True))
 
 
+def test_an_emulator_of_very_many_hyperparameters_is_first_taught_by_ep():
+    first, again, _ = candidates(wide(41))
+    ep = tg.EP(tolerance=0.3)
+    assert first.method == replace(again.method, taught_by=ep, enough=0.8) and again.method.taught_by is None and again.goes_on
+    assert [engine.method.taught_by for engine in candidates(wide(40))[:2]] == [None, None]
+
+
 def test_estimates_that_vary_much_give_way_to_orthants():
     # Of 19 ones among 450 labels 4000 draws were worth 63, one of which had hit what 64 draws of the latents miss.
     noisy, orthants, *others = candidates(wide(8))

@@ -67,7 +67,7 @@ def seconds_a_candidate(model: GPModel, method: AMIS) -> float:
         return estimate
     screening = method.screen.on_model(model)
     theta = normal_scale(model.layout).theta(_draws(model, _SCREENED))[0]
-    return estimate / screening.candidates + seconds_of(partial(screening.log_evidence, theta)) / _SCREENED
+    return estimate / screening.candidates + seconds_of(lambda: screening.log_evidence(theta)) / _SCREENED
 
 
 def _draws(model: GPModel, count: int) -> Tensor:

@@ -25,6 +25,7 @@ from torchgpmc.runs.chain_targets import ChainTarget, check_has_hyperparameters,
 from torchgpmc.runs.drawn_start import DrawnStart
 from torchgpmc.runs.emulated import EmulatedChains, EmulatedWarmUp, Known
 from torchgpmc.runs.on_normal_scale import searched_marginal
+from torchgpmc.runs.quick_evidence import QuickEvidence
 from torchgpmc.runs.run import MethodOptions, Settings, chain_settings
 from torchgpmc.runs.starts import posterior_modes
 
@@ -72,6 +73,8 @@ class EmulatedHMC(MethodOptions):
             before warm-up does; 1: never.
         most_noise: relative variance of estimates that ends learning, where half of the latest 64 have more: for runs that have
             a use for draws all the same, as a default call that goes on from them with better estimates.
+        taught_by: an approximation whose evidence is learned in place of estimates, :class:`EP` with a tolerance of some tenths for
+            instance, where that is much cheaper. What it is off by makes weights uneven, and nothing else.
 
     Example:
         >>> import torch, torchgpmc as tg
@@ -96,6 +99,7 @@ class EmulatedHMC(MethodOptions):
     scaled_to_draws: bool = False
     enough: float = 1.0
     most_noise: float = math.inf
+    taught_by: Approximation | None = None
 
     def at_draws(self, model: GPModel) -> EmulatedHMC:
         """Itself: half of the first points are around them."""
@@ -116,9 +120,12 @@ class EmulatedHMC(MethodOptions):
         )
         scale = _scale(model.layout, settings.draws if self.scaled_to_draws else None)
         spread = self._spread(model, scale, settings.draws)
-        known = None if self.scaled_to_draws else _known(model.layout, scale, settings.draws)
+        # What draws tell has the level of estimates.
+        tell = not self.scaled_to_draws and self.taught_by is None
+        known = _known(model.layout, scale, settings.draws) if tell else None
         spread_steps = self._spread_steps(model.layout.size, warmup, num_chains)
-        chains = EmulatedChains(model, estimator, scale, spread, self.num_trajectories, settings.chain_chunk)
+        teacher = None if self.taught_by is None else QuickEvidence(model, self.taught_by)
+        chains = EmulatedChains(model, estimator, scale, spread, self.num_trajectories, settings.chain_chunk, teacher)
         size = scale.size
 
         def start(generator: torch.Generator) -> tuple[Tensor, None]:
@@ -137,6 +144,8 @@ class EmulatedHMC(MethodOptions):
         if not is_number(self.most_noise) or not self.most_noise > 0:
             raise ValueError(f"most_noise is {self.most_noise!r}. Expected a variance above 0, for instance 0.1, or math.inf.")
         check_approximation("approximation", self.approximation)
+        if self.taught_by is not None:
+            check_approximation("taught_by", self.taught_by)
         if not isinstance(self.begin, AtModes | AtPrior):
             raise TypeError(f"begin is {self.begin!r}. Expected torchgpmc.AtModes() or torchgpmc.AtPrior().")
         self.begin.check()
@@ -146,6 +155,10 @@ class EmulatedHMC(MethodOptions):
             raise ValueError(
                 "the model has several data sets and EmulatedHMC learns the evidence of one. Expected train_y of shape (N,)."
             )
+        if self.taught_by is not None:
+            if model.collapses or model.is_conjugate:
+                raise ValueError("the model's evidence is exact, and nothing is quicker. Expected taught_by=None.")
+            check_model(model, "EmulatedHMC", self.taught_by)
         if model.collapses:
             return
         needed = [] if self.evidence is not None and isinstance(self.begin, AtPrior) else [self.approximation]
@@ -159,10 +172,11 @@ class EmulatedHMC(MethodOptions):
         Raises:
             ValueError: there is none to learn in.
         """
-        if warmup < 2:
+        least = 2 if self.taught_by is None else 3  # the last is then of estimates
+        if warmup < least:
             raise ValueError(
-                f"warmup_steps is {warmup}, and warm-up is when the evidence is learned. Expected at least 2; warmup_steps times "
-                f"num_chains thetas are learned from, of which some hundreds serve thirty hyperparameters."
+                f"warmup_steps is {warmup}, and warm-up is when the evidence is learned. Expected at least {least}; warmup_steps "
+                f"times num_chains thetas are learned from, of which some hundreds serve thirty hyperparameters."
             )
         return min(math.ceil(max(_LEAST_POINTS, _POINTS_A_HYPERPARAMETER * size) / num_chains), warmup // 2)
 

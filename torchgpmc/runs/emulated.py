@@ -27,6 +27,7 @@ from torchgpmc.models.gp_model import GPModel
 from torchgpmc.numerics.random import uniform
 from torchgpmc.numerics.special import log_standard_normal
 from torchgpmc.parameters.normal_scale import CentredScale, NormalScale
+from torchgpmc.runs.quick_evidence import QuickEvidence
 from torchgpmc.samplers.hmc import hmc
 from torchgpmc.samplers.preconditioner import identity_preconditioner
 from torchgpmc.storage.draws import Draw
@@ -58,7 +59,8 @@ class EmulatedTuning(NamedTuple):
     anchors: Tensor  # (A, P), of z: points of the spread, then the best of what it gave
     sites: Tensor  # (A, ...), where estimates begin near these
     least_weight: Tensor  # (), c: zero while there is anything to learn
-    waits: Tensor  # (1,) where enough is known and the end of warm-up awaited, else (0,): a length, which no device is asked for
+    learned: Tensor  # (1,) once all is learned, till then (0,): a length, which no device is asked for
+    waits: Tensor  # (1,) where that is so and the end of warm-up awaited, else (0,): the same
 
 
 class EmulatedState(NamedTuple):
@@ -96,6 +98,7 @@ class EmulatedChains(NamedTuple):
         spread: where the first points are drawn.
         num_trajectories: on the emulator between two estimates.
         chain_chunk: thetas whose evidence is estimated at once, at most.
+        teacher: whose evidence is learned, if not estimates.
     """
 
     model: GPModel
@@ -104,6 +107,7 @@ class EmulatedChains(NamedTuple):
     spread: Proposal
     num_trajectories: int
     chain_chunk: int | None
+    teacher: QuickEvidence | None = None
 
     def kernel(self, tuning: EmulatedTuning) -> Sampler:
         """Trajectories on the emulator and one estimate; points of the spread while there is none."""
@@ -156,8 +160,13 @@ class EmulatedChains(NamedTuple):
         nearest = tuning.sites[torch.cdist(z, tuning.anchors).argmin(-1)]
         theta, log_slope = self.scale.theta(z)
         chunk, count = self.chain_chunk or len(z), latents_kept(self.model)
-        parts = zip(theta.split(chunk), nearest.split(chunk), strict=True)
-        estimate = concatenate([self.estimator.draw(part, generator, sites, count) for part, sites in parts])
+        if self.teacher is not None and not len(tuning.learned):
+            estimate = _without_latents(self.teacher(theta), self.model)
+        else:
+            parts = zip(theta.split(chunk), nearest.split(chunk), strict=True)
+            estimates = concatenate([self.estimator.draw(part, generator, sites, count) for part, sites in parts])
+            # Some kinds have more parts, and states have the same ones in learning and after.
+            estimate = LatentEstimate(*(getattr(estimates, name) for name in LatentEstimate._fields)) if self.teacher else estimates
         log_target = self.model.layout.log_prior(theta).detach() + log_slope + estimate.value
         return torch.nan_to_num(log_target, nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf), estimate
 
@@ -211,13 +220,13 @@ class EmulatedWarmUp(NamedTuple):
         empty = empty_emulator(position[0])
         sites, no_number = self.chains.sites_at(anchors), none[:, 0]
         values = known.position, known.log_target, known.log_target, 0 * known.log_target
-        return EmulatedTuning(step_size, *values, empty, none, anchors, sites, 0 * step_size, no_number)
+        return EmulatedTuning(step_size, *values, empty, none, anchors, sites, 0 * step_size, no_number, no_number)
 
     def update(self, tuning: EmulatedTuning, iteration: int, state: Any, info: Any, generator: torch.Generator) -> EmulatedTuning:
         """From the estimates at the positions; the step size from acceptance rates ``(C,)``."""
         if len(tuning.waits):
             tuning = tuning._replace(starts=tuning.starts[:0])
-            return tuning if iteration < self.steps else _done(tuning)
+            return tuning if iteration < self.steps else _done(tuning, self._level(state))
         gain = _ADAPTATION / math.sqrt(1 + max(0, iteration - self.spread_steps) / _SETTLING)
         tuning = tuning._replace(
             step_size=tuning.step_size * (gain * (info.acceptance_rate.mean() - _TARGET_ACCEPTANCE)).exp(),
@@ -232,12 +241,20 @@ class EmulatedWarmUp(NamedTuple):
         if iteration < self.spread_steps:
             return tuning
         if iteration == self.steps:
-            return _done(_learned(tuning))
+            return _done(_learned(tuning), self._level(state))
         num_followed = (iteration - self.spread_steps) * len(state.position)
         if iteration == self.steps - 1 or self._is_enough(tuning, num_followed):
             starts = _not_astray(tuning, len(state.position), min(num_followed, _LATEST), generator)
-            return _learned(tuning)._replace(starts=starts, waits=tuning.step_size.new_ones(1))
+            one = tuning.step_size.new_ones(1)
+            return _learned(tuning)._replace(starts=starts, learned=one, waits=one)
         return _learned(tuning) if len(tuning.position) >= _GROWTH * len(tuning.emulator.points) else tuning
+
+    def _level(self, state: EmulatedState) -> Tensor:
+        """What log weights are near to ``()``: none where estimates have taught, else what those are above the teacher's."""
+        if self.chains.teacher is None:
+            return torch.zeros_like(state.log_target.sum())
+        gaps = state.log_target - state.log_density
+        return torch.nan_to_num(torch.where(torch.isfinite(gaps), gaps, torch.nan).nanmedian(), nan=0.0)
 
     def _is_enough(self, tuning: EmulatedTuning, num_followed: int) -> bool:
         """Whether the latest of the points that chains came to have even weights, or estimates too noisy to go on with."""
@@ -282,9 +299,18 @@ def _not_astray(tuning: EmulatedTuning, num_chains: int, count: int, generator: 
     return tuning.position[latest][torch.multinomial(probability, num_chains, generator=generator)]
 
 
-def _done(tuning: EmulatedTuning) -> EmulatedTuning:
-    """For the draws."""
-    return tuning._replace(least_weight=torch.full_like(tuning.least_weight, _LEAST_WEIGHT), waits=tuning.waits[:0])
+def _done(tuning: EmulatedTuning, level: Tensor) -> EmulatedTuning:
+    """For the draws, whose log weights are near ``level`` ``()``."""
+    least_weight = _LEAST_WEIGHT * level.exp().to(tuning.least_weight)
+    return tuning._replace(least_weight=least_weight, learned=least_weight.new_ones(1), waits=tuning.waits[:0])
+
+
+def _without_latents(log_evidence: Tensor, model: GPModel) -> LatentEstimate:
+    """A log evidence ``(C,)`` that is no estimate in the place of one; no draw is made of it."""
+    zero = torch.zeros_like(log_evidence)
+    vector = zero[:, None].expand(-1, model.latent_size)
+    further = vector[:, None].expand(-1, latents_kept(model) - 1, -1)
+    return LatentEstimate(log_evidence, zero, vector, further, zero, zero + 1, zero == 0)
 
 
 def _learned(tuning: EmulatedTuning) -> EmulatedTuning:

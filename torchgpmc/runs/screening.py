@@ -5,16 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from torchgpmc.approximations import EP, Approximation
-from torchgpmc.approximations.gaussian_form import check_approximation, check_model, matrix_size
+from torchgpmc.approximations.gaussian_form import check_approximation, check_model
 from torchgpmc.checks import check_count
 from torchgpmc.models.gp_model import GPModel
-from torchgpmc.numerics.threads import even_slices, side_by_side
-
-_CHUNK_ELEMENTS = 1_300_000  # of covariance matrices
+from torchgpmc.runs.quick_evidence import QuickEvidence
 
 
 @dataclass(frozen=True)
@@ -57,22 +52,11 @@ class Screen:
         if model.collapses or model.is_conjugate:
             raise ValueError("the model's evidence is exact, and nothing is quicker. Expected screen=None.")
         check_model(model, "Screen", self.approximation)
-        return Screening(model, self.approximation, self.candidates)
+        return Screening(self.candidates, QuickEvidence(model, self.approximation))
 
 
 class Screening(NamedTuple):
     """A :class:`Screen` on a model."""
 
-    model: GPModel
-    approximation: Approximation
     candidates: int
-
-    def log_evidence(self, theta: Tensor) -> Tensor:
-        """Approximate, at thetas ``(S, P)``: ``(S,)``; NaN where it failed, -inf where the covariance has no factor."""
-        parts = even_slices(len(theta), max(1, _CHUNK_ELEMENTS // matrix_size(self.model)), theta.device)
-        with torch.no_grad():
-            return torch.cat(side_by_side(lambda rows: self._part(theta[rows]), parts, theta.device))
-
-    def _part(self, theta: Tensor) -> Tensor:
-        prior = self.model.prior(theta)
-        return torch.where(prior.ok, self.approximation.quick_evidence(self.model, prior), -torch.inf)
+    log_evidence: QuickEvidence
