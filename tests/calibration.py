@@ -11,7 +11,7 @@ import torch
 from torchgpmc.parameters.layout import Layout
 
 FALSE_ALARMS = 1e-3
-MAX_STATISTICAL_TESTS = 310
+MAX_STATISTICAL_TESTS = 320
 SHARE = FALSE_ALARMS / MAX_STATISTICAL_TESTS
 
 
