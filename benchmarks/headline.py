@@ -79,6 +79,7 @@ def moments(posterior):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--first-seed", type=int, default=0, help="others than those by which something was chosen")
     parser.add_argument("--draws", type=int, default=4000)
     parser.add_argument("--long", type=int, default=60_000)
     parser.add_argument("--columns", type=int, default=2)
@@ -120,7 +121,7 @@ def main():
         if options.methods and name not in options.methods:
             continue
         means, variances, seconds, work, kish, khat, largest, counts, trusted = [], [], [], [], [], [], [], [], 0
-        for seed in range(options.seeds):
+        for seed in range(options.first_seed, options.first_seed + options.seeds):
             began, worked = time.perf_counter(), time.process_time()
             posterior = tg.sample(model, method, num_samples=options.draws if method else None, seed=seed, progress=False)
             seconds.append(time.perf_counter() - began)
