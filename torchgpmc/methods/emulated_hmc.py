@@ -74,7 +74,8 @@ class EmulatedHMC(MethodOptions):
         most_noise: relative variance of estimates that ends learning, where half of the latest 64 have more: for runs that have
             a use for draws all the same, as a default call that goes on from them with better estimates.
         taught_by: an approximation whose evidence is learned in place of estimates, :class:`EP` with a tolerance of some tenths for
-            instance, where that is much cheaper. What it is off by makes weights uneven, and nothing else.
+            instance, where that is much cheaper. What it is off by makes weights uneven, and nothing else. Draws that the run
+            begins at then teach it nothing, and ``warmup_steps`` are at least 3.
 
     Example:
         >>> import torch, torchgpmc as tg

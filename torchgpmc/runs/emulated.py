@@ -59,7 +59,7 @@ class EmulatedTuning(NamedTuple):
     anchors: Tensor  # (A, P), of z: points of the spread, then the best of what it gave
     sites: Tensor  # (A, ...), where estimates begin near these
     least_weight: Tensor  # (), c: zero while there is anything to learn
-    learned: Tensor  # (1,) once all is learned, till then (0,): a length, which no device is asked for
+    has_learned: Tensor  # (1,) once all is learned, till then (0,): a length, which no device is asked for
     waits: Tensor  # (1,) where that is so and the end of warm-up awaited, else (0,): the same
 
 
@@ -157,18 +157,20 @@ class EmulatedChains(NamedTuple):
 
     def _estimated(self, z: Tensor, tuning: EmulatedTuning, generator: torch.Generator) -> tuple[Tensor, LatentEstimate]:
         """Log p(z, y) ``(C,)``, and the estimates that it rests on."""
-        nearest = tuning.sites[torch.cdist(z, tuning.anchors).argmin(-1)]
         theta, log_slope = self.scale.theta(z)
-        chunk, count = self.chain_chunk or len(z), latents_kept(self.model)
-        if self.teacher is not None and not len(tuning.learned):
+        if self.teacher is not None and not len(tuning.has_learned):
             estimate = _without_latents(self.teacher(theta), self.model)
         else:
-            parts = zip(theta.split(chunk), nearest.split(chunk), strict=True)
-            estimates = concatenate([self.estimator.draw(part, generator, sites, count) for part, sites in parts])
-            # Some kinds have more parts, and states have the same ones in learning and after.
-            estimate = LatentEstimate(*(getattr(estimates, name) for name in LatentEstimate._fields)) if self.teacher else estimates
+            estimate = self._estimates(theta, tuning.sites[torch.cdist(z, tuning.anchors).argmin(-1)], generator)
         log_target = self.model.layout.log_prior(theta).detach() + log_slope + estimate.value
         return torch.nan_to_num(log_target, nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf), estimate
+
+    def _estimates(self, theta: Tensor, sites: Tensor, generator: torch.Generator) -> LatentEstimate:
+        chunk, count = self.chain_chunk or len(theta), latents_kept(self.model)
+        parts = zip(theta.split(chunk), sites.split(chunk), strict=True)
+        found: LatentEstimate = concatenate([self.estimator.draw(part, generator, near, count) for part, near in parts])
+        # Some kinds have more parts, and states have the same ones in learning and after.
+        return found if self.teacher is None else LatentEstimate(*(getattr(found, name) for name in LatentEstimate._fields))
 
     def sites_at(self, z: Tensor) -> Tensor:
         """Where estimates at ``z`` ``(A, P)`` begin."""
@@ -246,7 +248,7 @@ class EmulatedWarmUp(NamedTuple):
         if iteration == self.steps - 1 or self._is_enough(tuning, num_followed):
             starts = _not_astray(tuning, len(state.position), min(num_followed, _LATEST), generator)
             one = tuning.step_size.new_ones(1)
-            return _learned(tuning)._replace(starts=starts, learned=one, waits=one)
+            return _learned(tuning)._replace(starts=starts, has_learned=one, waits=one)
         return _learned(tuning) if len(tuning.position) >= _GROWTH * len(tuning.emulator.points) else tuning
 
     def _level(self, state: EmulatedState) -> Tensor:
@@ -302,7 +304,7 @@ def _not_astray(tuning: EmulatedTuning, num_chains: int, count: int, generator: 
 def _done(tuning: EmulatedTuning, level: Tensor) -> EmulatedTuning:
     """For the draws, whose log weights are near ``level`` ``()``."""
     least_weight = _LEAST_WEIGHT * level.exp().to(tuning.least_weight)
-    return tuning._replace(least_weight=least_weight, learned=least_weight.new_ones(1), waits=tuning.waits[:0])
+    return tuning._replace(least_weight=least_weight, has_learned=least_weight.new_ones(1), waits=tuning.waits[:0])
 
 
 def _without_latents(log_evidence: Tensor, model: GPModel) -> LatentEstimate:
