@@ -99,7 +99,7 @@ def unpack(template: Any, packed: Any, device: torch.device) -> Any:
         return packed
     raise ValueError(
         f"the checkpoint's state holds {_kind(packed)} where this run has {_kind(template)}. Expected the state of the same run; "
-        f"the file is damaged: delete it, or use another path."
+        f"the file is damaged, or another version of torchgpmc wrote it: delete it, or use another path."
     )
 
 

@@ -63,13 +63,13 @@ class Limits(NamedTuple):
         """Share of ``most`` from which noise may end a run: the first batch, unless weights are known to be uneven in that."""
         return 0.0 if self.better_follow and self.patience <= SECOND_BATCH else SECOND_BATCH
 
-    def lead_nowhere(self, posterior: Posterior, num_evaluations: float, wanted: int) -> bool:
-        """Whether chains have spent the share from which they are judged, and by some draws head for too few effective ones."""
+    def lead_nowhere(self, posterior: Posterior, size: float, num_evaluations: float, wanted: int) -> bool:
+        """Whether chains have spent the share from which they are judged, and their effective ``size`` heads for too little."""
         spent = max(num_evaluations / self.budget, posterior.num_draws / self.most)
         # 25 draws a chain of 5000 x 4 levels, the first, had an R-hat of 1.4 and a size of 12: too few to tell.
         if posterior.log_weights is not None or spent < self.chains_judged_from or posterior.num_draws < _FEWEST_JUDGED:
             return False
-        return posterior.effective_size() < self.heading * min(1.0, spent) * wanted
+        return size < self.heading * min(1.0, spent) * wanted
 
     def have_taught_too_little(self, posterior: Posterior) -> bool:
         """Whether an engine has learned from as much as it may, and the weights of its draws are uneven all the same."""

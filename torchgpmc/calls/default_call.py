@@ -49,33 +49,35 @@ class Rule(NamedTuple):
         if not num_kept or num_kept % self.limits.every:
             return False
         posterior = so_far()
-        if self._is_good(posterior) or self._is_hopeless(posterior, num_evaluations):
+        size = posterior.effective_size()  # once: of 61 hyperparameters that takes as long as ten estimates
+        if self._is_good(posterior, size) or self._is_hopeless(posterior, size, num_evaluations):
             return True
         together = with_those_before(posterior, self.before)
-        return together is not None and self._is_good(together)
+        return together is not None and self._is_good(together, together.effective_size())
 
-    def _is_good(self, posterior: Posterior) -> bool:
-        if not is_good(posterior, self.wanted):
+    def _is_good(self, posterior: Posterior, size: float) -> bool:
+        if size < self.wanted or posterior.complaints():
             return False
         # R-hat of what is drawn afterwards may be the one that is too large.
         judged = None if self.as_returned is None or posterior.num_chains == 1 else self.as_returned(posterior)
         return judged is None or is_good(judged, self.wanted)
 
-    def _is_hopeless(self, posterior: Posterior, num_evaluations: float) -> bool:
+    def _is_hopeless(self, posterior: Posterior, worst: float, num_evaluations: float) -> bool:
         """More draws will hardly do: chains head for too few, or weights are uneven.
 
         A single draw far out may weigh as much as all others, and the next proposals reach there: it is cut. Noise of estimates is
         not learned away.
         """
         weights, share = posterior.log_weights, posterior.num_draws / self.limits.most
-        if self.limits.lead_nowhere(posterior, num_evaluations, self.wanted) or self.limits.have_taught_too_little(posterior):
+        if self.limits.lead_nowhere(posterior, worst, num_evaluations, self.wanted):
+            return True
+        if self.limits.have_taught_too_little(posterior):
             return True
         if weights is None or share < self.limits.noise_judged_from:
             return False
         if estimate_noise(posterior.stats, weights) > self.limits.most_noise:
             return True
-        by_worst = self.limits.by_worst
-        size = posterior.effective_size() if by_worst else kish_effective_size(truncated_log_weights(weights))
+        size = worst if self.limits.by_worst else kish_effective_size(truncated_log_weights(weights))
         return share >= self.limits.patience and size < self.limits.heading * share * self.wanted
 
 

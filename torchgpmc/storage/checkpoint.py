@@ -15,7 +15,7 @@ from torchgpmc.storage.files import read_tensors, write_atomically
 from torchgpmc.storage.fingerprint import Fingerprint, differences
 from torchgpmc.trees import pack
 
-_FORMAT = "torchgpmc checkpoint 3"
+_FORMAT = "torchgpmc checkpoint 4"
 _SEGMENT_FORMAT = "torchgpmc checkpoint segment 2"
 
 
