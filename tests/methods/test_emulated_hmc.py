@@ -195,7 +195,7 @@ def test_warm_up_learns_no_more_once_the_latest_weights_are_even():
         learned.append(int(stats["n_steps"].sum()))
     num_learned = sum(learned[:60]) - 16  # where chains are put
     assert 64 + 16 * run.warm_up.spread_steps <= num_learned < 60 * 16 and learned[59] == 0 and learned[60] == 16
-    assert len(state.tuning.emulator.points) == len(state.tuning.position) == num_learned and not len(state.tuning.waits)
+    assert len(state.tuning.emulator.points) == len(state.tuning.position) == num_learned and not state.tuning.waits
 
 
 def learned_by(most_noise, steps=14):
@@ -243,12 +243,12 @@ def test_a_chain_astray_when_learning_ends_is_put_elsewhere(iteration):
     for _ in range(iteration - 1):
         state = run.advance(state, generator)[0]
         if iteration == 20:  # not yet, whatever is known
-            state = state._replace(tuning=state.tuning._replace(waits=state.tuning.waits[:0], starts=state.tuning.starts[:0]))
+            state = state._replace(tuning=state.tuning._replace(stage=state.tuning.stage[:0], starts=state.tuning.starts[:0]))
     lost = state.chain._replace(log_target=state.chain.log_target.clone())
     lost.log_target[3] -= 1e3
     info = run.kernel(state.tuning).step(state.chain, generator)[1]
     ended = run.warm_up.update(state.tuning, iteration, lost, info, generator)
-    assert len(ended.waits) and len(ended.starts) == 16
+    assert ended.waits and len(ended.starts) == 16
     put = run.kernel(ended).step(lost, generator)[0]
     assert torch.equal(put.position, ended.starts) and bool(torch.isfinite(put.log_target).all())
     same = (put.position == lost.position[3]).all(-1)

@@ -59,8 +59,17 @@ class EmulatedTuning(NamedTuple):
     anchors: Tensor  # (A, P), of z: points of the spread, then the best of what it gave
     sites: Tensor  # (A, ...), where estimates begin near these
     least_weight: Tensor  # (), c: zero while there is anything to learn
-    has_learned: Tensor  # (1,) once all is learned, till then (0,): a length, which no device is asked for
-    waits: Tensor  # (1,) where that is so and the end of warm-up awaited, else (0,): the same
+    stage: Tensor  # (0,) while it learns, (1,) till warm-up ends, then (2,): a length, which no device is asked for
+
+    @property
+    def learns(self) -> bool:
+        """Whether there is anything to learn."""
+        return len(self.stage) == 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether all is learned and the end of warm-up awaited."""
+        return len(self.stage) == 1
 
 
 class EmulatedState(NamedTuple):
@@ -131,7 +140,7 @@ class EmulatedChains(NamedTuple):
 
         def step(state: EmulatedState, generator: torch.Generator) -> tuple[EmulatedState, EmulatedInfo]:
             as_wanted = torch.full_like(state.log_density, _TARGET_ACCEPTANCE)
-            if len(tuning.waits):
+            if tuning.waits:
                 none = torch.zeros_like(as_wanted)
                 if not len(tuning.starts):
                     return state, EmulatedInfo(as_wanted, none, none, none)
@@ -158,7 +167,7 @@ class EmulatedChains(NamedTuple):
     def _estimated(self, z: Tensor, tuning: EmulatedTuning, generator: torch.Generator) -> tuple[Tensor, LatentEstimate]:
         """Log p(z, y) ``(C,)``, and the estimates that it rests on."""
         theta, log_slope = self.scale.theta(z)
-        if self.teacher is not None and not len(tuning.has_learned):
+        if self.teacher is not None and tuning.learns:
             estimate = _without_latents(self.teacher(theta), self.model)
         else:
             estimate = self._estimates(theta, tuning.sites[torch.cdist(z, tuning.anchors).argmin(-1)], generator)
@@ -220,13 +229,12 @@ class EmulatedWarmUp(NamedTuple):
         anchors = self.chains.start(_num_anchors(self.spread_steps * len(position)), generator)
         step_size = position.new_tensor(_FIRST_STEP)
         empty = empty_emulator(position[0])
-        sites, no_number = self.chains.sites_at(anchors), none[:, 0]
         values = known.position, known.log_target, known.log_target, 0 * known.log_target
-        return EmulatedTuning(step_size, *values, empty, none, anchors, sites, 0 * step_size, no_number, no_number)
+        return EmulatedTuning(step_size, *values, empty, none, anchors, self.chains.sites_at(anchors), 0 * step_size, none[:, 0])
 
     def update(self, tuning: EmulatedTuning, iteration: int, state: Any, info: Any, generator: torch.Generator) -> EmulatedTuning:
         """From the estimates at the positions; the step size from acceptance rates ``(C,)``."""
-        if len(tuning.waits):
+        if tuning.waits:
             tuning = tuning._replace(starts=tuning.starts[:0])
             return tuning if iteration < self.steps else _done(tuning, self._level(state))
         gain = _ADAPTATION / math.sqrt(1 + max(0, iteration - self.spread_steps) / _SETTLING)
@@ -247,8 +255,7 @@ class EmulatedWarmUp(NamedTuple):
         num_followed = (iteration - self.spread_steps) * len(state.position)
         if iteration == self.steps - 1 or self._is_enough(tuning, num_followed):
             starts = _not_astray(tuning, len(state.position), min(num_followed, _LATEST), generator)
-            one = tuning.step_size.new_ones(1)
-            return _learned(tuning)._replace(starts=starts, has_learned=one, waits=one)
+            return _learned(tuning)._replace(starts=starts, stage=tuning.step_size.new_ones(1))
         return _learned(tuning) if len(tuning.position) >= _GROWTH * len(tuning.emulator.points) else tuning
 
     def _level(self, state: EmulatedState) -> Tensor:
@@ -304,7 +311,7 @@ def _not_astray(tuning: EmulatedTuning, num_chains: int, count: int, generator: 
 def _done(tuning: EmulatedTuning, level: Tensor) -> EmulatedTuning:
     """For the draws, whose log weights are near ``level`` ``()``."""
     least_weight = _LEAST_WEIGHT * level.exp().to(tuning.least_weight)
-    return tuning._replace(least_weight=least_weight, has_learned=least_weight.new_ones(1), waits=tuning.waits[:0])
+    return tuning._replace(least_weight=least_weight, stage=least_weight.new_ones(2))
 
 
 def _without_latents(log_evidence: Tensor, model: GPModel) -> LatentEstimate:
