@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from torchgpmc.approximations import EP
 from torchgpmc.calls.candidate import WANTED, Candidate, Limits, uneven
@@ -66,10 +67,13 @@ def emulated_twice(first: Candidate) -> list[Candidate]:
 
 def taught_by_ep(first: Candidate, size: int) -> Candidate:
     """The same on an emulator of EP's evidence, where hyperparameters are so many that there is much to learn."""
-    if size <= _MANY:
-        return first
-    assert isinstance(first.method, EmulatedHMC)
-    return first._replace(method=replace(first.method, taught_by=EP(tolerance=_NEAR_ENOUGH), enough=_ENOUGH_OF_EP))
+    return first if size <= _MANY else with_options(first, taught_by=EP(tolerance=_NEAR_ENOUGH), enough=_ENOUGH_OF_EP)
+
+
+def with_options(emulated: Candidate, **options: Any) -> Candidate:
+    """The same but for some options of its :class:`EmulatedHMC`."""
+    assert isinstance(emulated.method, EmulatedHMC)
+    return emulated._replace(method=replace(emulated.method, **options))
 
 
 def seconds_of_emulated(model: GPModel, method: EmulatedHMC, num_chains: int, steps: float) -> float:
