@@ -56,7 +56,7 @@ _FEW_FOR_CHAINS = 100  # data, of which chains take seconds
 # set, and what an emulator may learn from was for nothing.
 _NOISE_BEFORE_CHAINS = 0.05
 # Of probits: among estimates of 64 draws with more than the first, the median of those that an emulator learns from, one in some
-# hundred is nats too high and weighs as much as all others. Of glass and wbc it was 0.008 to 0.02, the mean by weight of all 0.05
+# hundred is one to five nats too high and weighs as dozens. Of glass and wbc it was 0.008 to 0.02, the mean by weight of all 0.05
 # to 0.09, and a half of the runs were worth too little; of australian, a tenth of its labels wrong or not, 0.004 to 0.008 and 0.02
 # to 0.03, and either served; of pima, ida_breast_cancer and 200 x 10 simulated ones 0.0002 to 0.003, and 0.001 to 0.015, and
 # orthants take twice as long as those. With 0.8 orthants' draws are worth as much more as they took longer to learn for.
