@@ -72,7 +72,7 @@ def test_in_place_factors_are_the_same(threads):
     assert (same[ok].triu(1) == 0).all()
 
 
-@pytest.mark.parametrize("size", [1, 3, 4, 10, 41])
+@pytest.mark.parametrize("size", [1, 4, 41, 130, 251])  # of the last two by several blocks
 def test_products_between_triangular_factors_leave_nothing_out(size):
     random = torch.Generator().manual_seed(0)
     factor = torch.randn(2, size, size, generator=random, dtype=torch.float64).tril()
@@ -103,7 +103,7 @@ def test_in_single_precision_factors_have_no_denormal_numbers():
     torch.testing.assert_close(single.double(), matrix, rtol=1e-7, atol=1e-7)
 
 
-@pytest.mark.parametrize("size", [7, 100, 251])  # from a hundred rows on by halves, and halves of these
+@pytest.mark.parametrize("size", [7, 150, 251, 1210])  # from 150 rows on by blocks, of as many rows by blocks of these
 def test_inverses_and_ratios_of_lower_matrices(size):
     generator = torch.Generator().manual_seed(size)
     lower, other = torch.randn(2, 3, size, size, generator=generator).double().tril()

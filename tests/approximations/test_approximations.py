@@ -14,7 +14,7 @@ from tests.problems import gp, sparse_gp
 from tests.speed import quick
 from torchgpmc.approximations import laplace_mode
 from torchgpmc.approximations import marginal as marginal_module
-from torchgpmc.approximations.site_algebra import dense_r, factor_of_b, inverse_and_variances, marginal_variances
+from torchgpmc.approximations.site_algebra import dense_r, factor_of_b, marginal_variances, under_sites
 
 SMOOTH = ["probit", "logit", "poisson", "gaussian"]
 FUNCTIONS = {"laplace": tg.approximations.laplace, "ep": tg.approximations.expectation_propagation}
@@ -147,11 +147,13 @@ def test_variances_of_data_whose_sites_say_next_to_nothing_keep_their_digits():
     root = 10 ** torch.linspace(-8, 1, 18).double().view(3, 6)
     factor, ok = factor_of_b(covariance, root)
     factor[1], ok[1] = 0.0, False
-    inverse, variance = inverse_and_variances(covariance, factor, ok, root)
+    found = under_sites(covariance, factor, ok, root)
     expected = marginal_variances(covariance, factor, root)
-    torch.testing.assert_close(variance[[0, 2]], expected[[0, 2]], rtol=1e-7, atol=0.0)
+    torch.testing.assert_close(found.variance[[0, 2]], expected[[0, 2]], rtol=1e-7, atol=0.0)
     unit = torch.eye(6).double().expand(2, -1, -1)
-    torch.testing.assert_close(inverse[[0, 2]] @ factor[[0, 2]] @ factor[[0, 2]].mT, unit, rtol=0.0, atol=1e-10)
+    torch.testing.assert_close(found.inverse[[0, 2]] @ factor[[0, 2]], unit, rtol=0.0, atol=1e-10)
+    whole = torch.linalg.inv((factor @ factor.mT)[[0, 2]])
+    torch.testing.assert_close(found.left[[0, 2]], whole.diagonal(dim1=-2, dim2=-1), rtol=1e-10, atol=0.0)
 
 
 @pytest.mark.parametrize("method", FUNCTIONS)

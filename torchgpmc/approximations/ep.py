@@ -19,11 +19,11 @@ from torchgpmc.approximations.gaussian_form import (
     without_graph,
 )
 from torchgpmc.approximations.single_precision import SEEN_IN_DRAWS, in_single_precision, may_be_single, rounding_shows
-from torchgpmc.approximations.site_algebra import apply_r, inverse_and_variances, made_by, posterior_times
+from torchgpmc.approximations.site_algebra import apply_r, made_by, posterior_times, under_sites
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.latents import LatentPrior
 from torchgpmc.models.targets import Targets
-from torchgpmc.numerics.linalg import solve_lower, triangular_log_determinant
+from torchgpmc.numerics.linalg import triangular_log_determinant, weighed_square
 from torchgpmc.trees import concatenate, put, take
 
 # Sites of likelihoods that are not log-concave may want a negative precision; they get this one, over the model's unit.
@@ -62,7 +62,7 @@ class _FixedPoint(NamedTuple):
     alpha: Tensor
     centred: Tensor
     factor: Tensor
-    inverse: Tensor  # B^-1
+    inverse: Tensor  # of the factor
     log_evidence: Tensor
     cavity_mean: Tensor
     cavity_variance: Tensor
@@ -71,8 +71,8 @@ class _FixedPoint(NamedTuple):
 
     def slope_in_covariance(self) -> Tensor:
         """Of the log evidence in K, (alpha alpha' - R) / 2 with R = W^1/2 B^-1 W^1/2; takes over the inverse's memory."""
-        root = self.precision.sqrt()
-        slope = self.inverse.mul_(root.unsqueeze(-1)).mul_(root.unsqueeze(-2)).mul_(-0.5)
+        half = self.inverse.mul_(self.precision.sqrt().unsqueeze(-2))
+        slope = weighed_square(half, half.new_full(self.alpha.shape, -0.5))
         return slope.addcmul_(self.alpha.unsqueeze(-1), self.alpha.unsqueeze(-2), value=0.5)
 
 
@@ -225,7 +225,7 @@ def _from_prior_marginals(problem: LatentProblem, damping: float) -> tuple[Tenso
 def _sweep(problem: LatentProblem, sites: _Sites, tolerance: float) -> tuple[_Sites, _FixedPoint, Tensor, Tensor]:
     """The approximation that the sites make, and their next values (Rasmussen & Williams 2006, section 3.6)."""
     root, factor, ok, alpha, centred = made_by(problem.covariance, sites.precision, sites.shift)
-    inverse, variance = inverse_and_variances(problem.covariance, factor, ok, root)
+    inverse, left, variance = under_sites(problem.covariance, factor, ok, root)
     variance = variance.to(centred)
 
     cavity_precision = 1 / variance - sites.precision
@@ -233,7 +233,7 @@ def _sweep(problem: LatentProblem, sites: _Sites, tolerance: float) -> tuple[_Si
     cavity_mean = (centred / variance - sites.shift) * cavity_variance
     stiff = sites.precision * variance > _STIFF
     if bool(stiff.any()):
-        apart = _left_out(factor, root, sites)
+        apart = _left_out(factor, left, root, sites)
         cavity_variance = torch.where(stiff, apart.variance, cavity_variance)
         cavity_mean = torch.where(stiff, apart.mean, cavity_mean)
         cavity_precision = torch.where(stiff, 1 / apart.variance, cavity_precision)
@@ -269,9 +269,9 @@ class _LeftOut(NamedTuple):
     variance: Tensor
 
 
-def _left_out(factor: Tensor, root: Tensor, sites: _Sites) -> _LeftOut:
+def _left_out(factor: Tensor, left: Tensor, root: Tensor, sites: _Sites) -> _LeftOut:
     """By the rows of R = (K + W^-1)^-1 (Rasmussen & Williams 2006, eqs 5.10-5.12): nothing cancels where a site says nearly all."""
-    diagonal = solve_lower(factor, torch.diag_embed(root)).square_().sum(-2)
+    diagonal = left * root.square()
     place = sites.shift / sites.precision
     alpha = apply_r(factor, root, place.to(root).unsqueeze(-1)).squeeze(-1)
     return _LeftOut(place - alpha / diagonal, 1 / diagonal - 1 / sites.precision)

@@ -7,7 +7,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgpmc.numerics.linalg import cholesky_in_place, in_single_precision, solve_lower, times_vector
+from torchgpmc.numerics.linalg import (
+    cholesky_in_place,
+    in_single_precision,
+    inverse_lower,
+    solve_lower,
+    times_matrix,
+    times_vector,
+)
 
 
 class Made(NamedTuple):
@@ -53,28 +60,35 @@ def marginal_variances(covariance: Tensor, factor: Tensor, root: Tensor) -> Tens
     return covariance.diagonal(dim1=-2, dim2=-1) - half.square_().sum(-2)
 
 
-def inverse_and_variances(covariance: Tensor, factor: Tensor, ok: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
-    """B^-1 ``(C, N, N)``, and the :func:`marginal_variances` from its diagonal, (1 - B^-1) / W; garbage where not ``ok`` ``(C,)``.
+class UnderSites(NamedTuple):
+    """What the inverse of B's factor L tells of marginals; garbage where that was not factorised."""
+
+    inverse: Tensor  # L^-1, (C, N, N)
+    left: Tensor  # diagonal of B^-1 = L^-T L^-1, (C, N), a sum of squares
+    variance: Tensor  # diagonal of (K^-1 + W)^-1, (C, N)
+
+
+def under_sites(covariance: Tensor, factor: Tensor, ok: Tensor, root: Tensor) -> UnderSites:
+    """L^-1 and the :func:`marginal_variances` that follow from it, (1 - diag(B^-1)) / W: half of the operations of B^-1.
 
     Where little of a variance depends on the site, that cancels: such data have theirs by K - K R K.
     """
-    if not bool(ok.all()):
-        factor = factor.masked_fill(~ok[:, None, None], 1.0)  # or torch refuses to invert
-    inverse = torch.cholesky_inverse(factor)
-    explained = 1 - inverse.diagonal(dim1=-2, dim2=-1)
+    inverse = inverse_lower(factor)
+    left = inverse.square().sum(-2)
+    explained = 1 - left
     variance = explained / root.square()
-    faint = (explained < torch.finfo(factor.dtype).eps ** 0.5).any(0)
+    faint = ((explained < torch.finfo(factor.dtype).eps ** 0.5) & ok.unsqueeze(-1)).any(0)
     if bool(faint.any()):
         rows = faint.nonzero().squeeze(-1)
-        half = solve_lower(factor, covariance[..., rows] * root.unsqueeze(-1))
+        half = inverse @ (covariance[..., rows] * root.unsqueeze(-1))
         variance[:, rows] = covariance.diagonal(dim1=-2, dim2=-1)[:, rows] - half.square_().sum(-2)
-    return inverse, variance
+    return UnderSites(inverse, left, variance)
 
 
 def posterior_times(covariance: Tensor, inverse: Tensor, root: Tensor, vector: Tensor) -> Tensor:
-    """(K^-1 + W)^-1 x = K (x - W^1/2 B^-1 W^1/2 K x), ``(C, N)``: how far the mean moves where the sites' shifts move by x."""
-    within = times_vector(covariance, vector.to(covariance))
-    return times_vector(covariance, vector.to(covariance) - root * times_vector(inverse, root * within)).to(vector)
+    """(K^-1 + W)^-1 x = K (x - W^1/2 L^-T L^-1 W^1/2 K x), ``(C, N)``: how far the mean moves where the sites' shifts move by x."""
+    within = times_matrix(root * times_vector(covariance, vector.to(covariance)), inverse.mT)
+    return times_vector(covariance, vector.to(covariance) - root * times_matrix(within, inverse)).to(vector)
 
 
 def dense_r(factor: Tensor, root: Tensor) -> Tensor:
