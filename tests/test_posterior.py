@@ -297,6 +297,19 @@ def test_summary_is_a_table_by_name():
     assert "ess_bulk" in str(summary) and "kernel.outputscale" in str(summary)
 
 
+def test_the_table_is_worked_out_once_and_again_for_other_weights(monkeypatch):
+    made = []
+    monkeypatch.setattr("torchgpmc.posterior.posterior.summarise", lambda *given: made.append(given[1]) or summarise(*given))
+    even = torch.zeros(2, 40, dtype=torch.float64)
+    posterior = posterior_of(gp("probit"), even, draws=40)
+    first = posterior.summary()
+    first.rows.clear()  # the caller's own list
+    assert posterior.verdict() and posterior.complaints() and len(posterior.summary().rows) > 1 and made == [even]
+    before = posterior.effective_size()
+    posterior.log_weights = torch.linspace(0, 9, 80, dtype=torch.float64).view(2, 40)
+    assert posterior.effective_size() < before and len(made) == 2
+
+
 def test_diagnostics_equal_arviz():
     array_stats = pytest.importorskip("arviz_stats.base", reason="not for Python 3.10").array_stats
     generator = torch.Generator().manual_seed(0)

@@ -84,6 +84,7 @@ class Posterior:
         flat = model.layout.constrain(draws.theta.reshape(chains * count, size).to(model.train_x.device))
         self.samples = NamedSamples({name: value.reshape(chains, count, *value.shape[1:]).cpu() for name, value in flat.items()})
         self._latents: Tensor | None = None
+        self._table: tuple[Tensor | None, Summary] | None = None
 
     def __repr__(self) -> str:
         weighted = "" if self.log_weights is None else "weighted "
@@ -243,11 +244,17 @@ class Posterior:
             (['kernel.lengthscale', 'lp'], True)
         """
         rows = self._rows()
-        return Summary(rows.rows, self._verdict(rows))
+        return Summary(list(rows.rows), self._verdict(rows))
 
     def _rows(self) -> Summary:
-        found = summarise({**self.samples, "lp": self.stats["lp"]}, self.log_weights)
-        return found if self._source is None else Summary(self._source.judged(found.rows, self.num_draws))
+        """Worked out once: whether draws will do takes several questions, and of 61 hyperparameters ten estimates' time."""
+        if self._table is None or self._table[0] is not self.log_weights:
+            found = summarise({**self.samples, "lp": self.stats["lp"]}, self.log_weights)
+            self._table = (
+                self.log_weights,
+                found if self._source is None else Summary(self._source.judged(found.rows, self.num_draws)),
+            )
+        return self._table[1]
 
     def verdict(self) -> str:
         """One line: "Trustworthy: ...", with the worst effective size, or "Do not trust: ..." with the first complaint.
