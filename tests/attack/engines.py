@@ -32,10 +32,10 @@ IMPORTANCE = {
 }
 ONE_LATENT = {
     "AMIS, EP": weighted(tg.AMIS(approximation=tg.EP())),
-    "AMIS, screened": weighted(tg.AMIS(screen=tg.Screen(candidates=3))),
     "NUTS, white under EP's sites": chains(tg.NUTS(whitening=tg.EP(), max_tree_depth=6)),
     "pseudo-marginal, EP": chains(tg.PseudoMarginal(approximation=tg.EP(), num_importance=4)),
 }
+SCREENED = {"AMIS, screened": weighted(tg.AMIS(screen=tg.Screen(candidates=3)))}
 PROBIT = {
     "orthant integrals": weighted(tg.OrthantGPC(num_points=16)),
     "AMIS, white noise out": weighted(tg.AMIS(evidence=SmoothProbit())),
@@ -89,5 +89,5 @@ def engines_for(problem):
         return found
     found |= PSEUDO_MARGINAL
     if problem.likelihood.num_latents == 1:
-        found |= WHITE | ONE_LATENT
+        found |= WHITE | ONE_LATENT | SCREENED
     return found | (PROBIT if problem.likelihood.name == "probit" else {})
