@@ -10,11 +10,13 @@ from gpytorch.priors import GammaPrior, NormalPrior
 
 import torchgpmc as tg
 from tests.approximations.reference import evidence_by_quadrature, gaussian_evidence, plain_laplace
-from tests.problems import gp, sparse_gp
+from tests.problems import conditioned_gp, fitc, gp, sparse_gp
 from tests.speed import quick
 from torchgpmc.approximations import laplace_mode
 from torchgpmc.approximations import marginal as marginal_module
-from torchgpmc.approximations.site_algebra import dense_r, factor_of_b, marginal_variances, under_sites
+from torchgpmc.approximations.gaussian_form import problem_at, problem_of
+from torchgpmc.approximations.site_algebra import dense_r, factor_of_b, marginal_variances, site_marginals
+from torchgpmc.models.gp_model import GPModel
 
 SMOOTH = ["probit", "logit", "poisson", "gaussian"]
 FUNCTIONS = {"laplace": tg.approximations.laplace, "ep": tg.approximations.expectation_propagation}
@@ -147,13 +149,32 @@ def test_variances_of_data_whose_sites_say_next_to_nothing_keep_their_digits():
     root = 10 ** torch.linspace(-8, 1, 18).double().view(3, 6)
     factor, ok = factor_of_b(covariance, root)
     factor[1], ok[1] = 0.0, False
-    found = under_sites(covariance, factor, ok, root)
+    found = site_marginals(covariance, factor, ok, root)
     expected = marginal_variances(covariance, factor, root)
     torch.testing.assert_close(found.variance[[0, 2]], expected[[0, 2]], rtol=1e-7, atol=0.0)
     unit = torch.eye(6).double().expand(2, -1, -1)
     torch.testing.assert_close(found.inverse[[0, 2]] @ factor[[0, 2]], unit, rtol=0.0, atol=1e-10)
     whole = torch.linalg.inv((factor @ factor.mT)[[0, 2]])
     torch.testing.assert_close(found.left[[0, 2]], whole.diagonal(dim1=-2, dim2=-1), rtol=1e-10, atol=0.0)
+
+
+def with_a_mean_and_a_kernel_of_ones_own():
+    x = torch.linspace(0, 1, 7, dtype=torch.float64)
+    kernel = gpytorch.kernels.PeriodicKernel(lengthscale_prior=GammaPrior(2.0, 1.0), period_length_prior=GammaPrior(3.0, 3.0))
+    mean = gpytorch.means.ConstantMean(constant_prior=NormalPrior(0.5, 1.0))
+    return tg.GP(x, (x > 0.4).int(), kernel, tg.likelihoods.Bernoulli(), mean=mean)
+
+
+@pytest.mark.parametrize("make", [gp, lambda: gp("negative_binomial"), with_a_mean_and_a_kernel_of_ones_own, conditioned_gp, fitc])
+def test_the_problem_at_a_theta_is_that_of_its_prior(make, monkeypatch):
+    model = make()
+    theta = thetas(model, 3)
+    expected = problem_of(model, model.prior(theta), None)
+    if isinstance(model, tg.GP):
+        monkeypatch.setattr(GPModel, "_factorised", lambda *given: pytest.fail("factorised"))
+    found = problem_at(model, theta)
+    torch.testing.assert_close(found.covariance, expected.covariance, rtol=1e-14, atol=0.0)
+    torch.testing.assert_close((found.mean, found.values, found.targets.values), (expected.mean, expected.values, model.train_y))
 
 
 @pytest.mark.parametrize("method", FUNCTIONS)

@@ -24,7 +24,8 @@ class Elsewhere(Approximation):
     above: float = 0.0
     tilt: float = 0.0
 
-    def quick_evidence(self, model, prior, targets=None):
+    def quick_evidence(self, model, theta, targets=None):
+        prior = model.prior(theta)
         short = prior.factor[:, -1, -1].log()
         return tg.EP().rough_evidence(model, prior).log_evidence + self.above + self.tilt * short
 

@@ -14,12 +14,13 @@ from torchgpmc.approximations.gaussian_form import (
     LatentProblem,
     iterate,
     needs_gradient,
+    problem_at,
     problem_of,
     with_gradient,
     without_graph,
 )
 from torchgpmc.approximations.single_precision import SEEN_IN_DRAWS, in_single_precision, may_be_single, rounding_shows
-from torchgpmc.approximations.site_algebra import apply_r, made_by, posterior_times, under_sites
+from torchgpmc.approximations.site_algebra import apply_r, made_by, posterior_times, site_marginals
 from torchgpmc.models.gp_model import GPModel
 from torchgpmc.models.latents import LatentPrior
 from torchgpmc.models.targets import Targets
@@ -121,15 +122,15 @@ class EP(Approximation):
         with torch.no_grad():
             return self.found_from(without_graph(problem_of(model, prior, targets)), _NEAR, None)[0]
 
-    def quick_evidence(self, model: GPModel, prior: LatentPrior, targets: Targets | None = None) -> Tensor:
+    def quick_evidence(self, model: GPModel, theta: Tensor, targets: Targets | None = None) -> Tensor:
         """In single precision where rounding does not show, from sites of the prior's marginals: one sweep may do."""
-        problem = without_graph(problem_of(model, prior, targets))
+        problem = problem_at(model, theta, targets)
         with torch.no_grad():
             if may_be_single(model, _HASTY if self.tolerance is None else self.tolerance):
                 begun, _ = _from_prior_marginals(problem, self.damping)
                 if not bool(rounding_shows(problem, begun, SEEN_IN_DRAWS).any()):
                     problem = in_single_precision(problem)
-            return self.found_from(problem, _HASTY, None)[0].log_evidence.to(prior.mean)
+            return self.found_from(problem, _HASTY, None)[0].log_evidence.to(theta)
 
     def evidence(self, model: GPModel, prior: LatentPrior, targets: Targets | None = None) -> GaussianApproximation:
         """The approximation with a differentiable ``log_evidence``: at a fixed point the sites may be held (Seeger 2005)."""
@@ -225,7 +226,7 @@ def _from_prior_marginals(problem: LatentProblem, damping: float) -> tuple[Tenso
 def _sweep(problem: LatentProblem, sites: _Sites, tolerance: float) -> tuple[_Sites, _FixedPoint, Tensor, Tensor]:
     """The approximation that the sites make, and their next values (Rasmussen & Williams 2006, section 3.6)."""
     root, factor, ok, alpha, centred = made_by(problem.covariance, sites.precision, sites.shift)
-    inverse, left, variance = under_sites(problem.covariance, factor, ok, root)
+    inverse, left, variance = site_marginals(problem.covariance, factor, ok, root)
     variance = variance.to(centred)
 
     cavity_precision = 1 / variance - sites.precision

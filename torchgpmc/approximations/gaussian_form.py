@@ -11,10 +11,11 @@ from torch import Tensor
 from torchgpmc.adapter.conversion import as_likelihood
 from torchgpmc.likelihoods.likelihood import Derivatives, TiltedMoments
 from torchgpmc.models.gp_model import GPModel
-from torchgpmc.models.latents import LatentPrior, likelihood_values
+from torchgpmc.models.latents import LatentPrior, likelihood_parameters, likelihood_values
 from torchgpmc.models.remedies import checked_model, what_samples
 from torchgpmc.models.targets import Targets
 from torchgpmc.numerics.linalg import cholesky, identity_matrix, solve_lower, times_blocks
+from torchgpmc.overriding import keeps_methods, methods_of
 
 
 class GaussianApproximation(NamedTuple):
@@ -132,10 +133,14 @@ class Approximation:
         """An approximation whose ``log_evidence`` is off by some hundredths, and no more, without derivatives."""
         return self.importance_density(model, prior, targets)
 
-    def quick_evidence(self, model: GPModel, prior: LatentPrior, targets: Targets | None = None) -> Tensor:
-        """Approximate log p(y | theta) ``(C,)``, without derivatives, off by some tenths where that takes much less time."""
+    def quick_evidence(self, model: GPModel, theta: Tensor, targets: Targets | None = None) -> Tensor:
+        """Approximate log p(y | theta) ``(C,)``, without derivatives, off by some tenths where that takes much less time.
+
+        NaN where it fails; that of a covariance without a factor, -inf, need not be found out.
+        """
+        prior = model.prior(theta)
         log_evidence: Tensor = self.rough_evidence(model, prior, targets).log_evidence
-        return log_evidence
+        return torch.where(prior.ok, log_evidence, -torch.inf)
 
     def value_and_grad(self, model: GPModel, theta: Tensor, targets: Targets) -> tuple[Tensor, Tensor] | None:
         """log p(theta) q(y | theta) ``(C,)`` and its gradient ``(C, P)``, where that is faster than autograd of the evidence."""
@@ -275,6 +280,20 @@ class LatentProblem(NamedTuple):
 def problem_of(model: GPModel, prior: LatentPrior, targets: Tensor | Targets | None) -> LatentProblem:
     """The problem at the thetas of ``prior``, with its graph."""
     return LatentProblem(model, prior.covariance, prior.mean, likelihood_values(prior), model.as_targets(targets))
+
+
+_PRIOR = methods_of(GPModel, ("prior", "prior_at"))
+
+
+def problem_at(model: GPModel, theta: Tensor, targets: Targets | None = None) -> LatentProblem:
+    """The problem at thetas ``(C, P)``, constant to autograd; nothing is factorised, but for a prior that takes it."""
+    if not keeps_methods(model, _PRIOR):
+        return without_graph(problem_of(model, model.prior(theta), targets))
+    with torch.no_grad():
+        values, count = model.layout.raw_values(model.layout.checked(theta))
+        covariance = (model.bindings.among_latents(values["kernel"]) + model.bindings.jitter).expand(count, -1, -1)
+        mean = model.mean_function(values["mean"], model.latent_inputs, count)
+        return LatentProblem(model, covariance, mean, likelihood_parameters(values["likelihood"]), model.as_targets(targets))
 
 
 def without_graph(problem: LatentProblem) -> LatentProblem:

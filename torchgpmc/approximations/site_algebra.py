@@ -60,7 +60,7 @@ def marginal_variances(covariance: Tensor, factor: Tensor, root: Tensor) -> Tens
     return covariance.diagonal(dim1=-2, dim2=-1) - half.square_().sum(-2)
 
 
-class UnderSites(NamedTuple):
+class SiteMarginals(NamedTuple):
     """What the inverse of B's factor L tells of marginals; garbage where that was not factorised."""
 
     inverse: Tensor  # L^-1, (C, N, N)
@@ -68,7 +68,7 @@ class UnderSites(NamedTuple):
     variance: Tensor  # diagonal of (K^-1 + W)^-1, (C, N)
 
 
-def under_sites(covariance: Tensor, factor: Tensor, ok: Tensor, root: Tensor) -> UnderSites:
+def site_marginals(covariance: Tensor, factor: Tensor, ok: Tensor, root: Tensor) -> SiteMarginals:
     """L^-1 and the :func:`marginal_variances` that follow from it, (1 - diag(B^-1)) / W: half of the operations of B^-1.
 
     Where little of a variance depends on the site, that cancels: such data have theirs by K - K R K.
@@ -82,7 +82,7 @@ def under_sites(covariance: Tensor, factor: Tensor, ok: Tensor, root: Tensor) ->
         rows = faint.nonzero().squeeze(-1)
         half = inverse @ (covariance[..., rows] * root.unsqueeze(-1))
         variance[:, rows] = covariance.diagonal(dim1=-2, dim2=-1)[:, rows] - half.square_().sum(-2)
-    return UnderSites(inverse, left, variance)
+    return SiteMarginals(inverse, left, variance)
 
 
 def posterior_times(covariance: Tensor, inverse: Tensor, root: Tensor, vector: Tensor) -> Tensor:

