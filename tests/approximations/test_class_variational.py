@@ -6,6 +6,7 @@ from torch.distributions import MultivariateNormal, kl_divergence
 
 from tests.approximations.reference import evidence_by_quadrature
 from tests.approximations.test_class_ep import normals, softmax
+from torchgpmc.approximations import class_variational
 from torchgpmc.approximations.class_sites import differences
 from torchgpmc.approximations.class_variational import SharedSites, fitted_class_sites
 from torchgpmc.numerics.matched_points import matched_points
@@ -48,7 +49,8 @@ def test_the_bound_is_that_of_the_density_which_sites_make(classes):
     deviation = after.diagonal()[:5].sqrt()  # the same of every difference
     f = (mean.view(-1, 5) + points.unsqueeze(-1) * deviation).mT @ basis
     expected = model.likelihood.log_prob(prior.mean[0, :, None] + f, model.train_y).mean()
-    torch.testing.assert_close(fitted_class_sites(model, theta, 1, sites).bound[0], expected - divergence)
+    found = fitted_class_sites(model, theta, 1, sites).bound[0]
+    torch.testing.assert_close(found, expected - divergence, rtol=1e-6, atol=0.0)  # in single precision
 
 
 def test_other_sites_have_a_lower_bound():
@@ -67,6 +69,20 @@ def test_sweeps_do_not_run_away_under_a_wide_prior():
     theta = torch.tensor([[6.0, *[0.0] * (model.layout.size - 1)]]).double()
     bounds = torch.stack([fitted_class_sites(model, theta, sweeps).bound for sweeps in (5, 10, 20, 40, 80)])
     assert bool((bounds.diff(dim=0) > -1e-3).all()), bounds
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_where_single_precision_leads_nowhere_double_does(begun, monkeypatch):
+    model = softmax(7)
+    theta = 0.6 * normals(3, model.layout.size)
+    start = fitted_class_sites(model, theta, 2).sites if begun else None
+    near = fitted_class_sites(model, theta, 5, start)
+    monkeypatch.setattr(
+        class_variational, "in_single_precision", lambda matrix: matrix.float().index_fill(0, torch.tensor([1]), torch.nan)
+    )
+    found = fitted_class_sites(model, theta, 5, start)
+    assert found.bound.dtype == torch.float64 and bool(found.bound[1] != near.bound[1])
+    torch.testing.assert_close(found, near, rtol=1e-5, atol=1e-5)
 
 
 def test_thetas_do_not_see_one_another():

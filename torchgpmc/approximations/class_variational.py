@@ -19,11 +19,18 @@ import torch
 from torch import Tensor
 
 from torchgpmc.approximations.class_sites import differences
-from torchgpmc.approximations.gaussian_form import LatentProblem, problem_of, without_graph
+from torchgpmc.approximations.gaussian_form import LatentProblem, problem_at
 from torchgpmc.density import shared_by_rows
 from torchgpmc.models.gp_model import GPModel
-from torchgpmc.numerics.linalg import cholesky_in_place, solve_lower, times_blocks, triangular_log_determinant
+from torchgpmc.numerics.linalg import (
+    cholesky_in_place,
+    in_single_precision,
+    solve_lower,
+    times_blocks,
+    triangular_log_determinant,
+)
 from torchgpmc.numerics.matched_points import matched_points
+from torchgpmc.trees import mapped, put, take, where
 
 _FEW_POINTS = 8  # and their mirror images; any fixed points will do that have the density's mean and covariance
 _LEAST = 1e-6  # of a site's precision
@@ -71,17 +78,27 @@ def fitted_class_sites(model: GPModel, theta: Tensor, num_sweeps: int, start: Sh
 
 
 def _fitted(model: GPModel, theta: Tensor, num_sweeps: int, start: SharedSites | None) -> FittedSites:
+    """In single precision, since sites only guide and a bound only chooses among thetas; in double where that leads nowhere."""
     with torch.no_grad():
-        problem = without_graph(problem_of(model, model.prior(theta), None))
-        basis = differences(model.num_latents, problem.mean.double()).to(problem.mean)
-        points = matched_points(len(basis), _FEW_POINTS, problem.mean) @ basis
-        now = _from_nothing(problem, points) if start is None else _from_sites(problem, start)
-        bound = problem.mean.new_zeros(len(theta))
-        for _ in range(num_sweeps):
-            new, bound = _sweep(problem, points, now)
-            sound = torch.isfinite(new.precision.sum(-1) + new.mean.sum((-2, -1)))
-            now = _Density(*(torch.where(sound.view(-1, *[1] * (a.dim() - 1)), a, b) for a, b in zip(new, now, strict=True)))
-        sites = SharedSites(now.precision, now.slope + now.precision.unsqueeze(1) * now.mean)
+        problem = problem_at(model, theta)
+        near = problem._replace(covariance=in_single_precision(problem.covariance)).to(torch.float32)
+        found = mapped(lambda part: part.to(theta), _swept(near, num_sweeps, start))
+        again = (~torch.isfinite(found.bound)).nonzero().squeeze(-1)
+        if not len(again):
+            return found
+        return put(found, again, _swept(problem.select(again), num_sweeps, None if start is None else take(start, again)))
+
+
+def _swept(problem: LatentProblem, num_sweeps: int, start: SharedSites | None) -> FittedSites:
+    basis = differences(problem.model.num_latents, problem.mean.double()).to(problem.mean)
+    points = matched_points(len(basis), _FEW_POINTS, problem.mean) @ basis
+    now = _from_nothing(problem, points) if start is None else _from_sites(problem, mapped(lambda part: part.to(points), start))
+    bound = problem.mean.new_zeros(len(problem.mean))
+    for _ in range(num_sweeps):
+        new, bound = _sweep(problem, points, now)
+        sound = torch.isfinite(new.precision.sum(-1) + new.mean.sum((-2, -1)))
+        now = where(sound, new, now)
+    sites = SharedSites(now.precision, now.slope + now.precision.unsqueeze(1) * now.mean)
     return FittedSites(sites, torch.nan_to_num(bound, -torch.inf, -torch.inf, -torch.inf))
 
 

@@ -27,7 +27,7 @@ _ENOUGH = 0.7
 # the latest 64 of 832 were worth 35 and 84 draws of 960 good, those of 1392 58, and 562 of 800.
 # Of 200 x 9 under Student-t noise, 48 thetas a hyperparameter: 1200 draws worth 103 in 27 CPU seconds, 128: 344 in 36.
 _ENOUGH_OF_CHEAP, _MOST_OF_CHEAP = 0.9, 128
-# Of 500 x 60 labels EP's evidence to this tolerance is 0.1 nats from the estimates for a quarter of their time; of 500 x 18 it is
+# Of 500 x 60 labels EP's evidence to this tolerance is 0.1 nats from the estimates for a sixth of their time; of 500 x 18 it is
 # 0.96 off, to 0.03 0.2, for their time. By three seeds the first took 168, 120 and 144 CPU seconds by estimates, 118, 94 and 168
 # learned from EP to 0.7, and to 0.8 124, 90 and 109.
 _NEAR_ENOUGH, _ENOUGH_OF_EP = 0.3, 0.8
