@@ -27,6 +27,7 @@ def test_sweeps_raise_the_bound_and_come_to_rest():
     assert bool((bounds[:3].diff(dim=0) > 1e-3).all())
     torch.testing.assert_close(bounds[2], bounds[3], rtol=0, atol=1e-3)
     found = fitted_class_sites(model, theta, 40).sites
+    assert float(found.shift.sum(1).abs().max()) < 1e-14  # to double precision, or the density of [theta, w] would be another
     again = fitted_class_sites(model, theta, 1, found).sites
     torch.testing.assert_close(again, found, rtol=1e-6, atol=1e-6)
 

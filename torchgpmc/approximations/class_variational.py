@@ -82,11 +82,17 @@ def _fitted(model: GPModel, theta: Tensor, num_sweeps: int, start: SharedSites |
     with torch.no_grad():
         problem = problem_at(model, theta)
         near = problem._replace(covariance=in_single_precision(problem.covariance)).to(torch.float32)
-        found = mapped(lambda part: part.to(theta), _swept(near, num_sweeps, start))
+        found = _summing_to_zero(mapped(lambda part: part.to(theta), _swept(near, num_sweeps, start)))
         again = (~torch.isfinite(found.bound)).nonzero().squeeze(-1)
         if not len(again):
             return found
         return put(found, again, _swept(problem.select(again), num_sweeps, None if start is None else take(start, again)))
+
+
+def _summing_to_zero(found: FittedSites) -> FittedSites:
+    """Shifts whose sums over functions rounding has left a little off, which those who take them know to be zero."""
+    precision, shift = found.sites
+    return found._replace(sites=SharedSites(precision, shift - shift.mean(1, keepdim=True)))
 
 
 def _swept(problem: LatentProblem, num_sweeps: int, start: SharedSites | None) -> FittedSites:
