@@ -153,9 +153,9 @@ def test_variances_of_data_whose_sites_say_next_to_nothing_keep_their_digits():
     expected = marginal_variances(covariance, factor, root)
     torch.testing.assert_close(found.variance[[0, 2]], expected[[0, 2]], rtol=1e-7, atol=0.0)
     unit = torch.eye(6).double().expand(2, -1, -1)
-    torch.testing.assert_close(found.inverse[[0, 2]] @ factor[[0, 2]], unit, rtol=0.0, atol=1e-10)
+    torch.testing.assert_close(found.inverse_factor[[0, 2]] @ factor[[0, 2]], unit, rtol=0.0, atol=1e-10)
     whole = torch.linalg.inv((factor @ factor.mT)[[0, 2]])
-    torch.testing.assert_close(found.left[[0, 2]], whole.diagonal(dim1=-2, dim2=-1), rtol=1e-10, atol=0.0)
+    torch.testing.assert_close(found.inverse_diagonal[[0, 2]], whole.diagonal(dim1=-2, dim2=-1), rtol=1e-10, atol=0.0)
 
 
 def with_a_mean_and_a_kernel_of_ones_own():

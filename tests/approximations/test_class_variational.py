@@ -78,12 +78,12 @@ def test_where_single_precision_leads_nowhere_double_does(begun, monkeypatch):
     theta = 0.6 * normals(3, model.layout.size)
     start = fitted_class_sites(model, theta, 2).sites if begun else None
     near = fitted_class_sites(model, theta, 5, start)
-    monkeypatch.setattr(
-        class_variational, "in_single_precision", lambda matrix: matrix.float().index_fill(0, torch.tensor([1]), torch.nan)
-    )
+    honest, second = class_variational.in_single_precision, torch.tensor([1])
+    monkeypatch.setattr(class_variational, "in_single_precision", lambda matrix: honest(matrix).index_fill(0, second, torch.nan))
     found = fitted_class_sites(model, theta, 5, start)
     assert found.bound.dtype == torch.float64 and bool(found.bound[1] != near.bound[1])
     torch.testing.assert_close(found, near, rtol=1e-5, atol=1e-5)
+    assert torch.equal(found.bound[[0, 2]], near.bound[[0, 2]])  # the others see nothing of it
 
 
 def test_thetas_do_not_see_one_another():

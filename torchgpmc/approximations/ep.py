@@ -63,7 +63,7 @@ class _FixedPoint(NamedTuple):
     alpha: Tensor
     centred: Tensor
     factor: Tensor
-    inverse: Tensor  # of the factor
+    inverse_factor: Tensor
     log_evidence: Tensor
     cavity_mean: Tensor
     cavity_variance: Tensor
@@ -71,8 +71,8 @@ class _FixedPoint(NamedTuple):
     next_shift: Tensor
 
     def slope_in_covariance(self) -> Tensor:
-        """Of the log evidence in K, (alpha alpha' - R) / 2 with R = W^1/2 B^-1 W^1/2; takes over the inverse's memory."""
-        half = self.inverse.mul_(self.precision.sqrt().unsqueeze(-2))
+        """Of the log evidence in K, (alpha alpha' - R) / 2 with R = W^1/2 B^-1 W^1/2; takes over the inverse factor's memory."""
+        half = self.inverse_factor.mul_(self.precision.sqrt().unsqueeze(-2))
         slope = weighed_square(half, half.new_full(self.alpha.shape, -0.5))
         return slope.addcmul_(self.alpha.unsqueeze(-1), self.alpha.unsqueeze(-2), value=0.5)
 
@@ -226,7 +226,7 @@ def _from_prior_marginals(problem: LatentProblem, damping: float) -> tuple[Tenso
 def _sweep(problem: LatentProblem, sites: _Sites, tolerance: float) -> tuple[_Sites, _FixedPoint, Tensor, Tensor]:
     """The approximation that the sites make, and their next values (Rasmussen & Williams 2006, section 3.6)."""
     root, factor, ok, alpha, centred = made_by(problem.covariance, sites.precision, sites.shift)
-    inverse, left, variance = site_marginals(problem.covariance, factor, ok, root)
+    inverse_factor, inverse_diagonal, variance = site_marginals(problem.covariance, factor, ok, root)
     variance = variance.to(centred)
 
     cavity_precision = 1 / variance - sites.precision
@@ -234,7 +234,7 @@ def _sweep(problem: LatentProblem, sites: _Sites, tolerance: float) -> tuple[_Si
     cavity_mean = (centred / variance - sites.shift) * cavity_variance
     stiff = sites.precision * variance > _STIFF
     if bool(stiff.any()):
-        apart = _left_out(factor, left, root, sites)
+        apart = _left_out(factor, inverse_diagonal, root, sites)
         cavity_variance = torch.where(stiff, apart.variance, cavity_variance)
         cavity_mean = torch.where(stiff, apart.mean, cavity_mean)
         cavity_precision = torch.where(stiff, 1 / apart.variance, cavity_precision)
@@ -250,14 +250,14 @@ def _sweep(problem: LatentProblem, sites: _Sites, tolerance: float) -> tuple[_Si
     mismatch = torch.where(clamped, (tilted.mean - centred).abs() * variance.rsqrt(), mismatch).amax(-1)
     # What every site lacks of a mean they share adds up: 0.03 of a deviation at each of 200 data was five of the posterior's.
     step = (new_shift - sites.shift) - (new_precision - sites.precision) * centred
-    lacking = (posterior_times(problem.covariance, inverse, root, step) * variance.rsqrt()).abs().amax(-1)
+    lacking = (posterior_times(problem.covariance, inverse_factor, root, step) * variance.rsqrt()).abs().amax(-1)
     finite = torch.isfinite(mismatch + new_shift.sum(-1) + new_precision.sum(-1) + (cavity_mean + cavity_variance).sum(-1))
     sound = ok & finite & (cavity_precision > 0).all(-1)
 
     log_evidence = _log_evidence(tilted.log_normaliser, factor, sites, cavity_precision, cavity_mean, centred)
     moved = _move(sites, new_precision, new_shift, sound, mismatch)
     cavities, further = (cavity_mean, cavity_variance), (moved.precision, moved.shift)
-    point = _FixedPoint(sites.precision, sites.shift, alpha, centred, factor, inverse, log_evidence, *cavities, *further)
+    point = _FixedPoint(sites.precision, sites.shift, alpha, centred, factor, inverse_factor, log_evidence, *cavities, *further)
     # A sweep more is all that takes; where rounding is what sites lack, no more would do.
     settled = (lacking < _TOGETHER * tolerance) | (sites.mismatch < tolerance)
     return moved, point, sound & (mismatch < tolerance) & settled, moved.damping[:, 0] < _LEAST_DAMPING
@@ -270,9 +270,9 @@ class _LeftOut(NamedTuple):
     variance: Tensor
 
 
-def _left_out(factor: Tensor, left: Tensor, root: Tensor, sites: _Sites) -> _LeftOut:
+def _left_out(factor: Tensor, inverse_diagonal: Tensor, root: Tensor, sites: _Sites) -> _LeftOut:
     """By the rows of R = (K + W^-1)^-1 (Rasmussen & Williams 2006, eqs 5.10-5.12): nothing cancels where a site says nearly all."""
-    diagonal = left * root.square()
+    diagonal = inverse_diagonal * root.square()
     place = sites.shift / sites.precision
     alpha = apply_r(factor, root, place.to(root).unsqueeze(-1)).squeeze(-1)
     return _LeftOut(place - alpha / diagonal, 1 / diagonal - 1 / sites.precision)

@@ -134,9 +134,15 @@ class Approximation:
         return self.importance_density(model, prior, targets)
 
     def quick_evidence(self, model: GPModel, theta: Tensor, targets: Targets | None = None) -> Tensor:
-        """Approximate log p(y | theta) ``(C,)``, without derivatives, off by some tenths where that takes much less time.
+        """Approximate log p(y | theta) ``(C,)``, without derivatives, off by some tenths of a nat where that takes much less time.
 
-        NaN where it fails; that of a covariance without a factor, -inf, need not be found out.
+        Args:
+            model: whose evidence it is.
+            theta: unconstrained ``(C, P)``.
+            targets: the model's own by default.
+
+        Returns:
+            NaN where it fails. Where a covariance has no factor -inf or any number: it only guides, and what is weighed is exact.
         """
         prior = model.prior(theta)
         log_evidence: Tensor = self.rough_evidence(model, prior, targets).log_evidence

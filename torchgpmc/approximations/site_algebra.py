@@ -63,8 +63,8 @@ def marginal_variances(covariance: Tensor, factor: Tensor, root: Tensor) -> Tens
 class SiteMarginals(NamedTuple):
     """What the inverse of B's factor L tells of marginals; garbage where that was not factorised."""
 
-    inverse: Tensor  # L^-1, (C, N, N)
-    left: Tensor  # diagonal of B^-1 = L^-T L^-1, (C, N), a sum of squares
+    inverse_factor: Tensor  # L^-1, (C, N, N)
+    inverse_diagonal: Tensor  # of B^-1 = L^-T L^-1, (C, N), sums of squares
     variance: Tensor  # diagonal of (K^-1 + W)^-1, (C, N)
 
 
@@ -73,22 +73,22 @@ def site_marginals(covariance: Tensor, factor: Tensor, ok: Tensor, root: Tensor)
 
     Where little of a variance depends on the site, that cancels: such data have theirs by K - K R K.
     """
-    inverse = inverse_lower(factor)
-    left = inverse.square().sum(-2)
-    explained = 1 - left
+    inverse_factor = inverse_lower(factor)
+    inverse_diagonal = inverse_factor.square().sum(-2)
+    explained = 1 - inverse_diagonal
     variance = explained / root.square()
     faint = ((explained < torch.finfo(factor.dtype).eps ** 0.5) & ok.unsqueeze(-1)).any(0)
     if bool(faint.any()):
         rows = faint.nonzero().squeeze(-1)
-        half = inverse @ (covariance[..., rows] * root.unsqueeze(-1))
+        half = inverse_factor @ (covariance[..., rows] * root.unsqueeze(-1))
         variance[:, rows] = covariance.diagonal(dim1=-2, dim2=-1)[:, rows] - half.square_().sum(-2)
-    return SiteMarginals(inverse, left, variance)
+    return SiteMarginals(inverse_factor, inverse_diagonal, variance)
 
 
-def posterior_times(covariance: Tensor, inverse: Tensor, root: Tensor, vector: Tensor) -> Tensor:
+def posterior_times(covariance: Tensor, inverse_factor: Tensor, root: Tensor, vector: Tensor) -> Tensor:
     """(K^-1 + W)^-1 x = K (x - W^1/2 L^-T L^-1 W^1/2 K x), ``(C, N)``: how far the mean moves where the sites' shifts move by x."""
-    within = times_matrix(root * times_vector(covariance, vector.to(covariance)), inverse.mT)
-    return times_vector(covariance, vector.to(covariance) - root * times_matrix(within, inverse)).to(vector)
+    within = times_matrix(root * times_vector(covariance, vector.to(covariance)), inverse_factor.mT)
+    return times_vector(covariance, vector.to(covariance) - root * times_matrix(within, inverse_factor)).to(vector)
 
 
 def dense_r(factor: Tensor, root: Tensor) -> Tensor:

@@ -200,7 +200,7 @@ def inverse_lower(factor: Tensor) -> Tensor:
         return _times_inverse(identity_matrix(size, factor).expand_as(factor), factor)
     lower = factor.reshape(-1, size, size)
     found = lower.new_zeros(lower.shape)
-    parts = _parts(size)
+    parts = _blocks(size)
     for number, rows in enumerate(parts):
         own = inverse_lower(lower[:, rows, rows])
         found[:, rows, rows] = own
@@ -264,7 +264,7 @@ def weighed_square(factor: Tensor, weight: Tensor) -> Tensor:
     """
     scaled = factor * weight.unsqueeze(-1)
     found = torch.empty_like(factor, memory_format=torch.contiguous_format)
-    for columns in _parts(factor.shape[-1]):
+    for columns in _blocks(factor.shape[-1]):
         below, before = slice(columns.start, None), slice(columns.start)
         found[:, columns, : columns.stop].baddbmm_(scaled[:, below, columns].mT, factor[:, below, : columns.stop], beta=0)
         found[:, before, columns] = found[:, columns, before].mT
@@ -277,7 +277,7 @@ def times_lower(matrix: Tensor, lower: Tensor) -> Tensor:
     A block of columns at a time, as in :func:`weighed_square`: of half the operations.
     """
     found = lower.new_empty(len(lower), matrix.shape[-2], lower.shape[-1])
-    for columns in _parts(lower.shape[-1]):
+    for columns in _blocks(lower.shape[-1]):
         below = slice(columns.start, None)
         found[..., columns] = matrix[..., below] @ lower[:, below, columns]
     return found
@@ -286,7 +286,7 @@ def times_lower(matrix: Tensor, lower: Tensor) -> Tensor:
 def outer_square(matrix: Tensor) -> Tensor:
     """A A' of a matrix ``(C, R, N)``, without a graph, of half a product's operations."""
     found = matrix.new_empty(*matrix.shape[:-1], matrix.shape[-2])
-    for rows in _parts(matrix.shape[-2]):
+    for rows in _blocks(matrix.shape[-2]):
         block = matrix[:, rows] @ matrix[:, : rows.stop].mT
         found[:, rows, : rows.stop] = block
         found[:, : rows.stop, rows] = block.mT
@@ -310,7 +310,7 @@ def divided_by_root(factor: Tensor, root: Tensor) -> Tensor:
     size = factor.shape[-1]
     if size < _WORTH_BLOCKS or ((factor.requires_grad or root.requires_grad) and torch.is_grad_enabled()):
         return _times_inverse(factor, root)
-    parts = _parts(size)
+    parts = _blocks(size)
     inverses = [inverse_lower(root[:, rows, rows]) for rows in parts]
     found = torch.zeros_like(factor, memory_format=torch.contiguous_format)
     for number, rows in enumerate(parts):
@@ -326,7 +326,7 @@ def _times_inverse(left: Tensor, lower: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(lower, left, upper=False, left=False)
 
 
-def _parts(size: int) -> list[slice]:
+def _blocks(size: int) -> list[slice]:
     """Blocks of rows of a triangular matrix, and of its columns."""
     rows = -(-size // min(max(round(size / _BLOCK), 1), _MOST_BLOCKS))
     return slices(size, -(-rows // _ALIGNED) * _ALIGNED)
