@@ -10,7 +10,8 @@ from torch.autograd.function import once_differentiable
 
 from torchgpmc.numerics.threads import one_torch_thread, slices
 
-_WORTH_BLOCKS = 150  # rows: of fewer more calls cost what fewer operations gain
+# Rows: of fewer more calls cost what fewer operations gain, from 150 on with one processor, from 300 with another.
+_WORTH_BLOCKS = 256
 _BLOCK, _MOST_BLOCKS = 64, 8  # rows, about, and how many such blocks, then larger ones
 _ALIGNED = 16  # numbers: where blocks begin at other places 500 rows take a third longer
 _BESIDE = 2.0**-6  # of the largest number, of which single precision rounds 1e-7
