@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.kernels import PeriodicKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
-from gpytorch.priors import GammaPrior, LogNormalPrior
+from gpytorch.priors import GammaPrior, LogNormalPrior, UniformPrior
 
 import torchgpmc as tg
 from tests.problems import gp_regression
@@ -66,6 +66,70 @@ def test_where_the_density_fails_nothing_is_found():
 )
 def test_bumps_are_parted_by_a_valley(along, places):
     assert _bumps(along, 3) == places
+
+
+def test_lines_with_many_bumps_are_looked_at_by_finer_steps():
+    """A lobe every 0.37, a fortieth of that wide: the steps that other lines have see hardly one."""
+
+    def log_density(x):
+        return -0.5 * x[:, 1].square() - 0.125 * x[:, 0].square() + 40.0 * torch.cos(2 * torch.pi * (x[:, 0] - 0.1) / 0.37)
+
+    density = AutogradDensity(log_density)
+    one = find_modes(density, torch.tensor([[2.33, 0.2]]).double())
+    assert abs(float(one[0].position[0]) - 2.32) < 0.01
+    expected = torch.tensor([0.1, -0.27, 0.47, -0.64, 0.84]).double()  # the highest lobes, in order
+    for rough_alone in (False, True):
+        found = further_modes(density, one, reach=4.0, rough_alone=rough_alone)
+        centres = torch.stack([mode.position[0] for mode in found])[: len(expected)]
+        torch.testing.assert_close(centres, expected, rtol=0.0, atol=0.01)
+
+
+def test_only_lines_with_many_bumps_where_no_others_are_asked_for():
+    density = lobes([[0.0, 1.0, 0.0], [0.2, -2.8, -0.3]], [0.0, 2.0])
+    one = find_modes(density, torch.tensor([[0.1, 0.9, 0.0]]).double())
+    assert len(further_modes(density, one, reach=4.0)) == 2
+    assert further_modes(density, one, reach=4.0, rough_alone=True) == one
+
+
+def with_a_period():
+    """A wave of period 5.3 that is no sine: the posterior has a lobe at each multiple of it."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.arange(60.0, dtype=torch.float64)
+    turns = 2 * torch.pi * x / 5.3
+    y = turns.sin() + 0.4 * (2 * turns + 1).sin() + 0.3 * torch.randn(60, generator=generator)
+    periodic = PeriodicKernel(period_length_prior=UniformPrior(2.0, 30.0), lengthscale_prior=GammaPrior(2.0, 1.0))
+    kernel = ScaleKernel(periodic, outputscale_prior=GammaPrior(2.0, 1.0))
+    return tg.GPRegression(x, y, kernel, GaussianLikelihood(noise_prior=GammaPrior(1.5, 5.0)))
+
+
+@pytest.mark.parametrize(("most_lines", "seeds"), [(8, [0, 1, 4]), (0, [0])])  # 0: as where there are many hyperparameters
+def test_the_best_mode_of_a_period_is_found(most_lines, seeds, monkeypatch):
+    """Not from the best of 32 draws alone: by three seeds of eight these ended at multiples, nine nats and more below."""
+    model = with_a_period()
+    marginal, scale = searched_marginal(model, Conjugate()), normal_scale(model.layout)
+    monkeypatch.setattr(starts, "_MOST_LINES", most_lines)
+
+    def is_found(seed):
+        best = starts.posterior_modes(marginal, 4, torch.Generator().manual_seed(seed), scale)[0]
+        period = model.layout.constrain(scale.theta(best.position[None])[0])["kernel.base_kernel.period_length"]
+        return abs(float(period) - 5.3) < 0.1
+
+    assert all(map(is_found, seeds))
+    monkeypatch.setattr(starts, "further_modes", lambda density, modes, **options: modes)
+    assert not all(map(is_found, seeds))
+
+
+@pytest.mark.slow
+def test_the_default_call_has_the_period_and_not_its_multiples():
+    evidence = []
+    for seed in range(4):  # before, 0 had nothing but multiples, and was trusted
+        posterior = tg.sample(with_a_period(), seed=seed, progress=False)
+        period = posterior.samples["kernel.base_kernel.period_length"].flatten()
+        weights = torch.softmax(posterior.log_weights.flatten(), 0)
+        assert not posterior.complaints()
+        assert float(weights[(period - 5.3).abs() < 0.3].sum()) > 0.99
+        evidence.append(posterior.info["log_evidence"])
+    assert max(evidence) - min(evidence) < 0.5  # of errors of 0.05
 
 
 @pytest.mark.parametrize("seed", [2, 3])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from gpytorch.kernels import CosineKernel, PeriodicKernel, SpectralMixtureKernel
 from torch import Tensor
 
 from torchgpmc.approximations import ApproximateMarginal, CollapsedMarginal
@@ -29,6 +30,8 @@ _MAX_ATTEMPTS = 100
 _NUM_HALVINGS = 30
 _LATENT_SPREAD = 0.1
 _MOST_LINES, _REACH = 8, 4.0  # hyperparameters, of which other lobes are looked for along each; deviations of their priors
+# Kernels whose lobes lines are to find whatever the number of hyperparameters: draws from the prior miss most of them.
+_WITH_A_PERIOD = PeriodicKernel, CosineKernel, SpectralMixtureKernel
 _OVERDISPERSION = 2.0  # of starts around a fit, in its deviations of theta
 _DEVIATIONS_LOWER = 5.0  # of half a weighted sum of squares: what starts may lack in log density
 
@@ -68,17 +71,20 @@ def posterior_modes(
     # An approximation that fails at some thetas stops the searches that meet one: then others have their turn.
     for starts in best_first(candidates).split(num_starts)[:_SEARCHES]:
         modes = modes or find_modes(density, torch.cat([starts, quiet]), resolution=marginal.resolution)
-    if modes and scale is not None and scale.size <= _MOST_LINES:
-        # Where noise is next to nothing lengthscales are others: of 65 animals' weights e^-6, 80 nats above those of e^3.
-        # And under a prior of little noise the lobe where all of it is noise may be far above that: of 200 hours worked by 7 nats.
-        best = modes[0].position[None]
-        through = torch.cat([_with_little_noise(model, best), _with_noise_alone(model, best, scale)])
-        modes = further_modes(density, modes, reach=_REACH, through=through, resolution=marginal.resolution)
     if not modes:
         warn(
             f"no mode of the approximate posterior with a positive definite curvature was found in {_SEARCHES * num_starts} "
             f"starts: sampling begins from the prior instead, and may need more draws."
         )
+    elif scale is not None and scale.size <= _MOST_LINES:
+        # Where noise is next to nothing lengthscales are others: of 65 animals' weights e^-6, 80 nats above those of e^3.
+        # And under a prior of little noise the lobe where all of it is noise may be far above that: of 200 hours worked by 7 nats.
+        best = modes[0].position[None]
+        through = torch.cat([_with_little_noise(model, best), _with_noise_alone(model, best, scale)])
+        modes = further_modes(density, modes, reach=_REACH, through=through, resolution=marginal.resolution)
+    elif scale is not None and any(isinstance(module, _WITH_A_PERIOD) for module in model.kernel.modules()):
+        # Of sums of kernels. Lines of all would take long, and tails are looked for by other means.
+        modes = further_modes(density, modes, reach=_REACH, rough_alone=True, resolution=marginal.resolution)
     return modes
 
 
