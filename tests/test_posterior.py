@@ -1,6 +1,7 @@
 """Posterior and Prediction: averages over draws, weights, files, summaries, export."""
 
 import copy
+import itertools
 import math
 import re
 import statistics
@@ -43,6 +44,21 @@ def per_draw(posterior, x):
     model = posterior.model
     theta, v = posterior.theta.flatten(0, 1), posterior.whitened.flatten(0, 1)
     return [model.marginals(model.at(model.prior(t[None]), x), w[None]) for t, w in zip(theta, v, strict=True)]
+
+
+def test_of_draws_that_weigh_the_same_evenly_spaced_ones_are_chosen():
+    """Which engine a default call ends with is not the caller's to know."""
+    posterior = posterior_of(gp("probit"), draws=30)
+    chosen = posterior.resampled(20)
+    assert chosen.log_weights is None and chosen.theta.shape == (1, 20, posterior.model.layout.size)
+    flat = posterior.theta.flatten(0, 1)
+    rows = [int((flat == theta).all(-1).nonzero()[0]) for theta in chosen.theta[0]]
+    assert rows[0] == 0 and rows[-1] == 59 and {later - row for row, later in itertools.pairwise(rows)} == {3, 4}
+    assert torch.equal(chosen.latents[0], posterior.latents.flatten(0, 1)[rows])
+    assert chosen.complaints() == posterior.complaints() and "20 draws from 60; 20 of them differ" in chosen.verdict()
+    assert chosen.effective_size() < min(posterior.effective_size(), 20)
+    assert posterior.resampled(100).num_draws == 100  # some repeat
+    assert chosen.resampled(10).num_draws == 10
 
 
 @pytest.mark.parametrize("weighted", [False, True])

@@ -279,14 +279,15 @@ class Posterior:
     def resampled(self, num_draws: int, *, seed: int = 0) -> Posterior:
         """Draws of equal weight ``(1, num_draws)``, chosen with replacement by weight: some repeat, as ``info["resampled"]`` says.
 
-        What spoke against the weighted draws speaks against these, whose effective sizes follow from the others' and ``num_draws``.
+        Of draws that weigh the same, evenly spaced ones, so that a script need not know which engine served. What spoke against
+        the draws speaks against these, whose effective sizes follow from the others' and ``num_draws``.
 
         Args:
             num_draws: how many.
             seed: of the choice.
 
         Raises:
-            ValueError: the draws weigh the same already, or ``num_draws`` is below 1.
+            ValueError: ``num_draws`` is below 1.
 
         Example:
             >>> import torch, torchgpmc as tg
@@ -299,16 +300,15 @@ class Posterior:
             >>> equal.log_weights is None, equal.latents.shape
             (True, torch.Size([1, 200, 8]))
         """
-        if self.log_weights is None:
-            raise ValueError("these draws weigh the same. Expected weighted draws, for instance of AMIS(); use them as they are.")
         check_count("num_draws", num_draws)
-        weights = torch.softmax(self.log_weights.flatten(), 0)
+        weights, are_even = torch.softmax(self._log_weights(), 0), self.log_weights is None
         rows = torch.multinomial(weights, num_draws, replacement=True, generator=make_generator(seed))
+        rows = self._spaced(num_draws) if are_even and num_draws <= len(weights) else rows
         theta, whitened = (part.flatten(0, 1)[rows][None] for part in (self.theta, self.whitened))
         further = None if self._further is None else self._further.flatten(0, 1)[rows][None]
         draws = Draws(theta, whitened, None, further_whitened=further)
         stats = {name: value.flatten(0, 1)[rows][None] for name, value in self.stats.items()}
-        label = f"{num_draws} draws by weight from {len(weights)}; {len(rows.unique())} of them differ"
+        label = f"{num_draws} draws{'' if are_even else ' by weight'} from {len(weights)}; {len(rows.unique())} of them differ"
         summary = self._rows()
         source = Source(summary.rows, self._complaints(summary))
         return Posterior(self.model, draws, stats, {**self.info, "resampled": label}, source)
