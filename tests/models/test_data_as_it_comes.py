@@ -67,8 +67,20 @@ def lacking_in_a_frame():
 
 @pytest.mark.parametrize("make", [lacking_in_a_frame, lambda: np.ma.masked_equal(X.numpy(), X[2, 1].item())])
 def test_what_an_array_lacks_is_not_taken_for_a_number(make):
-    with pytest.raises(ValueError, match="train_x has 1 NaN or infinite values, the first in row 2"):
+    with pytest.raises(ValueError, match=r"train_x has 1 NaN or infinite values, the first in row 2, column ('b'|1)\."):
         tg.GP(make(), LABELS, kernel(), tg.likelihoods.Bernoulli())
+
+
+def test_columns_are_called_by_their_names():
+    x = frame(X)
+    with pytest.warns(tg.SamplingWarning, match=r"columns \['b'\] are constant"):
+        tg.GP(x.assign(b=1.0), LABELS, kernel(), tg.likelihoods.Bernoulli())
+    with pytest.warns(tg.SamplingWarning, match=r"deviation of column '[ab]' is .* that of column '[ab]' "):
+        tg.GP(x.assign(b=1e5 * x.b), LABELS, kernel(), tg.likelihoods.Bernoulli())
+    with pytest.raises(ValueError, match=r"the first in row 0, column 'b'\. .* or the columns that hold nothing else \('b'\)"):
+        tg.GP(x.assign(b=np.nan), LABELS, kernel(), tg.likelihoods.Bernoulli())
+    with pytest.warns(tg.SamplingWarning, match=r"columns \[1\] are constant"):
+        tg.GP(x.assign(b=1.0).to_numpy(), LABELS, kernel(), tg.likelihoods.Bernoulli())
 
 
 def test_columns_of_a_frame_keep_their_order():

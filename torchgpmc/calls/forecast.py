@@ -10,6 +10,7 @@ from torchgpmc.calls.candidate import Candidate, described
 from torchgpmc.calls.chain_engines import CHAINS_MAY_TAKE_LONG
 from torchgpmc.calls.engines import candidates
 from torchgpmc.calls.stand_ins import sampled_in_place_of
+from torchgpmc.calls.units import warn_of_unit
 from torchgpmc.calls.weighted_engines import operations_of_estimate
 from torchgpmc.checks import warn
 from torchgpmc.models import GPModel, checked_model
@@ -37,7 +38,8 @@ def explain(model: GPModel) -> str:
         2. ...
         sample(model) takes the first whose draws pass their own checks: about ...
     """
-    engines = candidates(sampled_in_place_of(checked_model(model)))
+    warn_of_unit(checked_model(model))
+    engines = candidates(sampled_in_place_of(model))
     forecasts = foretold(engines)
     told = (f"{described(engine)}: {engine.why} {forecast.words}" for engine, forecast in zip(engines, forecasts, strict=True))
     lines = [f"{number}. {line}" for number, line in enumerate(told, 1)]

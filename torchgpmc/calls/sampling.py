@@ -18,6 +18,7 @@ from torchgpmc.calls.isolation import warn_of_isolated_data
 from torchgpmc.calls.loop import Found, Order
 from torchgpmc.calls.settings import check_settings, checked_seed
 from torchgpmc.calls.stand_ins import in_terms_of_model, returned, stand_ins
+from torchgpmc.calls.units import warn_of_unit
 from torchgpmc.checks import check_object, warn
 from torchgpmc.methods import NUTS
 from torchgpmc.models.gp_model import GPModel
@@ -103,6 +104,7 @@ def sample(
         settings = check_settings(num_samples, warmup_steps, num_chains, chain_chunk)
         file = as_checkpoint(checkpoint)
         order = Order(method, settings, checked_seed(seed, file), model.train_x.device, file, progress)
+        warn_of_unit(model)
         if method is None:
             posterior = _sample_by_default(model, order, earlier)
             warn_of_isolated_data(posterior)

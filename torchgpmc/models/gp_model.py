@@ -110,13 +110,13 @@ class GPModel(RefreshedModule):
         with torch.inference_mode(False):  # else autograd could follow no copy made here
             likelihood = convert_likelihood(likelihood)
             arrays = as_tensors({"train_x": train_x, "train_y": train_y, **(extra_inputs or {})}, kernel, mean, likelihood)
-            x = check_inputs("train_x", arrays.pop("train_x"), dtype)
             self.columns = names_of(train_x)
+            x = check_inputs("train_x", arrays.pop("train_x"), dtype, columns=self.columns)
             self.register_buffer("train_x", x)
             y = check_targets(arrays.pop("train_y"), x, as_likelihood(likelihood), dtype).values
             self.register_buffer("train_y", y)
             self.register_buffer("replicates", None)
-            warn_of_data(x, y, mean, as_likelihood(likelihood))
+            warn_of_data(x, y, mean, as_likelihood(likelihood), self.columns)
             self.unit, self.jitter = unit_and_jitter(jitter, y, as_likelihood(likelihood))
             for name, value in arrays.items():
                 self.register_buffer(name, check_inputs(name, value, dtype, x.shape[1]))

@@ -34,8 +34,8 @@ def check_dtype(name: str, dtype: torch.dtype) -> None:
         )
 
 
-def check_inputs(name: str, x: Any, dtype: torch.dtype, num_columns: int | None = None) -> Tensor:
-    """Inputs as an ``(N, D)`` copy in ``dtype``; 1-D inputs become ``(N, 1)``.
+def check_inputs(name: str, x: Any, dtype: torch.dtype, num_columns: int | None = None, columns: list[str] | None = None) -> Tensor:
+    """Inputs as an ``(N, D)`` copy in ``dtype``; 1-D inputs become ``(N, 1)``. Messages name ``columns``, if they have names.
 
     Raises:
         TypeError: not numbers.
@@ -56,7 +56,7 @@ def check_inputs(name: str, x: Any, dtype: torch.dtype, num_columns: int | None 
             f"{name} has {x.shape[1]} columns but the model's train_x has {num_columns}. Expected {num_columns} columns"
             f"{f'; of one point a matrix of one row, (1, {num_columns})' if row else ''}."
         )
-    _check_finite(name, x)
+    _check_finite(name, x, columns)
     x = _converted(name, x, dtype).contiguous()
     check_squarable(name, x)
     return x
@@ -191,13 +191,18 @@ def check_test_inputs(x: Any, train_x: Tensor, columns: list[str] | None) -> Ten
     return check_inputs("x", x, train_x.dtype, train_x.shape[1]).to(train_x.device)
 
 
-def warn_of_data(x: Tensor, y: Tensor, mean: Mean | None, likelihood: Any) -> None:
+def warn_of_data(x: Tensor, y: Tensor, mean: Mean | None, likelihood: Any, columns: list[str] | None) -> None:
     """Words on data that a model hardly serves: on the scales of inputs ``(N, D)``, and on targets far from a mean of zero."""
-    _warn_of_scales(x)
+    _warn_of_scales(x, columns)
     _warn_of_offset(y, mean, likelihood)
 
 
-def _warn_of_scales(x: Tensor) -> None:
+def _named(columns: list[str] | None, index: Tensor) -> str:
+    """Columns ``index`` by their names, or by number."""
+    return ", ".join(str(number) if columns is None else repr(columns[number]) for number in index.flatten().tolist())
+
+
+def _warn_of_scales(x: Tensor, columns: list[str] | None) -> None:
     """A word on columns of the training inputs ``(N, D)`` that say nothing, or whose scales differ by more than a thousand."""
     if len(x) < 2 or x.shape[1] < 2:
         return
@@ -205,15 +210,15 @@ def _warn_of_scales(x: Tensor) -> None:
     flat = scale <= 1e-12 * x.abs().amax(0)
     if bool(flat.any()):
         warn(
-            f"train_x: columns {flat.nonzero().squeeze(-1).tolist()} are constant and say nothing; lengthscales of their own would "
+            f"train_x: columns [{_named(columns, flat.nonzero())}] are constant and say nothing; lengthscales of their own would "
             f"follow their priors. Drop them."
         )
     scale = torch.where(flat, scale[~flat].median() if bool((~flat).any()) else 1.0, scale)
     if float(scale.max()) > _SCALES * float(scale.min()):
         warn(
-            f"train_x: the standard deviation of column {int(scale.argmin())} is {float(scale.min()):.2g}, that of column "
-            f"{int(scale.argmax())} {float(scale.max()):.2g}. Priors on lengthscales hardly suit both; standardise the columns, "
-            f"for instance with sklearn.preprocessing.StandardScaler."
+            f"train_x: the standard deviation of column {_named(columns, scale.argmin())} is {float(scale.min()):.2g}, that of "
+            f"column {_named(columns, scale.argmax())} {float(scale.max()):.2g}. Priors on lengthscales hardly suit both; "
+            f"standardise the columns, for instance with sklearn.preprocessing.StandardScaler."
         )
 
 
@@ -326,16 +331,21 @@ def check_inducing_points(inducing_points: Tensor, num_data: int) -> None:
         )
 
 
-def _check_finite(name: str, tensor: Tensor) -> None:
+def _check_finite(name: str, tensor: Tensor, columns: list[str] | None = None) -> None:
     if tensor.is_complex():
         raise ValueError(f"{name} is complex. Expected real numbers.")
-    finite = torch.isfinite(tensor)
-    if not bool(finite.all()):
-        row = int((~finite).nonzero()[0, 0])
-        raise ValueError(
-            f"{name} has {int((~finite).sum())} NaN or infinite values, the first in row {row}. "
-            f"Expected finite numbers; drop or impute those rows."
-        )
+    lost = ~torch.isfinite(tensor)
+    if not bool(lost.any()):
+        return
+    first, remedy = lost.nonzero()[0], "drop or impute those rows"
+    where = f"row {int(first[0])}"
+    if len(first) == 2 and tensor.shape[1] > 1:
+        where += f", column {_named(columns, first[1])}"
+        empty = lost.all(0).nonzero()
+        remedy += f", or the columns that hold nothing else ({_named(columns, empty)})" if len(empty) else ""
+    raise ValueError(
+        f"{name} has {int(lost.sum())} NaN or infinite values, the first in {where}. Expected finite numbers; {remedy}."
+    )
 
 
 def check_devices(**parts: Tensor | nn.Module | None) -> None:
