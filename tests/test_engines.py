@@ -438,6 +438,15 @@ def test_many_functions_of_many_hyperparameters_have_no_estimates():
     assert all(isinstance(engine.method, tg.NUTS) for engine in others)
 
 
+@pytest.mark.parametrize("num_classes", [4, 5])
+def test_four_and_five_functions_of_many_hyperparameters_move_before_they_are_learned(num_classes):
+    kernel = RBFKernel(ard_num_dims=6, lengthscale_prior=GammaPrior(2.0, 1.0))
+    likelihood = tg.likelihoods.Softmax(num_classes=num_classes, mixing_weights=False)
+    first, second, *_ = candidates(tg.GP(inputs(12, 6), torch.arange(12) % num_classes, kernel, likelihood))
+    assert first.method == tg.ClassGibbs() and first.limits.most == 1200
+    assert isinstance(second.method, tg.EmulatedHMC) and second.method.approximation == tg.approximations.ClassEP()
+
+
 @pytest.mark.parametrize(("columns", "method"), [(5, tg.AMIS), (6, tg.EmulatedHMC)])
 def test_classes_of_more_hyperparameters_than_weighted_draws_follow_are_learned(columns, method):
     kernel = RBFKernel(ard_num_dims=columns, lengthscale_prior=GammaPrior(2.0, 1.0))

@@ -28,7 +28,7 @@ from torchgpmc.samplers.fitted_proposals import FEW
 # Of which weighted draws follow: iris with five hyperparameters takes 16 CPU seconds by these, 40 to 80 by an emulator.
 _MOST_HYPERPARAMETERS = 5
 _FEW_HYPERPARAMETERS, _FIRST_BATCH = 3, 100  # that draws from the prior find as well as a search for modes
-_SOME_FUNCTIONS = 5  # of which EP's estimates are good for something: three to five classes of tables take 64 to 174 s by them
+_SOME_FUNCTIONS = 5  # of which EP's estimates are good for something: three to five classes of tables took 64 to 174 s by them
 _LONGER_WARM_UP, _MOST_TRAJECTORIES = 100, 1200  # a chain: of lobes that it hardly leaves it would not have left by more
 _MOST_BEFORE_ESTIMATES = 800  # a chain, where estimates come next, which labels that are noise are better served by
 _FEW_FUNCTIONS = 3  # of which a search for modes costs little: iris and thyroid_type take 20 and 39 s with it, 22 and 74 without
@@ -51,7 +51,9 @@ def of_classes(model: GPModel, wanted: int) -> list[Candidate]:
     """Of several classes, whose functions share a covariance."""
     if model.layout.size > _MOST_HYPERPARAMETERS:
         learned = [] if model.num_latents > _SOME_FUNCTIONS else _learned(model, wanted)
-        return [*learned, _by_trajectories(model, wanted), *together(model)]
+        moved = [_by_trajectories(model, wanted)]
+        # Of 150 x 6 and 200 x 8, four classes, trajectories take 25 to 35 CPU seconds, emulators took 205, and 244 to no answer.
+        return [*(moved + learned if model.num_latents > _FEW_FUNCTIONS else learned + moved), *together(model)]
     is_large = model.num_latents > _FEW_FUNCTIONS or len(model.train_x) > _FEW_CLASS_DATA
     sweeps = _in_turn if model.layout.size <= FEW else partial(_by_trajectories, most=_MOST_BEFORE_ESTIMATES)
     return [*([sweeps(model, wanted)] if is_large else []), *_through_estimates(model, wanted), *together(model)]
