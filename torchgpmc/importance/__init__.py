@@ -13,7 +13,7 @@ from torchgpmc.importance.adaptive import (
 from torchgpmc.importance.emulator import Emulator, empty_emulator, emulated
 from torchgpmc.importance.evidence import log_evidence, own_log_weights
 from torchgpmc.importance.inclusion import included, inclusion_probabilities
-from torchgpmc.importance.mode_search import Mode, find_modes, further_modes
+from torchgpmc.importance.mode_search import Mode, find_modes, further_modes, modes_from
 from torchgpmc.importance.proposal import Proposal, along_axes, draw_from, from_modes, log_density_of, with_defence
 from torchgpmc.importance.streams import (
     add_to_each,
@@ -49,6 +49,7 @@ __all__ = [
     "log_density_of",
     "log_evidence",
     "log_weights",
+    "modes_from",
     "own_log_weights",
     "search_tails",
     "start",

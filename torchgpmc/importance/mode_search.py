@@ -124,9 +124,12 @@ def further_modes(
                 along = _resolved(density, along, best.log_density)
                 places = sorted(along.bumps(_FAR_BELOW_ROUGH), key=lambda place: -float(along.value[place]))[:_MOST_BUMPS]
             starts += list(along.points()[places])
-    if not starts:
-        return modes
-    others = find_modes(density, torch.stack(starts), resolution=resolution)
+    return modes_from(density, modes, torch.stack(starts), resolution=resolution) if starts else modes
+
+
+def modes_from(density: LogDensity, modes: list[Mode], starts: Tensor, *, resolution: Resolution = _USUAL) -> list[Mode]:
+    """``modes``, and those that searches from ``starts`` ``(number, D)`` end at, best first."""
+    others = find_modes(density, starts, resolution=resolution)
     return _that_matter([*modes, *(mode for mode in others if not any(_same(mode.position, known) for known in modes))])
 
 

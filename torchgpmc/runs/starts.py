@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from gpytorch.kernels import CosineKernel, PeriodicKernel, SpectralMixtureKernel
 from torch import Tensor
 
 from torchgpmc.approximations import ApproximateMarginal, CollapsedMarginal
@@ -17,6 +16,7 @@ from torchgpmc.models.gp_model import GPModel
 from torchgpmc.numerics.linalg import cholesky
 from torchgpmc.numerics.random import normal_like
 from torchgpmc.parameters.normal_scale import NormalScale, OnNormalScale, normal_scale
+from torchgpmc.runs.periods import has_a_period, with_multiples
 from torchgpmc.types import LogDensity
 
 Marginal = ApproximateMarginal | CollapsedMarginal | HeldSitesMarginal
@@ -30,8 +30,6 @@ _MAX_ATTEMPTS = 100
 _NUM_HALVINGS = 30
 _LATENT_SPREAD = 0.1
 _MOST_LINES, _REACH = 8, 4.0  # hyperparameters, of which other lobes are looked for along each; deviations of their priors
-# Kernels whose lobes lines are to find whatever the number of hyperparameters: draws from the prior miss most of them.
-_WITH_A_PERIOD = PeriodicKernel, CosineKernel, SpectralMixtureKernel
 _OVERDISPERSION = 2.0  # of starts around a fit, in its deviations of theta
 _DEVIATIONS_LOWER = 5.0  # of half a weighted sum of squares: what starts may lack in log density
 
@@ -82,10 +80,10 @@ def posterior_modes(
         best = modes[0].position[None]
         through = torch.cat([_with_little_noise(model, best), _with_noise_alone(model, best, scale)])
         modes = further_modes(density, modes, reach=_REACH, through=through, resolution=marginal.resolution)
-    elif scale is not None and any(isinstance(module, _WITH_A_PERIOD) for module in model.kernel.modules()):
+    elif scale is not None and has_a_period(model):
         # Of sums of kernels. Lines of all would take long, and tails are looked for by other means.
         modes = further_modes(density, modes, reach=_REACH, rough_alone=True, resolution=marginal.resolution)
-    return modes
+    return modes if scale is None or not modes else with_multiples(model, density, modes, scale, marginal.resolution)
 
 
 def _may_have_little_noise(model: GPModel) -> bool:

@@ -1,0 +1,63 @@
+"""Lobes of a kernel's period: where the data have one, its multiples and parts have lobes, too narrow for any lines to meet."""
+
+from __future__ import annotations
+
+import torch
+from gpytorch.kernels import CosineKernel, PeriodicKernel, SpectralMixtureKernel
+from torch import Tensor
+
+from torchgpmc.importance import Mode, modes_from
+from torchgpmc.models.gp_model import GPModel
+from torchgpmc.parameters.normal_scale import NormalScale
+from torchgpmc.types import LogDensity, Resolution
+
+_WITH_A_PERIOD = PeriodicKernel, CosineKernel, SpectralMixtureKernel
+_FACTORS = 1 / 3, 1 / 2, 2.0, 3.0
+_NEAR = 30.0  # nats below the best mode from where searches begin, for the other hyperparameters are not yet what they will be
+_MOST_ROUNDS = 3  # a best mode at four times the period takes two
+
+
+def has_a_period(model: GPModel) -> bool:
+    """Whether a part of the kernel comes back."""
+    return any(isinstance(module, _WITH_A_PERIOD) for module in model.kernel.modules())
+
+
+def with_multiples(
+    model: GPModel, density: LogDensity, modes: list[Mode], scale: NormalScale, resolution: Resolution
+) -> list[Mode]:
+    """``modes``, and those that searches from multiples and parts of the best one's periods end at, best first.
+
+    Of 500 data over 36 periods a search had ended at twice the period and nowhere else: the lobe at the period itself is a
+    hundredth of a deviation of a prior from 2 to 40 wide.
+
+    Args:
+        model: with a kernel that has a period, or without: then ``modes`` are returned.
+        density: of z on ``scale``.
+        modes: on that scale.
+        scale: on which the prior is standard normal.
+        resolution: as of :func:`torchgpmc.importance.find_modes`.
+    """
+    names = _periods(model)
+    for _ in range(_MOST_ROUNDS if names else 0):
+        best = modes[0]
+        starts = _at_multiples(model, names, best.position, scale)
+        starts = starts[density(starts) > best.log_density - _NEAR]
+        modes = modes_from(density, modes, starts, resolution=resolution) if len(starts) else modes
+        if modes[0] is best:
+            break
+    return modes
+
+
+def _periods(model: GPModel) -> list[str]:
+    """Names of the sampled periods."""
+    kinds = PeriodicKernel, CosineKernel
+    found = (f"kernel.{name}.".replace("..", ".") for name, module in model.kernel.named_modules() if isinstance(module, kinds))
+    return [name for prefix in found if (name := f"{prefix}period_length") in model.layout.names]
+
+
+def _at_multiples(model: GPModel, names: list[str], z: Tensor, scale: NormalScale) -> Tensor:
+    """The point ``z`` ``(P,)`` with one period after another times each of some factors ``(number, P)``, where that is allowed."""
+    values = model.layout.constrain(scale.theta(z[None])[0])
+    points = [scale.z(model.layout.unconstrain({**values, name: factor * values[name]})) for name in names for factor in _FACTORS]
+    found = torch.cat(points)
+    return found[torch.isfinite(found).all(-1)]
