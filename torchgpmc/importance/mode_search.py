@@ -128,7 +128,22 @@ def further_modes(
 
 
 def modes_from(density: LogDensity, modes: list[Mode], starts: Tensor, *, resolution: Resolution = _USUAL) -> list[Mode]:
-    """``modes``, and those that searches from ``starts`` ``(number, D)`` end at, best first."""
+    """``modes``, and those that searches from further starts end at, best first.
+
+    Args:
+        density: with a gradient, on ``(C, D)``.
+        modes: as :func:`find_modes` has them.
+        starts: ``(number, D)``.
+        resolution: as of :func:`find_modes`.
+
+    Example:
+        >>> import torch
+        >>> from torchgpmc.density import AutogradDensity
+        >>> density = AutogradDensity(lambda x: torch.logaddexp(-8 * (x - 1).square(), -8 * (x + 2).square()).sum(-1))
+        >>> one = find_modes(density, torch.tensor([[0.5]]).double())
+        >>> sorted(round(float(mode.position), 2) for mode in modes_from(density, one, torch.tensor([[0.9], [-1.7]]).double()))
+        [-2.0, 1.0]
+    """
     others = find_modes(density, starts, resolution=resolution)
     return _that_matter([*modes, *(mode for mode in others if not any(_same(mode.position, known) for known in modes))])
 
