@@ -13,12 +13,31 @@ from torchgpmc.numerics.random import make_generator, normal_like
 
 _DRAWS = 64  # from the priors
 _BEYOND = 100.0  # times the largest of their mean squares, or the smallest of these times the targets'
+_CHUNK_ELEMENTS = 4_000_000  # of targets drawn at once
 
 
 def warn_of_unit(model: GPModel) -> None:
-    """Of targets that are f plus noise: where their mean square is far from that of all of some draws from the priors.
+    """Says so where the mean square of targets, f plus noise, is far from that of all of some draws from the priors.
 
     A posterior is then where every prior is next to nothing, and engines find it late or not at all.
+
+    Args:
+        model: of other kinds of targets, or with a prior that cannot draw, nothing is said.
+
+    Warns:
+        SamplingWarning: with the remedy.
+
+    Example:
+        >>> import torch, torchgpmc as tg, warnings
+        >>> from gpytorch.kernels import RBFKernel, ScaleKernel
+        >>> from gpytorch.priors import GammaPrior
+        >>> kernel = ScaleKernel(RBFKernel(lengthscale_prior=GammaPrior(2.0, 1.0)), outputscale_prior=GammaPrior(2.0, 1.0))
+        >>> x, noise = torch.arange(4.0), tg.likelihoods.Gaussian(noise_prior=GammaPrior(2.0, 4.0))
+        >>> with warnings.catch_warnings(record=True) as said:
+        ...     warnings.simplefilter("always")
+        ...     warn_of_unit(tg.GPRegression(x, [1120.0, 1160.0, 963.0, 1210.0], kernel, noise))  # 10^8 cubic metres a year
+        >>> "in another unit" in str(said[-1].message)
+        True
     """
     given = _mean_squares(model)
     if given is None:
@@ -43,15 +62,20 @@ def _mean_squares(model: GPModel) -> Tensor | None:
     generator = make_generator(0, model.train_x.device)
     try:
         theta = model.layout.sample_prior(_DRAWS, generator)
-    except NotImplementedError:
+    except NotImplementedError:  # a prior of the user's own that has a density alone, which is enough to be sampled
         return None
     with torch.no_grad():
-        values = model.layout.raw_values(theta).by_module
-        variance = model.covariance.diagonal(values["kernel"], model.train_x)
-        mean = model.mean_function(values["mean"], model.train_x, len(theta))
-        f = mean + variance.clamp_min(0.0).sqrt() * normal_like(variance, generator)
-        parameters = likelihood_parameters(values["likelihood"])
-        y = model.likelihood_function(parameters, lambda likelihood: likelihood.sample(f, generator))
-    squares = y.square().mean(-1)
+        parts = theta.split(max(1, _CHUNK_ELEMENTS // len(model.train_x)))
+        squares = torch.cat([_drawn(model, part, generator).square().mean(-1) for part in parts])
     squares = squares[torch.isfinite(squares)]
     return squares if len(squares) else None
+
+
+def _drawn(model: GPModel, theta: Tensor, generator: torch.Generator) -> Tensor:
+    """Targets ``(C, N)`` at some thetas; f at one datum is independent of f at all others, which mean squares do not see."""
+    values = model.layout.raw_values(theta).by_module
+    variance = model.covariance.diagonal(values["kernel"], model.train_x).expand(len(theta), -1)
+    mean = model.mean_function(values["mean"], model.train_x, len(theta))
+    f = mean + variance.clamp_min(0.0).sqrt() * normal_like(variance, generator)
+    parameters = likelihood_parameters(values["likelihood"])
+    return model.likelihood_function(parameters, lambda likelihood: likelihood.sample(f, generator))

@@ -250,10 +250,8 @@ class Posterior:
         """Worked out once: whether draws will do takes several questions, and of 61 hyperparameters ten estimates' time."""
         if self._table is None or self._table[0] is not self.log_weights:
             found = summarise({**self.samples, "lp": self.stats["lp"]}, self.log_weights)
-            self._table = (
-                self.log_weights,
-                found if self._source is None else Summary(self._source.judged(found.rows, self.num_draws)),
-            )
+            judged = found if self._source is None else Summary(self._source.judged(found.rows, self.num_draws))
+            self._table = self.log_weights, judged
         return self._table[1]
 
     def verdict(self) -> str:
@@ -301,17 +299,18 @@ class Posterior:
             (True, torch.Size([1, 200, 8]))
         """
         check_count("num_draws", num_draws)
-        weights, are_even = torch.softmax(self._log_weights(), 0), self.log_weights is None
-        rows = torch.multinomial(weights, num_draws, replacement=True, generator=make_generator(seed))
-        rows = self._spaced(num_draws) if are_even and num_draws <= len(weights) else rows
+        weights = torch.softmax(self._log_weights(), 0)
+        if self.log_weights is None and num_draws <= len(weights):
+            rows = self._spaced(num_draws)
+        else:
+            rows = torch.multinomial(weights, num_draws, replacement=True, generator=make_generator(seed))
         theta, whitened = (part.flatten(0, 1)[rows][None] for part in (self.theta, self.whitened))
         further = None if self._further is None else self._further.flatten(0, 1)[rows][None]
         draws = Draws(theta, whitened, None, further_whitened=further)
         stats = {name: value.flatten(0, 1)[rows][None] for name, value in self.stats.items()}
-        label = f"{num_draws} draws{'' if are_even else ' by weight'} from {len(weights)}; {len(rows.unique())} of them differ"
-        summary = self._rows()
-        source = Source(summary.rows, self._complaints(summary))
-        return Posterior(self.model, draws, stats, {**self.info, "resampled": label}, source)
+        chosen = "draws" if self.log_weights is None else "draws by weight"
+        label = f"{num_draws} {chosen} from {len(weights)}; {len(rows.unique())} of them differ"
+        return Posterior(self.model, draws, stats, {**self.info, "resampled": label}, Source(self._rows().rows, self.complaints()))
 
     def complaints(self) -> list[str]:
         """What speaks against trusting these draws, one sentence each; empty if nothing does."""

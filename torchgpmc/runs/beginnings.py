@@ -48,7 +48,8 @@ class AtModes:
     """Begin at the modes of an approximate posterior of theta, with their curvature: ``tg.AMIS(begin=tg.AtModes(count=1))``.
 
     Args:
-        count: of the searches, from the best of eight times as many draws from the prior.
+        count: of the searches, from the best of eight times as many draws from the prior. Others follow: from other maxima along
+            each of up to eight hyperparameters and, where the kernel has a period, from its multiples and parts.
         search_tails: look along each hyperparameter too, 4, 8 and 16 of its deviations up and down from the best mode, for mass
             that the curvature there does not tell of (a long arm, another lobe), and begin with components on it as well, which
             keep a share of the draws: weights look even where they miss such a part. About 20 gradients a hyperparameter, and for

@@ -11,7 +11,8 @@ from torchgpmc.models.gp_model import GPModel
 from torchgpmc.parameters.normal_scale import NormalScale
 from torchgpmc.types import LogDensity, Resolution
 
-_WITH_A_PERIOD = PeriodicKernel, CosineKernel, SpectralMixtureKernel
+_ONE_PERIOD = PeriodicKernel, CosineKernel
+_WITH_PERIODS = *_ONE_PERIOD, SpectralMixtureKernel
 _FACTORS = 1 / 3, 1 / 2, 2.0, 3.0
 _NEAR = 30.0  # nats below the best mode from where searches begin, for the other hyperparameters are not yet what they will be
 _MOST_ROUNDS = 3  # a best mode at four times the period takes two
@@ -19,7 +20,7 @@ _MOST_ROUNDS = 3  # a best mode at four times the period takes two
 
 def has_a_period(model: GPModel) -> bool:
     """Whether a part of the kernel comes back."""
-    return any(isinstance(module, _WITH_A_PERIOD) for module in model.kernel.modules())
+    return any(isinstance(module, _WITH_PERIODS) for module in model.kernel.modules())
 
 
 def with_multiples(
@@ -50,9 +51,8 @@ def with_multiples(
 
 def _periods(model: GPModel) -> list[str]:
     """Names of the sampled periods."""
-    kinds = PeriodicKernel, CosineKernel
-    found = (f"kernel.{name}.".replace("..", ".") for name, module in model.kernel.named_modules() if isinstance(module, kinds))
-    return [name for prefix in found if (name := f"{prefix}period_length") in model.layout.names]
+    owners = (name for name, module in model.named_modules() if isinstance(module, _ONE_PERIOD))
+    return [name for owner in owners if (name := f"{owner}.period_length") in model.layout.names]
 
 
 def _at_multiples(model: GPModel, names: list[str], z: Tensor, scale: NormalScale) -> Tensor:
