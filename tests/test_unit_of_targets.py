@@ -9,6 +9,7 @@ from gpytorch.means import ConstantMean
 from gpytorch.priors import GammaPrior, HalfCauchyPrior, NormalPrior
 
 import torchgpmc as tg
+from torchgpmc.calls import units
 from torchgpmc.calls.units import warn_of_unit
 
 
@@ -54,6 +55,24 @@ def test_whatever_noise_is_added_to_f():
     laplace = tg.likelihoods.LaplaceNoise(noise_prior=GammaPrior(1.5, 5.0))
     for likelihood in (student, laplace):
         assert len(said(river(likelihood=likelihood, kind=tg.GP))) == 1
+
+
+def test_many_data_are_drawn_a_part_at_a_time(monkeypatch):
+    shapes, draws = [], units._drawn
+    monkeypatch.setattr(units, "_CHUNK_ELEMENTS", 100)  # three thetas of thirty data
+    monkeypatch.setattr(
+        units, "_drawn", lambda model, theta, generator: shapes.append(len(theta)) or draws(model, theta, generator)
+    )
+    assert len(said(river())) == 1 and not said(river(1 / 900))
+    assert shapes == 2 * (21 * [3] + [1])
+
+
+def test_a_prior_that_cannot_draw_says_nothing():
+    class Flat(GammaPrior):
+        def rsample(self, *args, **options):
+            raise NotImplementedError
+
+    assert not said(river(outputscale_prior=Flat(2.0, 1.0)))
 
 
 def test_it_is_said_before_anything_is_sampled_or_foretold():

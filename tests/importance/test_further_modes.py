@@ -15,6 +15,7 @@ from torchgpmc.importance.mode_search import _bumps
 from torchgpmc.parameters.normal_scale import normal_scale
 from torchgpmc.runs import starts
 from torchgpmc.runs.on_normal_scale import searched_marginal
+from torchgpmc.runs.periods import _periods
 
 
 def lobes(centres, height, deviation=0.4):
@@ -100,6 +101,25 @@ def with_a_period():
     periodic = PeriodicKernel(period_length_prior=UniformPrior(2.0, 30.0), lengthscale_prior=GammaPrior(2.0, 1.0))
     kernel = ScaleKernel(periodic, outputscale_prior=GammaPrior(2.0, 1.0))
     return tg.GPRegression(x, y, kernel, GaussianLikelihood(noise_prior=GammaPrior(1.5, 5.0)))
+
+
+def test_periods_are_those_of_the_kernels_parts():
+    def periodic():
+        return PeriodicKernel(period_length_prior=UniformPrior(2.0, 30.0), lengthscale_prior=GammaPrior(2.0, 1.0))
+
+    def names(kernel):
+        noise = GaussianLikelihood(noise_prior=GammaPrior(1.5, 5.0))
+        return _periods(tg.GPRegression(torch.arange(6.0), torch.arange(6.0), kernel, noise))
+
+    smooth, prior = RBFKernel(lengthscale_prior=GammaPrior(2.0, 1.0)), GammaPrior(2.0, 1.0)
+    assert names(periodic()) == ["kernel.period_length"]
+    assert names(ScaleKernel(periodic() * smooth, outputscale_prior=prior) + periodic()) == [
+        "kernel.kernels.0.base_kernel.kernels.0.period_length",
+        "kernel.kernels.1.period_length",
+    ]
+    fixed = periodic()
+    fixed.raw_period_length.requires_grad_(False)
+    assert names(fixed) == names(smooth) == []
 
 
 WAYS = {"further_modes": lambda density, modes, **options: modes, "with_multiples": lambda model, density, modes, *rest: modes}
